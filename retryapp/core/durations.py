@@ -1,0 +1,102 @@
+"""Lengths of time as text: what people write in policies and what names the retry topics.
+
+``durationpy`` reads the text; this module decides what may be written and how a length is written back:
+
+* Units are ``d h m s ms`` (a day is 24 hours), largest first, each at most once: ``1h30m``, ``250ms``, ``1.5s``.
+* A bare number, a negative or zero length, an unknown unit, a part finer than a millisecond and anything over ten years are refused.
+* The canonical text is the shortest with whole numbers: ``60s`` is ``1m``, ``90s`` is ``1m30s``, ``24h`` is ``1d``. It has only
+  lower-case letters and digits, so it can stand in a topic name, and equal lengths have equal names.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final
+
+import durationpy
+
+from retryapp.core.errors import InvalidDurationError
+
+MAX_DURATION_MS: Final = 3_650 * 86_400_000
+"""Longest length that is accepted: 3650 days. Keeps every due time far inside what dates and 64 bits can hold."""
+
+_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+_NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,6})?"
+_SHAPE: Final = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit, _ in _UNITS))
+_BARE_NUMBER: Final = re.compile(r"[+-]?[0-9.]+")
+_ONE_MS: Final = timedelta(milliseconds=1)
+
+
+def parse_duration_ms(value: str | timedelta) -> int:
+    """Read a length of time.
+
+    Args:
+        value: text with units (``30s``, ``5m``, ``1h30m``, ``250ms``) or a ``timedelta``.
+
+    Returns:
+        Milliseconds, from 1 to ``MAX_DURATION_MS``.
+
+    Raises:
+        InvalidDurationError: anything else; the message names the value and says what is allowed.
+
+    >>> parse_duration_ms("1h30m")
+    5400000
+    """
+    if isinstance(value, timedelta):
+        length = value
+    elif isinstance(value, str):
+        length = _parse_text(value)
+    else:
+        raise InvalidDurationError(
+            value, "a bare number has no unit" if isinstance(value, int | float) else "it is not text"
+        )
+    milliseconds, rest = divmod(length, _ONE_MS)
+    if milliseconds < 0:
+        raise InvalidDurationError(value, "it is negative")
+    if rest:
+        raise InvalidDurationError(value, "it has a part finer than a millisecond")
+    if milliseconds == 0:
+        raise InvalidDurationError(value, "it has no length")
+    if milliseconds > MAX_DURATION_MS:
+        raise InvalidDurationError(value, "it is longer than ten years")
+    return milliseconds
+
+
+def _parse_text(text: str) -> timedelta:
+    stripped = text.strip()
+    if not stripped:
+        raise InvalidDurationError(text, "it is empty")
+    if _BARE_NUMBER.fullmatch(stripped):
+        raise InvalidDurationError(text, "a bare number has no unit")
+    if stripped.startswith("-"):
+        raise InvalidDurationError(text, "it is negative")
+    if not _SHAPE.fullmatch(stripped):  # durationpy alone takes '1h junk 5m', 'mm' for months and '1m1h'
+        raise InvalidDurationError(text, "it has an unknown unit, a unit out of order or other characters")
+    try:
+        return durationpy.from_str(stripped)
+    except durationpy.DurationError as error:
+        raise InvalidDurationError(text, str(error)) from error
+
+
+def format_duration_ms(duration_ms: int) -> str:
+    """Write a length in its canonical text.
+
+    Args:
+        duration_ms: milliseconds, from 1 to ``MAX_DURATION_MS``.
+
+    Raises:
+        InvalidDurationError: out of that range.
+
+    >>> [format_duration_ms(ms) for ms in (250, 60_000, 90_000, 86_400_000)]
+    ['250ms', '1m', '1m30s', '1d']
+    """
+    if not 0 < duration_ms <= MAX_DURATION_MS:
+        raise InvalidDurationError(f"{duration_ms}ms", "it is out of range")
+    parts = []
+    rest = duration_ms
+    for unit, size in _UNITS:
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts)

