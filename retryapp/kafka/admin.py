@@ -1,0 +1,289 @@
+"""What the cluster has: topics, settings, offsets; and making topics.
+
+Invariants: looking never creates a topic, and every failure has a name. All calls block; a caller in an event loop
+runs them in a thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public names, which it does not list
+    AdminClient,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from retryapp.core.errors import RetryAppError, TopicMissingError
+from retryapp.core.record import short_topic_id
+from retryapp.kafka.connection import KafkaConnection, client_log, named_error
+
+if TYPE_CHECKING:
+    from retryapp.core.topology import TopicSpec
+
+T = TypeVar("T")
+
+EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+DEFAULT_TIMEOUT_S: Final = 15.0
+BROKER_DEFAULT: Final = -1
+"""Replication factor that leaves the number to the broker."""
+TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
+REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """One topic as the cluster has it."""
+
+    name: str
+    topic_id: str
+    """First 8 characters of the URL-safe base64 form of Kafka's topic id: a re-created topic has another."""
+    partitions: int
+    replication: int
+    """Copies of the partition that has the fewest."""
+    config: Mapping[str, str]
+    """All effective settings, also those that the broker's defaults give."""
+    leaderless: int = 0
+    """Partitions that have no leader now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What topic settings depend on."""
+
+    brokers: int
+    default_replication: int | None
+    """The brokers' ``default.replication.factor``; None: we may not read it, or they do not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets of one partition: ``begin`` is the first kept, ``end`` the one after the last committed."""
+
+    begin: int
+    end: int
+
+
+class KafkaAdmin:
+    """Blocking calls to one cluster; each ends within ``timeout_s`` or raises a named error."""
+
+    def __init__(self, connection: KafkaConnection, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self.connection = connection
+        self.timeout_s = timeout_s
+        self._hints: list[str] = []
+        # The client object must outlive its futures ("Handle is terminating"), so it lives as long as we do.
+        self._client = AdminClient(
+            connection.client_config(
+                socket_timeout_ms=int(timeout_s * 1000), error_cb=self._note_error, allow_auto_create_topics=False
+            ),
+            logger=client_log,
+        )
+
+    def topic_names(self) -> tuple[str, ...]:
+        """Return the names of all topics that we may see, sorted."""
+        try:
+            metadata = self._client.list_topics(timeout=self.timeout_s)
+        except KafkaException as error:
+            raise self._named(error, doing="list topics") from error
+        return tuple(sorted(metadata.topics))
+
+    def cluster(self) -> ClusterState:
+        """Return how many brokers there are, and their default number of copies."""
+        try:
+            brokers = self._client.list_topics(timeout=self.timeout_s).brokers
+        except KafkaException as error:
+            raise self._named(error, doing="list brokers") from error
+        if not brokers:
+            return ClusterState(brokers=0, default_replication=None)
+        resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
+        future = self._client.describe_configs([resource], request_timeout=self.timeout_s)[resource]
+        try:
+            entries: Mapping[str, ConfigEntry] = future.result(self.timeout_s)
+        except KafkaException:
+            # Reading a broker's settings needs a right that many clusters give to operators only.
+            return ClusterState(brokers=len(brokers), default_replication=None)
+        entry = entries.get("default.replication.factor")
+        known = entry.value if entry is not None else None
+        return ClusterState(brokers=len(brokers), default_replication=None if known is None else int(known))
+
+    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicState]:
+        """Return the state of those of the named topics that exist.
+
+        Raises:
+            BrokerUnreachableError: no broker answered.
+            AccessDeniedError: a topic may not be described by us.
+        """
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        described = self._client.describe_topics(TopicCollection(wanted), request_timeout=self.timeout_s)
+        found: dict[str, Any] = {}
+        for name, future in described.items():
+            try:
+                found[name] = self._result(future, doing=f"describe topic {name}", topic=name)
+            except TopicMissingError:
+                continue
+        configs = self._configs(found)
+        return {
+            name: TopicState(
+                name=name,
+                topic_id=short_topic_id(url_safe_topic_id(topic.topic_id)),
+                partitions=len(topic.partitions),
+                replication=min((len(p.replicas) for p in topic.partitions), default=0),
+                config=configs[name],
+                leaderless=sum(1 for p in topic.partitions if p.leader is None),
+            )
+            for name, topic in found.items()
+            if name in configs and topic.partitions
+        }
+
+    def offsets(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, OffsetRange]:
+        """Return first kept and committed end offsets.
+
+        Args:
+            topic: an existing topic.
+            partitions: partition numbers; None: all.
+
+        Returns:
+            partition → range, with the end that a committed reader can reach now.
+
+        Raises:
+            TopicMissingError: no such topic or partition.
+        """
+        if partitions is None:
+            states = self.describe_topics([topic])
+            if topic not in states:
+                raise TopicMissingError(topic, self.connection.bootstrap)
+            partitions = range(states[topic].partitions)
+        numbers = sorted(set(partitions))
+        begin = self._offsets(topic, numbers, EARLIEST)
+        end = self._offsets(topic, numbers, LATEST)
+        return {number: OffsetRange(begin=begin[number], end=end[number]) for number in numbers}
+
+    def create(self, specs: Sequence[TopicSpec]) -> tuple[str, ...]:
+        """Create topics; one that another worker made meanwhile is no error.
+
+        Args:
+            specs: what to make; replication -1 is the broker's default.
+
+        Returns:
+            Names of the topics that this call made.
+
+        Raises:
+            KafkaRequestError: the broker refused one; the message has its reason.
+        """
+        if not specs:
+            return ()
+        new = [
+            NewTopic(
+                spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=spec.replication,
+                config=dict(spec.config),
+            )
+            for spec in specs
+        ]
+        return self._create(new)
+
+    def create_main_topic(self, name: str, *, partitions: int) -> tuple[str, ...]:
+        """Create a user's topic with the brokers' default settings."""
+        return self._create([NewTopic(name, num_partitions=partitions, replication_factor=BROKER_DEFAULT)])
+
+    def wait_for_topics(self, names: Sequence[str]) -> dict[str, TopicState]:
+        """Wait until the metadata shows topics and a leader for each partition, at most ``timeout_s``.
+
+        Returns:
+            The states of all of them.
+
+        Raises:
+            TopicMissingError: one was not shown in time.
+        """
+        budget_s, pause_s = self.timeout_s, 0.05
+        while True:
+            states = self.describe_topics(names)
+            late = [name for name in names if name not in states or states[name].leaderless]
+            if not late:
+                return states
+            if budget_s <= 0:
+                remedy = f"It was created and is not ready after {self.timeout_s:g} s: look at the brokers' health"
+                raise TopicMissingError(late[0], self.connection.bootstrap, remedy)
+            threading.Event().wait(pause_s)
+            budget_s -= pause_s
+            pause_s = min(pause_s * 2, 1.0)
+
+    def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
+        futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)
+        made = []
+        for name, future in futures.items():
+            try:
+                future.result(self.timeout_s * 2)
+            except KafkaException as error:
+                if error.args[0].name() == TOPIC_EXISTS:
+                    continue
+                raise self._named(error, doing=f"create topic {name}", topic=name) from error
+            made.append(name)
+        return tuple(made)
+
+    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        resources = {ConfigResource(ResourceType.TOPIC, name): name for name in names}
+        if not resources:
+            return {}
+        answers = self._client.describe_configs(list(resources), request_timeout=self.timeout_s)
+        configs: dict[str, dict[str, str]] = {}
+        for resource, future in answers.items():
+            name = resources[resource]
+            try:
+                entries = self._result(future, doing=f"read the settings of topic {name}", topic=name)
+            except TopicMissingError:
+                continue  # deleted between the two calls
+            configs[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
+        return configs
+
+    def _offsets(self, topic: str, partitions: Sequence[int], which: OffsetSpec) -> dict[int, int]:
+        request = {TopicPartition(topic, number): which for number in partitions}
+        futures = self._client.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_s
+        )
+        return {
+            place.partition: int(self._result(future, doing=f"read offsets of topic {topic}", topic=topic).offset)
+            for place, future in futures.items()
+        }
+
+    def _result(self, future: Future[T], *, doing: str, topic: str | None = None) -> T:
+        try:
+            return future.result(self.timeout_s * 2)
+        except KafkaException as error:
+            raise self._named(error, doing=doing, topic=topic) from error
+        except FutureTimeoutError as error:
+            raise self._named(KafkaError(REQUEST_TIMED_OUT), doing=doing, topic=topic) from error
+
+    def _named(self, error: KafkaException | KafkaError, *, doing: str, topic: str | None = None) -> RetryAppError:
+        self._client.poll(0)  # serves the error callback: the client's own words on why
+        return named_error(
+            error, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=tuple(self._hints[-3:])
+        )
+
+    def _note_error(self, error: KafkaError) -> None:
+        self._hints.append(error.str())
+        del self._hints[:-3]
+
+
+def url_safe_topic_id(topic_id: Any) -> str:
+    """Return a topic id as Kafka prints it.
+
+    The client library prints plain base64, whose ``/`` would split a failure id; Kafka prints the URL-safe form.
+    """
+    raw = struct.pack(">qq", topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits())
+    return base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")

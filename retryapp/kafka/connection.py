@@ -1,0 +1,137 @@
+"""How to reach a cluster: address, client options, and what a failed call means.
+
+Every client of this package is made from one :class:`KafkaConnection`, so that the security settings of the user's
+application reach all of them and secrets never reach a log line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
+from retryapp.kafka.errors import AccessDeniedError, KafkaRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+client_log: Final = logging.getLogger("retryapp.kafka.client")
+"""Where librdkafka's own lines go instead of stderr."""
+
+SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token")
+"""An option whose name has one of these is never shown."""
+
+UNREACHABLE: Final = frozenset(
+    {
+        "_TRANSPORT",
+        "_TIMED_OUT",
+        "_ALL_BROKERS_DOWN",
+        "_RESOLVE",
+        "_SSL",
+        "_AUTHENTICATION",
+        "_TIMED_OUT_QUEUE",
+    }
+)
+"""Error names that mean: no broker answered."""
+
+DENIED: Final = frozenset(
+    {
+        "TOPIC_AUTHORIZATION_FAILED",
+        "GROUP_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "SASL_AUTHENTICATION_FAILED",
+    }
+)
+"""Error names that mean: the broker answered, and refused us."""
+
+UNKNOWN_TOPIC: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
+"""Error names that mean: there is no such topic (or partition)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaConnection:
+    """Address and client options of one cluster.
+
+    Equal connections reach the same cluster in the same way. The representation names every option and hides the
+    values of those that are secret.
+    """
+
+    bootstrap: str
+    """Comma-separated ``host:port`` list, as Kafka clients take it."""
+
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """librdkafka configuration properties (``security.protocol``, ``sasl.username``, …). Default: none, plain text."""
+
+    def __post_init__(self) -> None:
+        """Keep a copy that nobody can change."""
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    def __repr__(self) -> str:
+        """Show the address and the options, without secrets."""
+        shown = {name: "***" if is_secret(name) else value for name, value in sorted(self.options.items())}
+        return f"KafkaConnection(bootstrap={self.bootstrap!r}, options={shown!r})"
+
+    def client_config(self, **extra: Any) -> dict[str, Any]:
+        """Return the configuration of one client.
+
+        Args:
+            **extra: further properties, with ``_`` for ``.``; they win over ``options``.
+
+        Returns:
+            A new dict of librdkafka properties.
+        """
+        config: dict[str, Any] = {"client.id": "retryapp", "log.connection.close": False, **self.options}
+        config["bootstrap.servers"] = self.bootstrap
+        config.update({name.replace("_", "."): value for name, value in extra.items()})
+        return config
+
+
+def is_secret(option: str) -> bool:
+    """Return whether the value of a client option must never be shown.
+
+    >>> is_secret("sasl.password"), is_secret("sasl.username")
+    (True, False)
+    """
+    lowered = option.lower()
+    return any(word in lowered for word in SECRET_WORDS)
+
+
+def named_error(
+    error: KafkaError | KafkaException,
+    connection: KafkaConnection,
+    *,
+    doing: str,
+    topic: str | None = None,
+    tried_s: float,
+    hints: Iterable[str] = (),
+) -> RetryAppError:
+    """Return the error of ours that says what a client library's error means.
+
+    Args:
+        error: what the client reported.
+        connection: the cluster that was asked.
+        doing: what was tried, as the rest of "could not …".
+        topic: the topic it was about, when there is one.
+        tried_s: how long it was tried, in seconds.
+        hints: what the client said meanwhile (for example "Connection refused").
+
+    Returns:
+        An error to raise ``from`` the original one.
+    """
+    cause = error.args[0] if isinstance(error, KafkaException) else error
+    if not isinstance(cause, KafkaError):
+        return KafkaRequestError(doing, connection.bootstrap, str(cause))
+    code = cause.name()
+    reason = "; ".join(dict.fromkeys([*hints, cause.str()]))
+    if code in DENIED:
+        return AccessDeniedError(doing, connection.bootstrap, reason)
+    if code in UNREACHABLE:
+        return BrokerUnreachableError(connection.bootstrap, f"could not {doing} within {tried_s:g} s: {reason}")
+    if code in UNKNOWN_TOPIC and topic is not None:
+        return TopicMissingError(topic, connection.bootstrap)
+    return KafkaRequestError(doing, connection.bootstrap, reason)

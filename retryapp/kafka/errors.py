@@ -1,0 +1,69 @@
+"""Failures of cluster calls that core does not know."""
+
+from __future__ import annotations
+
+from retryapp.core.errors import EnvironmentFault, RecordError, TopicMismatchError, shown
+
+
+class KafkaRequestError(EnvironmentFault):
+    """A broker answered a request with an error. Operator action: read its reason; the request is safe to repeat."""
+
+    def __init__(self, doing: str, bootstrap: str, reason: str) -> None:
+        """Args: doing: what was tried, as the rest of "could not". bootstrap: where. reason: the broker's words."""
+        self.doing = doing
+        self.bootstrap = bootstrap
+        self.reason = reason
+        super().__init__(f"could not {doing} on {bootstrap}: {reason}{self.advice}")
+
+    advice = ""
+
+
+class AccessDeniedError(KafkaRequestError):
+    """The cluster refused our login or our rights. Operator action: grant them, on the prefix ``{group}.``."""
+
+    advice = ". Correct the login, or grant the right: our topics and transactions share the prefix '{group}.'"
+
+
+class ReplicationTooLowError(EnvironmentFault):
+    """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
+
+    def __init__(self, replication: int, brokers: int) -> None:
+        """Args: replication: the brokers' default. brokers: how many there are."""
+        self.replication = replication
+        self.brokers = brokers
+        super().__init__(
+            f"default.replication.factor={replication} on {brokers} brokers: losing {replication} would lose the "
+            f"records that wait; set default.replication.factor=3 on the brokers, or allow low replication "
+            f"(--allow-low-replication)"
+        )
+
+
+class OwnerMismatchError(TopicMismatchError):
+    """A handler's topics belong to another handler. Operator action: rename the group or main topic of one of them."""
+
+    def __init__(self, topic: str, owner: str, expected: str) -> None:
+        """Args: topic: the changelog. owner: ``group+main`` of the owner, or that it is unknown. expected: ours."""
+        self.owner = owner
+        super().__init__(
+            topic,
+            "owner",
+            owner,
+            expected,
+            "handlers whose group and main topic join to the same text make the same topic names; rename one of them",
+        )
+
+
+class OwnerUnknownError(OwnerMismatchError):
+    """A changelog has records and no owner mark. Operator action: find out whose it is; delete it, or adopt it."""
+
+
+class UnreadableHeaderError(RecordError):
+    """A record has a header whose name is not UTF-8, which the client library cannot hand over."""
+
+    def __init__(self, topic: str, partition: int, offset: int, name: bytes) -> None:
+        """Args: topic, partition, offset: the record. name: the bytes of the header's name."""
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.name = name
+        super().__init__(f"record {topic}[{partition}]@{offset} has a header whose name is not UTF-8: {shown(name)}")

@@ -1,0 +1,160 @@
+"""Who owns a handler's topics.
+
+Topic names join group and main topic with dots, so group ``a.b`` with main topic ``c`` and group ``a`` with main topic
+``b.c`` make the same names. An owner mark in the pending table's changelog tells them apart:
+
+* it is a record in partition 0, written when the partition is empty, so before any row;
+* its key is longer than a row's key (20 bytes) and differs in every mark, so no mark is ever taken for a row, and
+  compaction never removes one;
+* the mark with the lowest offset decides. Two handlers that start at the same moment both write one, both read the
+  first, and the later one refuses to start.
+
+Layout: key ``retryapp-owner-mark:`` + 32 hexadecimal digits; value JSON ``{"version": 1, "group": …, "main": …}``.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from retryapp.kafka.connection import KafkaConnection, client_log, named_error
+from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError
+from retryapp.kafka.reader import read_topic
+
+KEY_PREFIX: Final = b"retryapp-owner-mark:"
+VERSION: Final = 1
+WRITE_TIMEOUT_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMark:
+    """The handler that a changelog belongs to."""
+
+    group: str
+    main: str
+
+    @property
+    def text(self) -> str:
+        """``group+main``: a plus sign stands in no topic name, so the two come apart again."""
+        return f"{self.group}+{self.main}"
+
+
+def encode_owner_mark(mark: OwnerMark, nonce: str) -> tuple[bytes, bytes]:
+    """Return key and value of a mark; ``nonce`` (hexadecimal) makes the key its own."""
+    value = json.dumps({"version": VERSION, "group": mark.group, "main": mark.main}, separators=(",", ":"))
+    return KEY_PREFIX + nonce.encode("ascii"), value.encode()
+
+
+def decode_owner_mark(key: bytes | None, value: bytes | None) -> OwnerMark | None:
+    """Return the mark that a changelog record is; None when it is another record."""
+    if key is None or value is None or not key.startswith(KEY_PREFIX):
+        return None
+    try:
+        fields = json.loads(value)
+        return OwnerMark(group=str(fields["group"]), main=str(fields["main"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | None:
+    """Return the deciding mark of an existing changelog topic; None when it has none.
+
+    The mark is the first record as a rule, so this is one fetch; only a changelog without one is read to its end.
+    """
+    for record in read_topic(connection, changelog, partitions=[0]):
+        mark = decode_owner_mark(record.key, record.value)
+        if mark is not None:
+            return mark
+    return None
+
+
+def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> None:
+    """Append a mark and wait until all in-sync brokers have it.
+
+    Raises:
+        BrokerUnreachableError: no acknowledgement in time.
+    """
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = Producer(
+        connection.client_config(
+            acks="all",
+            enable_idempotence=True,
+            allow_auto_create_topics=False,
+            delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
+        ),
+        logger=client_log,
+    )
+    key, value = encode_owner_mark(mark, secrets.token_hex(16))
+    producer.produce(changelog, key=key, value=value, partition=0, on_delivery=delivered)
+    unsent = producer.flush(WRITE_TIMEOUT_S + 1)
+    error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
+    if error is not None:
+        raise named_error(
+            error,
+            connection,
+            doing=f"write the owner mark to topic {changelog}",
+            topic=changelog,
+            tried_s=WRITE_TIMEOUT_S,
+        ) from KafkaException(error)
+
+
+def check_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> bool:
+    """Refuse a changelog that another handler owns. Reads only.
+
+    Returns:
+        True: it is ours. False: it has no mark yet.
+
+    Raises:
+        OwnerMismatchError: another handler owns it.
+    """
+    owner = read_owner_mark(connection, changelog)
+    if owner is not None and owner != mark:
+        raise OwnerMismatchError(changelog, owner.text, mark.text)
+    return owner is not None
+
+
+def owner_refusal(
+    connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False
+) -> OwnerMismatchError | None:
+    """Return why an existing changelog may not be ours; None when it is, or may become so. Reads only."""
+    try:
+        if check_owner_mark(connection, changelog, mark) or adopt:
+            return None
+        unmarked = next(read_topic(connection, changelog), None)
+        if unmarked is None or check_owner_mark(connection, changelog, mark):  # another worker marked it meanwhile
+            return None
+    except OwnerMismatchError as error:
+        return error
+    return OwnerUnknownError(changelog, "unknown (records, and no owner mark)", mark.text)
+
+
+def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False) -> None:
+    """Make an existing changelog topic ours, or refuse. Safe to repeat, and to run in many workers at once.
+
+    Args:
+        connection: the cluster.
+        changelog: ``{group}.{main}.pending.changelog``.
+        mark: who we are.
+        adopt: take a changelog that has records and no mark.
+
+    Raises:
+        OwnerMismatchError: another handler owns it.
+        OwnerUnknownError: it has records, and no mark.
+    """
+    if check_owner_mark(connection, changelog, mark):
+        return
+    refusal = owner_refusal(connection, changelog, mark, adopt=adopt)
+    if refusal is not None:
+        raise refusal
+    if not check_owner_mark(connection, changelog, mark):
+        write_owner_mark(connection, changelog, mark)
+        check_owner_mark(connection, changelog, mark)

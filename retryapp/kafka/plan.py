@@ -1,0 +1,345 @@
+"""What topics a handler needs against what the cluster has, and making the rest.
+
+The life of a plan:
+
+1. :func:`plan_topics` looks at the cluster and compares; it changes nothing.
+2. People read it (``retryapp plan``), or :func:`apply_plan` refuses it by a named error or creates what is missing.
+3. :func:`ensure_topics` does both and claims the topics by their owner mark; workers call it at start, many at once.
+
+An existing topic is never altered: its settings are somebody's decision, and the remedy is in the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.topology import (
+    DEFAULT_DLQ_RETENTION_MS,
+    DEFAULT_DOWNTIME_MS,
+    DEFAULT_EVENTS_RETENTION_MS,
+    HandlerTopology,
+    TopicSpec,
+    check_names,
+    topic_specs,
+)
+from retryapp.kafka.admin import BROKER_DEFAULT, ClusterState, KafkaAdmin, TopicState
+from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare
+from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
+from retryapp.kafka.owner import OwnerMark, claim_owner_mark, owner_refusal
+
+MAIN_ROLE: Final = "main"
+OWNER: Final = "owner"
+
+KAFKA_MAX_MESSAGE_BYTES: Final = 1_048_588
+"""Kafka's default ``max.message.bytes``: what a main topic that does not exist yet is taken to get."""
+
+SHORTEST_WAIT_MS: Final = 1
+"""Stands for "no delays" where a length is needed."""
+
+
+class Action(StrEnum):
+    """What a plan does about one topic."""
+
+    OK = "ok"
+    """It is there and serves."""
+    CREATE = "create"
+    """It will be made."""
+    MISMATCH = "mismatch"
+    """It is there and does not serve."""
+    MISSING = "missing"
+    """A main topic that is not there, and may not be made."""
+    BLOCKED = "blocked"
+    """It cannot be planned while its main topic is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStep:
+    """One topic: what it should be, why, and what is to be done."""
+
+    topic: str
+    role: str
+    """``main``, or the role of a topic of ours."""
+    action: Action
+    group: str
+    main: str
+    """With ``group``: the handler that it is for."""
+    partitions: int | None
+    """Partition count that is needed; None: not known while the main topic is missing."""
+    replication: int | None
+    """Copies that are there or will be; None: the broker decides."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Settings that are needed; empty for the main topic."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Setting, ``partitions`` and ``replication`` → reason."""
+    problems: tuple[Problem, ...] = ()
+    """What is wrong with it as it is."""
+    spec: TopicSpec | None = None
+    """What to create; None for main topics and for blocked steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What the application decides about its topics."""
+
+    create_main_partitions: int | None = None
+    """Create a missing main topic with so many partitions; None: a missing main topic is an error."""
+    allow_low_replication: bool = False
+    """Accept fewer than three copies on three or more brokers. On fewer brokers nothing is asked."""
+    adopt: bool = False
+    """Take topics that have records and no owner mark."""
+    downtime_ms: int = DEFAULT_DOWNTIME_MS
+    """Longest time that all workers may be down, in milliseconds."""
+    dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS
+    """How long dead letters are kept, in milliseconds; None: for ever."""
+    events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS
+    """How long lifecycle events are kept, in milliseconds; None: for ever."""
+
+
+DEFAULT_OPTIONS: Final = PlanOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What :func:`plan_topics` found, handler by handler, main topic first."""
+
+    steps: tuple[PlanStep, ...]
+    brokers: int
+    bootstrap: str
+    states: Mapping[str, TopicState] = field(default_factory=dict)
+    """The topics that were there, main topics (and so their topic ids) included."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is there as it has to be."""
+        return all(step.action is Action.OK for step in self.steps)
+
+    @property
+    def to_create(self) -> tuple[PlanStep, ...]:
+        """Steps that create a topic."""
+        return tuple(step for step in self.steps if step.action is Action.CREATE)
+
+    @property
+    def refused(self) -> tuple[PlanStep, ...]:
+        """Steps that keep the application from starting."""
+        return tuple(step for step in self.steps if step.action not in {Action.OK, Action.CREATE})
+
+    def raise_refused(self) -> None:
+        """Raise the named error of the first step that cannot be carried out; return when there is none.
+
+        Raises:
+            TopicMissingError: a main topic does not exist.
+            OwnerMismatchError: the topics belong to another handler.
+            TopicMismatchError: a topic does not serve.
+        """
+        for step in self.refused:
+            if step.action is Action.MISSING:
+                raise TopicMissingError(step.topic, self.bootstrap, missing_remedy(step.topic))
+            for found in step.problems:
+                if found.setting == OWNER:
+                    raise OwnerMismatchError(step.topic, found.have, found.want)
+                raise TopicMismatchError(
+                    step.topic, found.setting, found.have, found.want, f"{found.why}. {found.remedy}"
+                )
+
+
+def missing_remedy(topic: str) -> str:
+    """Say what to do about a missing main topic."""
+    return (
+        f"Create it (kafka-topics.sh --create --topic {topic} --partitions N, or "
+        f"'retryapp topics create -A module:app --create-main N'), or correct the name"
+    )
+
+
+def plan_topics(
+    admin: KafkaAdmin, topologies: Sequence[HandlerTopology], options: PlanOptions = DEFAULT_OPTIONS
+) -> Plan:
+    """Compare what handlers need with what the cluster has. Changes nothing.
+
+    Args:
+        admin: the cluster.
+        topologies: the handlers of one application.
+        options: what the application decides.
+
+    Returns:
+        A step per topic.
+
+    Raises:
+        NameClashError: two of these handlers make the same name.
+        ReplicationTooLowError: the brokers' default gives too few copies for what must be created.
+        BrokerUnreachableError: no broker answered.
+    """
+    check_names(topologies)
+    cluster = admin.cluster()
+    states = admin.describe_topics(name for topology in topologies for name in (topology.main, *topology.owned))
+    steps: list[PlanStep] = []
+    for topology in topologies:
+        for step in plan_handler(topology, states, cluster, options):
+            if step.topic == topology.pending_changelog and step.topic in states:
+                steps.append(_with_owner(step, admin, topology, options))
+            else:
+                steps.append(step)
+    plan = Plan(tuple(steps), cluster.brokers, admin.connection.bootstrap, states)
+    if plan.to_create:
+        check_replication(cluster, options)
+    return plan
+
+
+def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
+    """Refuse to create topics with too few copies where three are possible and nobody allowed it.
+
+    Raises:
+        ReplicationTooLowError: the message has the numbers.
+    """
+    default = cluster.default_replication
+    if options.allow_low_replication or default is None or cluster.brokers < SAFE_REPLICATION:
+        return
+    if default < SAFE_REPLICATION:
+        raise ReplicationTooLowError(default, cluster.brokers)
+
+
+def plan_handler(
+    topology: HandlerTopology, states: Mapping[str, TopicState], cluster: ClusterState, options: PlanOptions
+) -> Iterator[PlanStep]:
+    """Yield the steps of one handler from known states: the main topic, then ours in the order of the topology.
+
+    Args:
+        topology: the handler's topics.
+        states: the topics that exist.
+        cluster: the cluster's size and defaults.
+        options: what the application decides.
+    """
+    main = states.get(topology.main)
+    partitions = main.partitions if main is not None else options.create_main_partitions
+    yield _main_step(topology, main, partitions)
+    specs = topic_specs(
+        topology,
+        partitions=partitions if partitions is not None else 1,
+        main_max_message_bytes=_max_message_bytes(main),
+        replication=_copies(main, cluster),
+        longest_wait_ms=max(topology.delays_ms, default=SHORTEST_WAIT_MS),
+        downtime_ms=options.downtime_ms,
+        dlq_retention_ms=options.dlq_retention_ms,
+        events_retention_ms=options.events_retention_ms,
+    )
+    for spec in specs:
+        step = _own_step(topology, spec, states.get(spec.name), cluster, options)
+        if partitions is None:
+            step = replace(step, action=Action.BLOCKED, partitions=None, problems=(), spec=None)
+        yield step
+
+
+def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: int | None) -> PlanStep:
+    if main is not None:
+        action, why = Action.OK, {"partitions": "the user's topic: its partition count decides that of all others"}
+    elif partitions is not None:
+        action, why = Action.CREATE, {"partitions": "as asked for", "replication": "the broker's default"}
+    else:
+        action, why = Action.MISSING, {"partitions": missing_remedy(topology.main)}
+    return PlanStep(
+        topic=topology.main,
+        role=MAIN_ROLE,
+        action=action,
+        group=topology.group,
+        main=topology.main,
+        partitions=partitions,
+        replication=None if main is None else main.replication,
+        why=why,
+    )
+
+
+def _own_step(
+    topology: HandlerTopology, spec: TopicSpec, state: TopicState | None, cluster: ClusterState, options: PlanOptions
+) -> PlanStep:
+    copies = spec.replication if state is None else state.replication
+    problems: tuple[Problem, ...] = ()
+    if state is not None:
+        problems = compare(spec, state, brokers=cluster.brokers, allow_low_replication=options.allow_low_replication)
+    return PlanStep(
+        topic=spec.name,
+        role=spec.role.value,
+        action=Action.CREATE if state is None else Action.MISMATCH if problems else Action.OK,
+        group=topology.group,
+        main=topology.main,
+        partitions=spec.partitions,
+        replication=None if copies == BROKER_DEFAULT else copies,
+        config=spec.config,
+        why=spec.why,
+        problems=problems,
+        spec=spec if state is None else None,
+    )
+
+
+def _with_owner(step: PlanStep, admin: KafkaAdmin, topology: HandlerTopology, options: PlanOptions) -> PlanStep:
+    """Add what the owner mark of an existing changelog says."""
+    mark = OwnerMark(topology.group, topology.main)
+    refusal = owner_refusal(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
+    if refusal is None or step.action is Action.BLOCKED:
+        return step
+    found = Problem(
+        OWNER, refusal.owner, mark.text, refusal.why, "Rename the group or the main topic of one of the two handlers"
+    )
+    return replace(step, action=Action.MISMATCH, problems=(found, *step.problems))
+
+
+def _copies(main: TopicState | None, cluster: ClusterState) -> int:
+    if cluster.default_replication is not None:
+        return cluster.default_replication
+    return main.replication if main is not None else BROKER_DEFAULT
+
+
+def _max_message_bytes(main: TopicState | None) -> int:
+    if main is None:
+        return KAFKA_MAX_MESSAGE_BYTES
+    return int(main.config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES))
+
+
+def apply_plan(admin: KafkaAdmin, plan: Plan) -> tuple[str, ...]:
+    """Create what a plan says is missing and wait until the cluster shows it.
+
+    Topics that another worker creates at the same moment are no error.
+
+    Returns:
+        Names of the topics that this call created.
+
+    Raises:
+        TopicMissingError: a main topic does not exist, or a created topic did not appear in time.
+        TopicMismatchError: a topic does not serve; nothing was created.
+        KafkaRequestError: a broker refused a creation.
+    """
+    plan.raise_refused()
+    mains = [step for step in plan.to_create if step.spec is None]
+    created: list[str] = []
+    for step in mains:
+        created += admin.create_main_topic(step.topic, partitions=step.partitions or 1)
+    specs = [step.spec for step in plan.to_create if step.spec is not None]
+    created += admin.create(specs)
+    admin.wait_for_topics([step.topic for step in plan.to_create])
+    return tuple(created)
+
+
+def ensure_topics(
+    admin: KafkaAdmin, topologies: Sequence[HandlerTopology], options: PlanOptions = DEFAULT_OPTIONS
+) -> Plan:
+    """Make sure that every topic of these handlers is there, serves and is ours. Safe in many workers at once.
+
+    Returns:
+        The plan as it is afterwards: ``ok``, with the states (and topic ids) of all topics.
+
+    Raises:
+        TopicMissingError: a main topic does not exist and may not be created.
+        TopicMismatchError: a topic does not serve (also one that another worker created a moment ago).
+        OwnerMismatchError: the topics belong to another handler.
+    """
+    plan = plan_topics(admin, topologies, options)
+    if plan.to_create:
+        apply_plan(admin, plan)
+        plan = plan_topics(admin, topologies, options)
+    plan.raise_refused()
+    for topology in topologies:
+        mark = OwnerMark(topology.group, topology.main)
+        claim_owner_mark(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
+    return plan

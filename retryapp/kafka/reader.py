@@ -1,0 +1,217 @@
+"""Reading a topic from here to there, as a committed reader sees it.
+
+The life of one reading:
+
+1. The first kept and the committed end offset of each partition are asked for once; nothing later is read, so a reading
+   of a busy topic ends.
+2. Partitions are assigned by number. There is no group membership, nothing is committed, and no worker notices.
+3. A partition is done when its position reaches the end offset. The last offsets may be transaction markers or aborted
+   records, which are never delivered: the client's end-of-partition event carries the position past them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.record import Record
+from retryapp.core.rows import ROW_KEY_BYTES, PendingRow, decode_row
+from retryapp.kafka.admin import KafkaAdmin
+from retryapp.kafka.connection import UNREACHABLE, KafkaConnection, client_log, named_error
+from retryapp.kafka.errors import UnreadableHeaderError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+T = TypeVar("T")
+
+END_OF_PARTITION: Final = "_PARTITION_EOF"
+BATCH: Final = 1_000
+POLL_S: Final = 0.2
+DEFAULT_SILENCE_S: Final = 30.0
+
+
+def read_topic(
+    connection: KafkaConnection,
+    topic: str,
+    *,
+    partitions: Iterable[int] | None = None,
+    start: Mapping[int, int] | None = None,
+    stop: Mapping[int, int] | None = None,
+    silence_s: float = DEFAULT_SILENCE_S,
+) -> Iterator[Record]:
+    """Yield the committed records of a topic, up to where it ended when the reading began.
+
+    Args:
+        connection: the cluster.
+        topic: an existing topic; it is never created.
+        partitions: which partitions; None: all.
+        start: first offset per partition; default: the first kept. Offsets no longer kept are passed over.
+        stop: offset per partition before which to stop; default, and at most: the committed end.
+        silence_s: give up when no broker sends anything for so long.
+
+    Yields:
+        Records, in offset order within a partition; partitions interleave.
+
+    Raises:
+        TopicMissingError: no such topic or partition.
+        BrokerUnreachableError: no broker answered, or none for ``silence_s``.
+        AccessDeniedError: we may not read it.
+    """
+    ranges = KafkaAdmin(connection).offsets(topic, partitions)
+    todo: dict[int, int] = {}
+    places = []
+    for number, kept in ranges.items():
+        first = max(kept.begin, (start or {}).get(number, kept.begin))
+        last = min(kept.end, (stop or {}).get(number, kept.end))
+        if first < last:
+            todo[number] = last
+            places.append(TopicPartition(topic, number, first))
+    if not todo:
+        return
+    consumer = _consumer(connection)
+    try:
+        consumer.assign(places)
+        yield from _drain(consumer, connection, topic, todo, silence_s)
+    finally:
+        consumer.close()
+
+
+def read_record(connection: KafkaConnection, topic: str, partition: int, offset: int) -> Record | None:
+    """Return the committed record at one offset; None when it is not (or no longer, or not yet) there."""
+    found = read_topic(
+        connection, topic, partitions=[partition], start={partition: offset}, stop={partition: offset + 1}
+    )
+    return next((record for record in found if record.offset == offset), None)
+
+
+def fold_changelog(
+    connection: KafkaConnection,
+    topic: str,
+    convert: Callable[[bytes, bytes], T],
+    *,
+    partitions: Iterable[int] | None = None,
+) -> dict[bytes, T]:
+    """Return what a table's changelog adds up to: puts less removals.
+
+    Args:
+        connection: the cluster.
+        topic: the changelog.
+        convert: called with key and value of each put; what it returns is kept, so memory is its size times rows.
+        partitions: which partitions; None: all.
+
+    Returns:
+        Row key → converted row, for the rows that are in the table now.
+    """
+    rows: dict[bytes, T] = {}
+    for record in read_topic(connection, topic, partitions=partitions):
+        if record.key is None or len(record.key) != ROW_KEY_BYTES:  # owner mark, progress
+            continue
+        if record.value is None:
+            rows.pop(record.key, None)
+        else:
+            rows[record.key] = convert(record.key, record.value)
+    return rows
+
+
+def read_changelog(
+    connection: KafkaConnection, topic: str, *, partitions: Iterable[int] | None = None
+) -> dict[bytes, PendingRow]:
+    """Return the pending rows of a changelog by row key.
+
+    Raises:
+        DamagedRowError: a row cannot be decoded.
+    """
+    return fold_changelog(connection, topic, lambda _, value: decode_row(value), partitions=partitions)
+
+
+def _consumer(connection: KafkaConnection) -> Consumer:
+    return Consumer(
+        connection.client_config(
+            group_id="retryapp-reader",  # the client asks for one; nothing joins or commits
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            allow_auto_create_topics=False,
+            fetch_wait_max_ms=100,
+            queued_max_messages_kbytes=32 * 1024,
+        ),
+        logger=client_log,
+    )
+
+
+def _drain(
+    consumer: Consumer, connection: KafkaConnection, topic: str, todo: dict[int, int], silence_s: float
+) -> Iterator[Record]:
+    """Yield records until every partition of ``todo`` (partition → end offset) is done."""
+    silent_s = 0.0
+    hints: list[str] = []
+    while todo:
+        messages = consumer.consume(BATCH, POLL_S)
+        if not messages:
+            silent_s += POLL_S
+            if silent_s >= silence_s:
+                reason = "; ".join(dict.fromkeys(hints)) or f"nothing from topic {topic}"
+                raise BrokerUnreachableError(connection.bootstrap, f"silent for {silence_s:g} s: {reason}")
+            continue
+        for message in messages:
+            number = message.partition()
+            error = message.error()
+            if error is not None and error.name() != END_OF_PARTITION:
+                _refuse_or_note(error, connection, topic, hints)
+                continue
+            silent_s = 0.0
+            if number is None or number not in todo:
+                continue
+            offset = _offset(message)
+            if error is None and offset < todo[number]:
+                yield _record(message)
+            if offset >= todo[number] - (1 if error is None else 0):
+                del todo[number]
+                consumer.incremental_unassign([TopicPartition(topic, number)])
+
+
+def _refuse_or_note(error: KafkaError, connection: KafkaConnection, topic: str, hints: list[str]) -> None:
+    """Raise what waiting does not mend; note the rest."""
+    if error.name() in UNREACHABLE or error.retriable() or error.name() == "GROUP_AUTHORIZATION_FAILED":
+        hints.append(error.str())
+        del hints[:-3]
+        return
+    raise named_error(error, connection, doing=f"read topic {topic}", topic=topic, tried_s=0.0) from KafkaException(
+        error
+    )
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    if offset is None:  # the library's type allows it; a fetched message and an end-of-partition event have one
+        raise RuntimeError(f"message of {message.topic()}[{message.partition()}] without an offset")
+    return offset
+
+
+def _record(message: Message) -> Record:
+    topic, partition, offset = message.topic(), message.partition(), _offset(message)
+    if topic is None or partition is None:
+        raise RuntimeError(f"message at offset {offset} without topic or partition")
+    try:
+        headers = message.headers() or []
+    except UnicodeDecodeError as error:
+        raise UnreadableHeaderError(topic, partition, offset, name=error.object) from error
+    return Record(
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        timestamp_ms=message.timestamp()[1],
+        key=message.key(),
+        value=message.value(),
+        headers=tuple((str(header[0]), _bytes_or_none(header[1])) for header in headers),
+    )
+
+
+def _bytes_or_none(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
