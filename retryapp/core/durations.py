@@ -3,9 +3,10 @@
 ``durationpy`` reads the text; this module decides what may be written and how a length is written back:
 
 * Units are ``d h m s ms`` (a day is 24 hours), largest first, each at most once: ``1h30m``, ``250ms``, ``1.5s``.
-* A bare number, a negative or zero length, an unknown unit, a part finer than a millisecond and anything over ten years are refused.
-* The canonical text is the shortest with whole numbers: ``60s`` is ``1m``, ``90s`` is ``1m30s``, ``24h`` is ``1d``. It has only
-  lower-case letters and digits, so it can stand in a topic name, and equal lengths have equal names.
+* A bare number, a negative or zero length, an unknown unit, a part finer than a millisecond and anything over ten years
+  are refused.
+* The canonical text is the shortest with whole numbers: ``60s`` is ``1m``, ``90s`` is ``1m30s``, ``24h`` is ``1d``. It
+  has only lower-case letters and digits, so it can stand in a topic name, and equal lengths have equal names.
 """
 
 from __future__ import annotations

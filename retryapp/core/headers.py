@@ -2,13 +2,15 @@
 
 Invariants:
 
-* Every value is ASCII text. Free text is percent-encoded (RFC 3986: UTF-8 bytes as ``%C3%A9``; ``%``, ``+``, control characters and
-  everything outside ASCII are encoded, the rest stays readable), so any URL decoder reads it back.
-* The size is bounded by ``MAX_METADATA_BYTES``, whatever a handler raises: text is cut, the history keeps its last entries.
+* Every value is ASCII text. Free text is percent-encoded (RFC 3986: UTF-8 bytes as ``%C3%A9``; ``%``, ``+``, control
+  characters and everything outside ASCII are encoded, the rest stays readable), so any URL decoder reads it back.
+* The size is bounded by ``MAX_METADATA_BYTES``, whatever a handler raises: text is cut, the history keeps its last
+  entries.
 * Each header stands at most once. Headers of ours that are missing, doubled, null or unreadable are damage: they raise
   ``DamagedMetadataError``, never reset a counter and never mean "no delay".
 * A record either waits (``retry-due-ms``) or is dead (``retry-reason``); both or neither is damage.
-* Only the names of ``OUR_HEADERS`` are ours. Another header that starts with ``retry-`` is the user's, or a newer version's, and passes.
+* Only the names of ``OUR_HEADERS`` are ours. Another header that starts with ``retry-`` is the user's, or a newer
+  version's, and passes.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
 from retryapp.core.record import Headers, Origin, failure_id, parse_origin
+from retryapp.core.text import cut_tail, escape_text, unescape_text
 
 FORMAT_VERSION: Final = 1
 """Version that is written; older ones (none yet) are read."""
@@ -52,10 +54,10 @@ RETRY_REPLAYS: Final = "retry-replays"
 
 OUR_HEADERS: Final = frozenset(
     {
-        RETRY_VERSION, RETRY_NULL_VALUE, RETRY_GROUP, RETRY_HANDLER, RETRY_ORIGIN, RETRY_ORIGIN_TIMESTAMP_MS, RETRY_ATTEMPT,
-        RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER, RETRY_FIRST_FAILED_MS,
-        RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON,
-        RETRY_FINGERPRINT, RETRY_HISTORY, RETRY_REPLAY_ID, RETRY_REPLAYS,
+        RETRY_VERSION, RETRY_NULL_VALUE, RETRY_GROUP, RETRY_HANDLER, RETRY_ORIGIN, RETRY_ORIGIN_TIMESTAMP_MS,
+        RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
+        RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE,
+        RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY, RETRY_REPLAY_ID, RETRY_REPLAYS,
     }
 )  # fmt: skip
 """All names that are ours in format version 1."""
@@ -74,15 +76,12 @@ MAX_HISTORY: Final = 20
 MAX_HISTORY_TYPE_BYTES: Final = 120
 """Error type in one entry of the history: cut to this many bytes."""
 MAX_METADATA_BYTES: Final = 32 * 1_024
-"""Names and values of our headers together never exceed this: half of the room that our topics have over the main topic's limit."""
+"""Names and values of our headers together never exceed this: half of our topics' room over the main topic's limit."""
 MAX_EPOCH_MS: Final = 253_402_300_799_999
 """Latest instant in any header: the end of the year 9999."""
 
 _MAX_COUNT: Final = 1_000_000
-_SAFE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in "%+")
-_SAFE_IN_HISTORY: Final = "".join(character for character in _SAFE if character not in ",:")
 _DIGITS: Final = re.compile(rb"0|[1-9][0-9]{0,17}")
-_PERCENT: Final = re.compile(rb"(?:[\x20-\x24\x26-\x2a\x2c-\x7e]|%[0-9A-Fa-f]{2})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class RetryMetadata:
     """The original record's timestamp; -1 where it had none."""
 
     attempt: int
-    """Number of the delivery that failed last; the next one is this + 1. 0 only in a replay, which starts again at 1."""
+    """Number of the delivery that failed last; the next is this + 1. 0 only in a replay, which starts again at 1."""
 
     due_at_ms: int | None = None
     """Earliest start of the next attempt, epoch milliseconds; None when dead."""
@@ -218,7 +217,7 @@ def split_headers(headers: Headers) -> tuple[Headers, Headers]:
 
 
 def carries_metadata(headers: Headers) -> bool:
-    """Tell whether the headers were written by retryapp, readable or not: they have both ``retry-version`` and ``retry-origin``."""
+    """Tell whether retryapp wrote the headers, readable or not: ``retry-version`` and ``retry-origin`` are there."""
     names = {name for name, _ in headers}
     return RETRY_VERSION in names and RETRY_ORIGIN in names
 
@@ -226,14 +225,14 @@ def carries_metadata(headers: Headers) -> bool:
 def strip(headers: Headers) -> Headers:
     """Return the headers of a record of the *main* topic as the handler should see them.
 
-    A dead letter that someone copied to the main topic carries our headers; it is a new record, so they are taken off and shielded
-    names are given back. A user's own header that merely has one of our names stays.
+    A dead letter that someone copied to the main topic carries our headers; it is a new record, so they are taken off
+    and shielded names are given back. A user's own header that merely has one of our names stays.
     """
     return unshield(split_headers(headers)[0]) if carries_metadata(headers) else headers
 
 
 def shield(headers: Headers) -> Headers:
-    """Prefix the user's headers that would be mistaken for ours, so that they pass our topics unchanged; ``unshield`` reverses it."""
+    """Prefix the user's headers that would be mistaken for ours, so that they pass; ``unshield`` takes it off."""
     return tuple(
         (SHIELD + name if name in OUR_HEADERS or name.startswith(SHIELD) else name, value) for name, value in headers
     )
@@ -242,25 +241,6 @@ def shield(headers: Headers) -> Headers:
 def unshield(headers: Headers) -> Headers:
     """Give shielded headers their own names again."""
     return tuple((name.removeprefix(SHIELD), value) for name, value in headers)
-
-
-def cut_text(text: str, max_bytes: int) -> str:
-    """Cut text to a number of UTF-8 bytes on a character's boundary; lone surrogates become ``\\udcXX`` escapes first.
-
-    >>> cut_text("\u00e9\u00e9", 3)
-    '\u00e9'
-    """
-    raw = text.encode("utf-8", "backslashreplace")
-    return raw.decode("utf-8") if len(raw) <= max_bytes else raw[: max(0, max_bytes)].decode("utf-8", "ignore")
-
-
-def _escape(text: str, max_bytes: int, safe: str = _SAFE) -> str:
-    return quote_from_bytes(cut_text(text, max_bytes).encode("utf-8"), safe=safe)
-
-
-def _cut_tail(text: str, max_bytes: int) -> str:
-    raw = text.encode("utf-8", "backslashreplace")
-    return raw.decode("utf-8") if len(raw) <= max_bytes else raw[-max_bytes:].decode("utf-8", "ignore")
 
 
 def encode_metadata(metadata: RetryMetadata) -> Headers:
@@ -279,8 +259,8 @@ def _texts(md: RetryMetadata) -> Iterator[tuple[str, str]]:
     yield RETRY_VERSION, str(md.version)
     if md.null_value:
         yield RETRY_NULL_VALUE, "1"
-    yield RETRY_GROUP, _escape(md.group, MAX_NAME_BYTES)
-    yield RETRY_HANDLER, _escape(md.handler, MAX_NAME_BYTES)
+    yield RETRY_GROUP, escape_text(md.group, MAX_NAME_BYTES)
+    yield RETRY_HANDLER, escape_text(md.handler, MAX_NAME_BYTES)
     yield RETRY_ORIGIN, md.origin.text
     yield RETRY_ORIGIN_TIMESTAMP_MS, str(md.origin_timestamp_ms)
     yield RETRY_ATTEMPT, str(md.attempt)
@@ -289,32 +269,30 @@ def _texts(md: RetryMetadata) -> Iterator[tuple[str, str]]:
     yield RETRY_STARTED_MS, str(md.started_ms)
     if md.hot_attempts > 1:
         yield RETRY_HOT_ATTEMPTS, str(md.hot_attempts)
-    yield RETRY_POLICY, _escape(md.policy, MAX_NAME_BYTES)
+    yield RETRY_POLICY, escape_text(md.policy, MAX_NAME_BYTES)
     if md.tier is not None:
-        yield RETRY_TIER, _escape(md.tier, MAX_NAME_BYTES)
+        yield RETRY_TIER, escape_text(md.tier, MAX_NAME_BYTES)
     yield RETRY_FIRST_FAILED_MS, str(md.first_failed_ms)
     yield RETRY_LAST_FAILED_MS, str(md.last_failed_ms)
-    yield RETRY_ERROR_TYPE, _escape(md.error_type, MAX_NAME_BYTES)
-    yield RETRY_ERROR_MESSAGE, _escape(md.error_message, MAX_MESSAGE_BYTES)
+    yield RETRY_ERROR_TYPE, escape_text(md.error_type, MAX_NAME_BYTES)
+    yield RETRY_ERROR_MESSAGE, escape_text(md.error_message, MAX_MESSAGE_BYTES)
     if md.error_trace is not None:
-        yield RETRY_ERROR_TRACE, _escape(_cut_tail(md.error_trace, MAX_TRACE_BYTES), MAX_TRACE_BYTES)
+        yield RETRY_ERROR_TRACE, escape_text(cut_tail(md.error_trace, MAX_TRACE_BYTES), MAX_TRACE_BYTES)
     if md.reason is not None:
-        yield RETRY_REASON, _escape(md.reason, MAX_NAME_BYTES)
+        yield RETRY_REASON, escape_text(md.reason, MAX_NAME_BYTES)
     if md.original_reason is not None:
-        yield RETRY_ORIGINAL_REASON, _escape(md.original_reason, MAX_NAME_BYTES)
-    yield RETRY_FINGERPRINT, _escape(md.fingerprint, MAX_NAME_BYTES)
+        yield RETRY_ORIGINAL_REASON, escape_text(md.original_reason, MAX_NAME_BYTES)
+    yield RETRY_FINGERPRINT, escape_text(md.fingerprint, MAX_NAME_BYTES)
     if md.history:
-        yield (
-            RETRY_HISTORY,
-            ",".join(
-                f"{entry.attempt}:{entry.failed_ms}:{_escape(entry.error_type, MAX_HISTORY_TYPE_BYTES, _SAFE_IN_HISTORY)}"
-                for entry in md.history[-MAX_HISTORY:]
-            ),
-        )
+        yield RETRY_HISTORY, ",".join(_history_text(entry) for entry in md.history[-MAX_HISTORY:])
     if md.replay_id is not None:
-        yield RETRY_REPLAY_ID, _escape(md.replay_id, MAX_NAME_BYTES)
+        yield RETRY_REPLAY_ID, escape_text(md.replay_id, MAX_NAME_BYTES)
     if md.replays:
         yield RETRY_REPLAYS, str(md.replays)
+
+
+def _history_text(entry: HistoryEntry) -> str:
+    return f"{entry.attempt}:{entry.failed_ms}:{escape_text(entry.error_type, MAX_HISTORY_TYPE_BYTES, also=',:')}"
 
 
 def decode_metadata(headers: Headers) -> RetryMetadata | None:
@@ -399,7 +377,7 @@ class _Reader:
         return value is not None
 
     def text(self, header: str) -> str:
-        return _unescape(header, self.raw(header))
+        return _text(header, self.raw(header))
 
     def name(self, header: str) -> str:
         text = self.text(header)
@@ -417,10 +395,10 @@ class _Reader:
         entries = []
         for part in value.split(b","):
             fields = part.split(b":")
-            if len(fields) != 3:  # noqa: PLR2004 - attempt, failed_ms, type
+            if len(fields) != 3:
                 raise DamagedMetadataError(RETRY_HISTORY, value, "expected attempt:failed_ms:type, parted by commas")
             attempt, failed_ms = (_number(RETRY_HISTORY, field) for field in fields[:2])
-            entries.append(HistoryEntry(attempt, failed_ms, _unescape(RETRY_HISTORY, fields[2])))
+            entries.append(HistoryEntry(attempt, failed_ms, _text(RETRY_HISTORY, fields[2])))
         return tuple(entries)
 
 
@@ -430,10 +408,8 @@ def _number(header: str, value: bytes) -> int:
     return int(value)
 
 
-def _unescape(header: str, value: bytes) -> str:
-    if not _PERCENT.fullmatch(value):
+def _text(header: str, value: bytes) -> str:
+    text = unescape_text(value)
+    if text is None:
         raise DamagedMetadataError(header, value, "expected percent-encoded ASCII text")
-    try:
-        return unquote_to_bytes(value).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DamagedMetadataError(header, value, "its percent-encoded bytes are not UTF-8") from error
+    return text

@@ -4,8 +4,8 @@ Invariants:
 
 * Key, value and headers are the bytes that were read; nothing here decodes them.
 * An ``Origin`` is where a record was delivered first. It is set once and never overwritten on later hops.
-* A failure id is ``group/topic@id/partition/offset``. It names one record of one group for good: ``id`` is the start of the main
-  topic's topic id, so that a topic deleted and made again does not repeat old ids.
+* A failure id is ``group/topic@id/partition/offset``. It names one record of one group for good: ``id`` is the start of
+  the main topic's topic id, so that a topic deleted and made again does not repeat old ids.
 """
 
 from __future__ import annotations

@@ -6,17 +6,18 @@ Row key, 20 bytes, all numbers unsigned and big-endian::
     | due_ms | partition | origin offset |
     |  u64   |    u32    |      u64      |
 
-Big-endian numbers compare as bytes in the order of their values, so the store's order is the order of firing: by due time, then
-partition, then offset. The *origin's* offset makes the key unique (two tier topics have the same offsets) and lets a record that
-is parked again with the same due time overwrite itself.
+Big-endian numbers compare as bytes in the order of their values, so the store's order is the order of firing: by due
+time, then partition, then offset. The *origin's* offset makes the key unique (two tier topics have the same offsets)
+and lets a record that is parked again with the same due time overwrite itself.
 
 Row, version 1, big-endian::
 
     | version u8 = 1 | timestamp_ms i64 | key_len i32 | value_len i32 | header_count u32 |
     | header_count x (name_len u32, value_len i32) | key | value | header_count x (name, value) |
 
-A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive. All lengths
-stand together so that one call unpacks them. No row is empty, so ``b""`` is never valid and a tombstone is never a row.
+A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
+All lengths stand together so that one call unpacks them. No row is empty, so ``b""`` is never valid and a tombstone is
+never a row.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ def row_key(due_at_ms: int, partition: int, origin_offset: int) -> bytes:
 
 
 def due_bound(due_at_ms: int) -> bytes:
-    """Return the least bytes that sort before every row key due at ``due_at_ms`` or later: a scan's or a delete's upper bound."""
+    """Return the least bytes that sort before every row key due at ``due_at_ms`` or later.
+
+    A scan's or a delete's upper bound.
+    """
     return _DUE.pack(due_at_ms)
 
 

@@ -2,10 +2,11 @@
 
 Invariants:
 
-* Every name is made from group and main topic, so it stands within the prefix ``{group}.`` (one ACL prefix) and the same handler
-  always has the same topics.
+* Every name is made from group and main topic, so it stands within the prefix ``{group}.`` (one ACL prefix) and the
+  same handler always has the same topics.
 * All topics of a handler have the main topic's partition count: partition p of each is placed on one worker.
-* Record topics carry the broker's time of arrival: retention by time would delete a waiting copy that carried its old timestamp.
+* Record topics carry the broker's time of arrival: retention by time would delete a waiting copy that carried its old
+  timestamp.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ def check_name(name: str) -> None:
     """Refuse a topic or group name that Kafka would refuse.
 
     Raises:
-        InvalidTopicNameError: empty, ``.``, ``..``, over 249 characters, or with other characters than ``a-z A-Z 0-9 . _ -``.
+        InvalidTopicNameError: empty, ``.``, ``..``, over 249 characters, or with characters other than
+            ``a-z A-Z 0-9 . _ -``.
     """
     if not name:
         raise InvalidTopicNameError(name, "it is empty")
@@ -188,8 +190,8 @@ def check_names(topologies: Iterable[HandlerTopology]) -> None:
 
     Raises:
         DuplicateHandlerError: two handlers in one group have the same main topic.
-        NameClashError: a topic would have two owners, a main topic is a topic of ours, or two names differ only in ``.`` and ``_``
-            (Kafka refuses to create the second).
+        NameClashError: a topic would have two owners, a main topic is a topic of ours, or two names differ only in
+            ``.`` and ``_`` (Kafka refuses to create the second).
     """
     known = tuple(topologies)
     marks: set[str] = set()
@@ -255,7 +257,7 @@ def topic_specs(
     down, wait = format_duration_ms(downtime_ms), format_duration_ms(longest_wait_ms)
     flow = (downtime_ms + longest_wait_ms, f"all workers may be down for {down}, plus the longest wait of {wait}")
     retentions: dict[str, tuple[TopicRole, int | None, str]] = {
-        **{name: (TopicRole.RETRY, *flow) for name in topology.retry_topics},
+        **dict.fromkeys(topology.retry_topics, (TopicRole.RETRY, *flow)),
         topology.redelivery: (TopicRole.REDELIVERY, *flow),
         topology.dlq: (TopicRole.DLQ, dlq_retention_ms, "how long dead letters can be looked at and replayed"),
         topology.events: (TopicRole.EVENTS, events_retention_ms, "how long events wait for the archive"),
@@ -277,7 +279,8 @@ class _Shape:
         return {
             "message.timestamp.type": (
                 "LogAppendTime",
-                "time of arrival at the broker: a worker's clock is never refused, and an old timestamp never expires a copy",
+                "time of arrival at the broker: a worker's clock is never refused, and an old timestamp never expires "
+                "a copy",
             ),
             "max.message.bytes": (
                 str(self.main_max_message_bytes + METADATA_ROOM_BYTES),
@@ -309,7 +312,8 @@ class _Shape:
                 "cleanup.policy": ("compact", "holds what is pending for as long as it waits; 'delete' would lose it"),
                 "segment.ms": (
                     str(CHANGELOG_SEGMENT_MS),
-                    "only closed segments are compacted; a record is written and removed once, so replay grows without this",
+                    "only closed segments are compacted; a record is written and removed once, so replay grows "
+                    "without this",
                 ),
                 "min.cleanable.dirty.ratio": ("0.1", "compact early: recovery reads what is left"),
                 "delete.retention.ms": (
