@@ -1,11 +1,11 @@
 """How the service fails: a plan that is a pure function of a seed, a flight and its attempt.
 
-Most flights meet no fault. A small share fails at its first one to three attempts and then succeeds; which, how often and
-how follows from a hash of seed and flight id alone, so a restart of the service or of a worker changes nothing. On top
-comes one outage of some seconds, in which every request is answered 503.
+Most flights meet no fault. A small share fails at its first one to three attempts and then succeeds; which, how often
+and how follows from a hash of seed and flight id alone, so a restart of the service or of a worker changes nothing. On
+top comes one outage of some seconds, in which every request is answered 503.
 
-The bounds matter more than the shares: at most `MAX_PLANNED` planned failures and, because the answer to a request in the
-outage asks for at least half the outage's length, at most two more in the outage. A policy of six retries survives that.
+The bounds matter more than the shares: at most `MAX_PLANNED` planned failures and, because the answer to a request in
+the outage asks for at least half of its length, at most two more in the outage. A policy of six retries survives that.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class FaultPlan:
 class Outage:
     """The one window in which everything fails.
 
-    It starts with request number `after_requests` or `after_s` seconds after the first request, whichever comes first, and
-    lasts `seconds`. Both none: there is no outage.
+    It starts with request number `after_requests` or `after_s` seconds after the first request, whichever comes first,
+    and lasts `seconds`. Both none: there is no outage.
     """
 
     def __init__(self, *, after_requests: int | None, after_s: float | None, seconds: float) -> None:

@@ -21,7 +21,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from aiohttp import web
@@ -35,10 +35,6 @@ from retryapp.demo.visits import Claims, Outcome, Visit, VisitLog, read_claims
 DEFAULT_PORT = 6070
 HANG_S = 30.0
 """How long a hanging request is held when the client does not give up."""
-
-
-class ConnectionGoneError(Exception):
-    """The connection was reset on purpose: there is nobody to answer."""
 
 
 class EnrichmentService:
@@ -118,6 +114,7 @@ class EnrichmentService:
         if fault.kind is FaultKind.RESET:
             self._record(visit, Outcome.RESET)
             _reset(request)
+            await asyncio.sleep(HANG_S)  # cancelled at once: the connection is gone
         try:
             await asyncio.sleep(HANG_S)
         finally:  # cancelled as soon as the client goes away
@@ -168,7 +165,7 @@ class _Draft:
         )
 
 
-def _reset(request: web.Request) -> NoReturn:
+def _reset(request: web.Request) -> None:
     """Break the connection so that the client sees a reset, not an orderly end."""
     transport = request.transport
     if transport is not None:
@@ -176,7 +173,6 @@ def _reset(request: web.Request) -> NoReturn:
         # Linger 0: the kernel sends RST and drops what was queued.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
-    raise ConnectionGoneError
 
 
 async def serve(service: EnrichmentService, *, host: str, port: int) -> tuple[web.AppRunner, int]:
@@ -191,9 +187,9 @@ async def serve(service: EnrichmentService, *, host: str, port: int) -> tuple[we
         The runner, to be cleaned up by the caller, and the port.
     """
     # Cancellation tells a hanging handler that its client has gone.
-    runner = web.AppRunner(service.application(), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(service.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=1024, shutdown_timeout=1.0)
+    site = web.TCPSite(runner, host, port, backlog=1024)
     await site.start()
     bound = runner.addresses[0]
     return runner, int(bound[1])
