@@ -1,1 +1,58 @@
-"""retryapp."""
+"""Failed Kafka records come back exactly when due: retries, delays and dead letters for Faust.
+
+The public names are loaded on first use (PEP 562): ``import retryapp.core`` loads neither Faust nor Kafka clients.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from retryapp.core.classify import non_retryable, retryable
+    from retryapp.core.errors import RetryAppError
+    from retryapp.core.policy import RetryPolicy
+    from retryapp.core.schedule import exp, fixed, sequence
+    from retryapp.core.verdicts import Reject, RetryLater
+    from retryapp.retries import Delivery, Retries
+
+__all__ = [
+    "Delivery",
+    "Reject",
+    "Retries",
+    "RetryAppError",
+    "RetryLater",
+    "RetryPolicy",
+    "exp",
+    "fixed",
+    "non_retryable",
+    "retryable",
+    "sequence",
+]
+
+_HOME = {
+    "Delivery": "retryapp.retries",
+    "Reject": "retryapp.core.verdicts",
+    "Retries": "retryapp.retries",
+    "RetryAppError": "retryapp.core.errors",
+    "RetryLater": "retryapp.core.verdicts",
+    "RetryPolicy": "retryapp.core.policy",
+    "exp": "retryapp.core.schedule",
+    "fixed": "retryapp.core.schedule",
+    "non_retryable": "retryapp.core.classify",
+    "retryable": "retryapp.core.classify",
+    "sequence": "retryapp.core.schedule",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

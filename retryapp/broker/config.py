@@ -1,0 +1,172 @@
+"""What a broker process is started with: properties, logging, formatted storage and the command line."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from retryapp.broker.probe import LOOPBACK
+from retryapp.core.errors import EnvironmentFault
+from retryapp.jvm import Java
+
+NODE_ID = 1
+_BOOTSTRAP = "bootstrap.checkpoint"
+
+_DEVELOPMENT = {
+    "auto.create.topics.enable": "false",  # as production should be: a typo in a name is an error, not a topic
+    "num.partitions": "1",
+    "default.replication.factor": "1",
+    "min.insync.replicas": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "8",  # 50 by default: they are all made when the first group appears
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "8",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    "broker.heartbeat.interval.ms": "500",  # a broker is let in by its second heartbeat: 2 s by default
+    "broker.session.timeout.ms": "4000",  # after a kill the next start waits so long: 9 s by default
+    "log.cleaner.dedupe.buffer.size": "16777216",  # 128 MB of heap by default
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "telemetry.max.bytes": "65536",
+}
+
+_LOGGING = """\
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = [%d] %p %m (%c)%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 50MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+rootLogger.level = INFO
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+class FormatFailedError(EnvironmentFault):
+    """Kafka's storage tool refused to prepare a data folder. Operator action: see what it said."""
+
+    def __init__(self, folder: str, said: str) -> None:
+        """Args: folder: what was to be prepared. said: the tool's last lines."""
+        self.folder = folder
+        self.said = said
+        super().__init__(f"cannot prepare the data folder {folder} for Kafka: {said}")
+
+
+def properties(data: Path, *, port: int, controller_port: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return all settings of the broker: one node that is broker and controller, on loopback."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(NODE_ID),
+        "controller.quorum.voters": f"{NODE_ID}@{LOOPBACK}:{controller_port}",
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(log_dir(data)),
+        **_DEVELOPMENT,
+        **extra,
+    }
+
+
+def log_dir(data: Path) -> Path:
+    """Return where the topics are kept in a data folder."""
+    return data / "kafka"
+
+
+def write_files(data: Path, settings: Mapping[str, str], log: Path) -> Path:
+    """Write the properties and the logging configuration.
+
+    Returns:
+        The properties file.
+    """
+    (data / "log4j2.properties").write_text(_LOGGING.format(log=log))
+    return _write_properties(data / "server.properties", settings)
+
+
+def _write_properties(path: Path, settings: Mapping[str, str]) -> Path:
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return path
+
+
+def java_command(java: Java, jars: tuple[Path, ...], data: Path, *, heap_mb: int, main_class: str) -> list[str]:
+    """Return the command line of a Java program of Kafka's, without its own arguments."""
+    return [
+        str(java.path),
+        f"-Xmx{heap_mb}m",
+        f"-Xms{min(heap_mb, 256)}m",
+        "-XX:+UseSerialGC",  # one small heap: less memory and a quicker start than with G1
+        "-XX:TieredStopAtLevel=1",  # a quick start and small code matter more here than the last tenth of throughput
+        "-XX:+ExitOnOutOfMemoryError",
+        "-Xshare:auto",
+        "-Djava.awt.headless=true",
+        f"-Dlog4j2.configurationFile={data / 'log4j2.properties'}",
+        "-cp",
+        ":".join(str(jar) for jar in jars),
+        main_class,
+    ]
+
+
+def ensure_formatted(data: Path, java: Java, jars: tuple[Path, ...], templates: Path) -> None:
+    """Prepare a data folder, once.
+
+    Kafka's storage tool writes which features a new cluster begins with; that takes a Java start of its own, so its
+    result is kept beside the jars. The identities in ``meta.properties`` are fresh for each folder.
+
+    Args:
+        data: the data folder.
+        java: to run the tool with.
+        jars: class path.
+        templates: folder in which the tool's result is kept.
+
+    Raises:
+        FormatFailedError: the tool ended with an error.
+    """
+    folder = log_dir(data)
+    if (folder / "meta.properties").exists():
+        return
+    checkpoint = templates / _BOOTSTRAP
+    if not checkpoint.exists():
+        _make_template(checkpoint, java, jars)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(checkpoint, folder / _BOOTSTRAP)
+    meta = {"version": "1", "cluster.id": _identity(), "node.id": str(NODE_ID), "directory.id": _identity()}
+    partial = _write_properties(folder / "meta.properties.new", meta)
+    partial.replace(folder / "meta.properties")
+
+
+def _make_template(checkpoint: Path, java: Java, jars: tuple[Path, ...]) -> None:
+    with tempfile.TemporaryDirectory(prefix=".format-", dir=checkpoint.parent) as name:
+        data = Path(name)
+        settings = write_files(data, properties(data, port=1, controller_port=2, extra={}), data / "format.log")
+        command = java_command(java, jars, data, heap_mb=256, main_class="kafka.tools.StorageTool")
+        command += ["format", "--cluster-id", _identity(), "--config", str(settings)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - all words are ours
+        made = log_dir(data) / _BOOTSTRAP
+        if result.returncode != 0 or not made.exists():
+            raise FormatFailedError(name, (result.stderr or result.stdout).strip()[-500:])
+        made.replace(checkpoint)
+
+
+def _identity() -> str:
+    """Return a random Kafka id: 16 bytes in URL-safe base 64, not beginning with a dash."""
+    while True:
+        text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text

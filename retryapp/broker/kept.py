@@ -1,0 +1,147 @@
+"""The broker that stays: started by one command, found and stopped by another.
+
+Its data folder holds ``broker.json`` with process id, start time of that process and port. The start time tells a
+recycled process id from the broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from retryapp.broker.node import STOP_TIMEOUT_S, Broker, BrokerFailedError, stop_process
+from retryapp.broker.probe import LOOPBACK, broker_count
+from retryapp.jvm import Progress, kafka_jars
+
+DEFAULT_PORT = 9092
+_STATE = "broker.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptBroker:
+    """A broker that runs."""
+
+    pid: int
+    started_s: float
+    """Start of the process, in seconds since the epoch."""
+    port: int
+    data: str
+    log: str
+    version: str
+
+    @property
+    def bootstrap(self) -> str:
+        """Address for clients."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def ready(self) -> bool:
+        """Tell whether it serves clients now; asks it."""
+        return broker_count(self.port) > 0
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the fields for JSON."""
+        return {**asdict(self), "bootstrap": self.bootstrap}
+
+
+def start_kept_broker(
+    cache_dir: Path, data: Path, *, port: int = DEFAULT_PORT, progress: Progress | None = None
+) -> tuple[KeptBroker, bool]:
+    """Start a broker that outlives this process; return once it serves clients.
+
+    Args:
+        cache_dir: where the jars are kept.
+        data: its folder.
+        port: for clients.
+        progress: called for each jar that is downloaded.
+
+    Returns:
+        The broker, and whether it was started now (False: it ran already).
+
+    Raises:
+        BrokerFailedError: one runs on this folder with another port, or it did not start.
+        EnvironmentFault: as :meth:`Broker.start`.
+    """
+    with _one_at_a_time(data):
+        running = broker_status(data)
+        if running is not None and running.port != port:
+            raise BrokerFailedError(
+                f"of {data} runs already, on port {running.port}: stop it first or use that port", running.log
+            )
+        if running is not None:
+            return running, False
+        broker = Broker(cache_dir, port=port, data=data)
+        broker.start(progress=progress)
+        return write_state(broker), True
+
+
+def write_state(broker: Broker) -> KeptBroker:
+    """Note a running broker in its data folder, so that other commands find it."""
+    pid = broker.pid
+    if pid is None:
+        raise BrokerFailedError("ended right after it was ready", str(broker.log))
+    kept = KeptBroker(
+        pid=pid,
+        started_s=psutil.Process(pid).create_time(),
+        port=broker.port,
+        data=str(broker.data),
+        log=str(broker.log),
+        version=kafka_jars().version,
+    )
+    partial = broker.data / f"{_STATE}.new"
+    partial.write_text(json.dumps(asdict(kept)))
+    partial.replace(broker.data / _STATE)
+    return kept
+
+
+def broker_status(data: Path) -> KeptBroker | None:
+    """Find the broker of a data folder.
+
+    Returns:
+        The broker whose process lives, or None.
+    """
+    try:
+        kept = KeptBroker(**json.loads((data / _STATE).read_text()))
+        process = psutil.Process(kept.pid)
+        alive = process.create_time() == kept.started_s and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, ValueError, TypeError, psutil.Error):
+        return None
+    return kept if alive else None
+
+
+def stop_kept_broker(data: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> KeptBroker | None:
+    """Stop the broker of a data folder.
+
+    Returns:
+        What was stopped, or None when none ran.
+    """
+    kept = broker_status(data)
+    if kept is not None:
+        process = psutil.Process(kept.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            stop_process(process.send_signal, lambda seconds: _gone(process, seconds), timeout_s=timeout_s)
+    (data / _STATE).unlink(missing_ok=True)
+    return kept
+
+
+def _gone(process: psutil.Process, timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _one_at_a_time(data: Path) -> Iterator[None]:
+    """Hold a lock, so that two commands do not start two brokers on one folder."""
+    data.mkdir(parents=True, exist_ok=True)
+    with (data / ".start.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,290 @@
+"""One broker process: start until ready, stop, kill, start again."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from retryapp.broker import config, probe
+from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
+from retryapp.jvm import FolderUnusableError, Progress, ensure_jars, find_java, jar_folder, kafka_jars
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 3.0
+"""How long a broker may take to stop before it is killed: a process runner kills everything after 5 s."""
+
+LEAST_FREE_BYTES = 300_000_000
+"""Kafka needs room for its log and index files; it ends in mid-run when there is none."""
+
+_PORT_ATTEMPTS = 3
+_POLL_S = 0.05
+_OUTPUT = "output.txt"
+
+
+class BrokerFailedError(EnvironmentFault):
+    """The broker process ended, or was not ready in time. Operator action: read its log, which the message names."""
+
+    def __init__(self, problem: str, log: str) -> None:
+        """Args: problem: what happened, with the broker's last error. log: its log file."""
+        self.problem = problem
+        self.log = log
+        super().__init__(f"the Kafka broker {problem}. Its log: {log}")
+
+
+class Broker:
+    """A real Kafka node, in its own session (Ctrl-C in the terminal does not reach it; its owner stops it).
+
+    Without ``data`` it is ephemeral: a temporary folder that goes away with :meth:`close`. As a context manager it is
+    started and closed::
+
+        with Broker() as broker:
+            AdminClient({"bootstrap.servers": broker.bootstrap})
+
+    Args:
+        cache_dir: where the jars are kept.
+        port: for clients; None for a free one.
+        data: folder to keep; None for a temporary one.
+        log: log file; None for ``broker.log`` in the data folder.
+        heap_mb: Java heap, in megabytes.
+        settings: broker settings on top of ours.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        *,
+        port: int | None = None,
+        data: Path | None = None,
+        log: Path | None = None,
+        heap_mb: int = 512,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._fixed_port = port is not None
+        self._port = port
+        self._kept = data
+        self._data = data.absolute() if data is not None else None
+        self._log = log.absolute() if log is not None else None
+        self._heap_mb = heap_mb
+        self._settings = dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """Port for clients."""
+        if self._port is None:
+            raise BrokerFailedError("has no port yet: it was never started", "none")
+        return self._port
+
+    @property
+    def bootstrap(self) -> str:
+        """Address for clients."""
+        return f"{probe.LOOPBACK}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None when not running."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    @property
+    def data(self) -> Path:
+        """Folder of topics, settings and log."""
+        if self._data is None:
+            self._data = Path(tempfile.mkdtemp(prefix="retryapp-broker-"))
+        return self._data
+
+    @property
+    def log(self) -> Path:
+        """Its log file."""
+        return self._log or self.data / "broker.log"
+
+    def start(self, *, timeout_s: float = START_TIMEOUT_S, progress: Progress | None = None) -> None:
+        """Start and return once clients are served.
+
+        Steps: find Java; get the jars; look for room and for the ports; format the folder if it is new; start the
+        process; ask for metadata until a broker is listed; check the version that the log names.
+
+        Args:
+            timeout_s: longest time from process start to ready.
+            progress: called for each jar that is downloaded.
+
+        Raises:
+            JavaMissingError: no Java 17 or newer.
+            OfflineError: jars are missing and cannot be downloaded.
+            PortTakenError: the port that was asked for is in use.
+            DiskFullError: less than ``LEAST_FREE_BYTES`` are free.
+            BrokerFailedError: anything else; the message has the broker's last error.
+        """
+        if self.pid is not None:
+            return
+        java = find_java()
+        jars = ensure_jars(self._cache_dir, progress=progress)
+        self._prepare_folder()
+        config.ensure_formatted(self.data, java, jars, jar_folder(self._cache_dir))
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            controller_port = self._choose_ports()
+            settings = config.properties(
+                self.data, port=self.port, controller_port=controller_port, extra=self._settings
+            )
+            file = config.write_files(self.data, settings, self.log)
+            command = config.java_command(java, jars, self.data, heap_mb=self._heap_mb, main_class="kafka.Kafka")
+            try:
+                self._launch([*command, str(file)], timeout_s)
+            except PortTakenError:  # somebody was quicker; only a port that we chose may be chosen again
+                if self._fixed_port or attempt == _PORT_ATTEMPTS:
+                    raise
+                self._port = None
+            else:
+                return
+
+    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop: ask, wait, then kill. Data is kept; a killed broker checks its files at the next start."""
+        if self._process is not None:
+            stop_process(self._process.send_signal, self._wait, timeout_s=timeout_s)
+            self._process = None
+
+    def kill(self) -> None:
+        """End at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def wait(self) -> int:
+        """Wait for the process to end by itself.
+
+        Returns:
+            Its exit code; negative for a signal.
+        """
+        return self._process.wait() if self._process is not None else 0
+
+    def close(self) -> None:
+        """Stop; remove a temporary folder."""
+        self.stop()
+        if self._kept is None and self._data is not None:
+            shutil.rmtree(self._data, ignore_errors=True)
+            self._data = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prepare_folder(self) -> None:
+        try:
+            self.data.mkdir(parents=True, exist_ok=True)
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.data).free
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(str(self.data), error.strerror or "full") from error
+            raise FolderUnusableError(str(self.data), error.strerror or str(error)) from error
+        if free < LEAST_FREE_BYTES:
+            raise DiskFullError(str(self.data), f"a broker needs {LEAST_FREE_BYTES // 1_000_000} MB", free)
+
+    def _choose_ports(self) -> int:
+        """Fix the clients' port; return a free one for the controller."""
+        if self._port is None:
+            self._port, controller_port = probe.free_ports(2)
+            return controller_port
+        if not probe.port_is_free(self._port):
+            raise PortTakenError(probe.LOOPBACK, self._port, "Stop what listens there, or choose another with --port")
+        return next(port for port in probe.free_ports(2) if port != self._port)
+
+    def _launch(self, command: list[str], timeout_s: float) -> None:
+        already = self.log.stat().st_size if self.log.exists() else 0
+        with (self.data / _OUTPUT).open("wb") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - all words of the command are ours
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.data,
+            )
+        try:
+            self._await_ready(timeout_s, already)
+        except BaseException:  # also Ctrl-C: nothing may be left running
+            self.kill()
+            raise
+
+    def _await_ready(self, timeout_s: float, log_offset: int) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self._process is None or self._process.poll() is not None:
+                raise self._reason_of_end(log_offset)
+            if probe.broker_count(self.port) > 0:
+                break
+            if time.monotonic() > deadline:
+                raise BrokerFailedError(f"was not ready within {timeout_s:g} s", str(self.log))
+            time.sleep(_POLL_S)
+        versions = set(re.findall(r"Kafka version: (\S+)", self._logged_since(log_offset)))
+        if versions != {kafka_jars().version}:
+            found = ", ".join(sorted(versions)) or "none"
+            raise BrokerFailedError(f"is not version {kafka_jars().version}, its log names: {found}", str(self.log))
+
+    def _logged_since(self, offset: int) -> str:
+        try:
+            with self.log.open("rb") as file:
+                file.seek(offset)
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _reason_of_end(self, log_offset: int) -> EnvironmentFault:
+        code = self._process.returncode if self._process is not None else None
+        output = (self.data / _OUTPUT).read_text(errors="replace") if (self.data / _OUTPUT).exists() else ""
+        said = self._logged_since(log_offset) + output
+        if "Address already in use" in said:
+            return PortTakenError(probe.LOOPBACK, self.port, "Stop what listens there, or choose another with --port")
+        if "No space left on device" in said:
+            return DiskFullError(str(self.data), "No space left on device")
+        if "Failed to acquire lock on file" in said:
+            return BrokerFailedError(f"cannot start: another one runs on {self.data}", str(self.log))
+        errors = re.findall(r"^(?:\[.*?\] (?:ERROR|FATAL) .*|Exception.*|Error.*)$", said, re.MULTILINE)
+        last = f": {errors[-1].strip()}" if errors else ""
+        return BrokerFailedError(f"ended with exit code {code} before it was ready{last}", self._keep_log())
+
+    def _keep_log(self) -> str:
+        """Save the log of an ephemeral broker that failed, since its folder goes away."""
+        if self._kept is not None or self._log is not None or not self.log.exists():
+            return str(self.log)
+        with tempfile.NamedTemporaryFile(prefix="retryapp-broker-failed-", suffix=".log", delete=False) as file:
+            shutil.copyfile(self.log, file.name)
+            return file.name
+
+    def _wait(self, timeout_s: float) -> bool:
+        try:
+            if self._process is not None:
+                self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def stop_process(send: Callable[[int], None], wait: Callable[[float], bool], *, timeout_s: float) -> None:
+    """End a process: TERM, wait, KILL.
+
+    Args:
+        send: sends a signal.
+        wait: waits up to so many seconds; tells whether the process has ended.
+        timeout_s: between TERM and KILL.
+    """
+    send(signal.SIGTERM)
+    if not wait(timeout_s):
+        send(signal.SIGKILL)
+        wait(10.0)

@@ -1,0 +1,80 @@
+"""What all commands share: exit codes, the ``--json`` option, output and errors.
+
+Results go to stdout, everything else to stderr. With ``--json`` a command prints one JSON object (its last line); so
+does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+stderr_console = Console(stderr=True, soft_wrap=True)
+"""For progress and live views: never mixes with results."""
+
+
+class ExitCode(IntEnum):
+    """What a command ends with."""
+
+    FINE = 0
+    FINDING = 1
+    """The command worked and found something: a mismatch, a lost record, a broker that does not run."""
+    USAGE = 2
+    """Usage or configuration."""
+    ENVIRONMENT = 3
+    """Broker, Java, disk or network."""
+    RESTART = 4
+    """The process must start again; a supervisor does so."""
+    BUG = 70
+    """An error that nobody foresaw."""
+    INTERRUPTED = 130
+
+
+def json_option(command: F) -> F:
+    """Add ``--json`` as the argument ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
+
+
+def emit(result: object, text: str, *, as_json: bool) -> None:
+    """Print a result.
+
+    Args:
+        result: what ``--json`` shows: dataclasses, mappings, sequences, paths, enums and JSON's own types.
+        text: what people see.
+        as_json: which of the two.
+    """
+    click.echo(json.dumps(result, default=_plain, ensure_ascii=False) if as_json else text)
+
+
+def emit_error(error_type: str, message: str, exit_code: int, *, as_json: bool) -> None:
+    """Print an error: one JSON object on stdout, or one line on stderr."""
+    if as_json:
+        click.echo(
+            json.dumps({"error": {"type": error_type, "message": message, "exit_code": exit_code}}, ensure_ascii=False)
+        )
+    else:
+        click.echo(f"retryapp: {message}", file=sys.stderr)
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, StrEnum | IntEnum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

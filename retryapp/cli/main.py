@@ -1,0 +1,112 @@
+"""The command ``retryapp``: finds the subcommands, and turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import click
+
+from retryapp.cli.console import ExitCode, emit_error
+from retryapp.core.errors import RetryAppError
+
+SUBCOMMANDS = {
+    "demo": "Watch real records fail and come back, on a real Kafka.",
+    "worker": "Run a worker of an app.",
+    "plan": "Show which topics an app needs, and why.",
+    "topics": "Make an app's topics.",
+    "pending": "Look at records that wait.",
+    "dead": "Look at dead letters.",
+    "broker": "Run a real single-node Kafka for development.",
+}
+"""Name and summary; each is ``command`` in the module ``retryapp.cli.<name>``, loaded when it is used."""
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported on use, so that ``retryapp broker`` does not load Faust."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List them in the order of the table."""
+        return [name for name in SUBCOMMANDS if find_spec(f"retryapp.cli.{name}") is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module(f"retryapp.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the summaries of the table, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, SUBCOMMANDS[name]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--traceback", "show_traceback", is_flag=True, help="Show where in the program an error arose.")
+@click.version_option(version("retryapp"), message="retryapp %(version)s")
+def cli(*, show_traceback: bool) -> None:
+    """Failed Kafka records come back exactly when due.
+
+    \b
+    Exit codes: 0 fine, 1 a finding, 2 usage or configuration, 3 environment (broker, Java, disk, network),
+    4 the process must be started again, 130 interrupted.
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name.
+
+    Returns:
+        The exit code; all errors are reported and none is raised.
+    """
+    words = list(arguments)
+    as_json = "--json" in words
+    try:
+        result = cli.main(args=words, prog_name="retryapp", standalone_mode=False)
+    except SystemExit as exit_:  # some libraries, and click on a closed pipe
+        return exit_.code if isinstance(exit_.code, int) else ExitCode.FINDING
+    except (click.Abort, KeyboardInterrupt):
+        emit_error("Interrupted", "interrupted", ExitCode.INTERRUPTED, as_json=as_json)
+        return ExitCode.INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return ExitCode.USAGE
+    except click.ClickException as error:
+        where = f" (see '{error.ctx.command_path} --help')" if isinstance(error, click.UsageError) and error.ctx else ""
+        emit_error(
+            type(error).__name__, error.format_message().removesuffix(".") + where, ExitCode.USAGE, as_json=as_json
+        )
+        return ExitCode.USAGE
+    except RetryAppError as error:
+        _show_traceback(words)
+        emit_error(type(error).__name__, str(error), error.exit_code, as_json=as_json)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the process edge: what nobody foresaw still ends with one clear line
+        _show_traceback(words)
+        remedy = "This is a fault in retryapp; 'retryapp --traceback ...' shows where"
+        message = f"unexpected {type(error).__name__}: {error}. {remedy}"
+        emit_error(type(error).__name__, message, ExitCode.BUG, as_json=as_json)
+        return ExitCode.BUG
+    return result if isinstance(result, int) and not isinstance(result, bool) else ExitCode.FINE
+
+
+def _show_traceback(words: Sequence[str]) -> None:
+    if words and words[0] == "--traceback":
+        click.echo(traceback.format_exc(), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

