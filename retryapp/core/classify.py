@@ -1,0 +1,249 @@
+"""From an exception to a failure: what class it has, what is stored about it, which cause it belongs to.
+
+Rules, in this order:
+
+1. The chain of ``__cause__`` is walked, outermost error first; the first error that says something decides.
+2. What an error says: ``Reject`` and ``RetryLater`` speak for themselves; an undecodable value is ``undecodable``
+unless a rule
+   names ``UndecodableError`` itself; else the first of the policy's rules that matches its type (subclasses match).
+3. Of an exception group the worst member decides: rejected, then non-retryable or undecodable, then the longest
+``RetryLater``,
+   then retryable. A group of which no member says anything is judged by its own type.
+4. What nobody speaks about is retryable.
+
+The number of errors looked at is bounded, cycles are harmless, and nothing a user's exception does in ``__str__`` gets
+out of here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from retryapp.core.errors import InvalidPolicyError, UndecodableError
+from retryapp.core.headers import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
+from retryapp.core.text import cut_text
+from retryapp.core.traces import fingerprint_of, qualified_name, shorten_trace
+from retryapp.core.verdicts import Reject, RetryLater
+
+MAX_ERRORS: Final = 1_000
+"""Errors of one failure, causes and members of groups included, that are looked at."""
+
+MAX_NESTING: Final = 20
+"""Levels of groups within groups that are looked into."""
+
+
+class ErrorClass(StrEnum):
+    """What an error means for its record."""
+
+    RETRYABLE = "retryable"
+    """May succeed later."""
+
+    NON_RETRYABLE = "non-retryable"
+    """Will never succeed: dead letter at once."""
+
+
+class DeadReason(StrEnum):
+    """Why a record is dead: the word in ``retry-reason``."""
+
+    EXHAUSTED = "exhausted"
+    """All attempts are used up."""
+    NON_RETRYABLE = "non-retryable"
+    """The policy says that this error never goes away."""
+    REJECTED = "rejected"
+    """The handler raised ``Reject``."""
+    EXPIRED = "expired"
+    """The next wait would end past ``max_elapsed``."""
+    UNDECODABLE = "undecodable"
+    """The value is not what the handler takes."""
+    DAMAGED = "damaged"
+    """The ``retry-*`` headers, or the batch, cannot be read."""
+    TOO_LARGE = "too-large"
+    """The record does not fit into the topic; its value was dropped, its coordinates kept."""
+    CRASHED = "crashed"
+    """It ended its worker too often."""
+    GONE = "gone"
+    """The original is no longer in the main topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Exception types and what they mean. Equal rules name the same types.
+
+    Raises:
+        InvalidPolicyError: no type is given, or one is no exception type.
+    """
+
+    error_types: tuple[type[BaseException] | str, ...] = field(compare=False)
+    """Types, or their qualified names (``httpx.ConnectError``, ``ValueError``) in a rule that was read from text."""
+
+    error_class: ErrorClass
+    """What they mean."""
+
+    names: tuple[str, ...] = field(init=False, default=())
+    """Qualified names of the types."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no exception type; note the names."""
+        if not self.error_types:
+            raise InvalidPolicyError("on", f"{self.error_class}()", "a rule needs at least one exception type")
+        given: tuple[object, ...] = self.error_types  # callers without type checks pass instances here
+        for error_type in given:
+            if not isinstance(error_type, str) and not (
+                isinstance(error_type, type) and issubclass(error_type, BaseException)
+            ):
+                raise InvalidPolicyError("on", error_type, "expected exception types, as non_retryable(ValueError)")
+        names = (each if isinstance(each, str) else qualified_name(each) for each in self.error_types)
+        object.__setattr__(self, "names", tuple(names))
+
+    def matches(self, error: BaseException) -> bool:
+        """Tell whether the error is of one of the types or of a subclass."""
+        return any(self._match(each, type(error)) for each in self.error_types)
+
+    def matches_only(self, base: type[BaseException], error: BaseException) -> bool:
+        """Tell whether the error matches a type that is ``base`` or narrower."""
+        ancestors = {qualified_name(each) for each in base.__mro__[1:]}
+        narrow = (each for each, name in zip(self.error_types, self.names, strict=True) if name not in ancestors)
+        return any(self._match(each, type(error)) for each in narrow)
+
+    @staticmethod
+    def _match(wanted: type[BaseException] | str, actual: type[BaseException]) -> bool:
+        if isinstance(wanted, str):
+            return any(qualified_name(each) == wanted for each in actual.__mro__)
+        return issubclass(actual, wanted)
+
+
+def retryable(*error_types: type[BaseException]) -> Rule:
+    """Say that errors of these types may go away: an exception from a later, broader rule."""
+    return Rule(error_types, ErrorClass.RETRYABLE)
+
+
+def non_retryable(*error_types: type[BaseException]) -> Rule:
+    """Say that errors of these types never go away: dead letter at once."""
+    return Rule(error_types, ErrorClass.NON_RETRYABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What is known about one failed attempt."""
+
+    error_type: str
+    """Qualified name of the exception type, as ``httpx.ConnectError`` or ``ValueError``."""
+
+    message: str
+    """Its text, at most ``MAX_MESSAGE_BYTES`` of UTF-8."""
+
+    error_class: ErrorClass
+    """Whether it may go away."""
+
+    reason_if_dead: DeadReason | None
+    """Why the record is dead now, whatever the attempts; None when it may be retried."""
+
+    retry_after_ms: int | None
+    """Wait that the handler asked for; None: the schedule's."""
+
+    trace: str | None
+    """Shortened traceback; None where there is none."""
+
+    fingerprint: str
+    """Stable hash of the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saying:
+    """What one error says; the highest ``rank`` wins in a group."""
+
+    error: BaseException
+    reason: DeadReason | None = None
+    retry_after_ms: int | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        if self.reason is DeadReason.REJECTED:
+            return 3, 0
+        if self.reason is not None:
+            return 2, 0
+        return (0, 0) if self.retry_after_ms is None else (1, self.retry_after_ms)
+
+
+def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
+    """Judge an error by the policy's rules.
+
+    Args:
+        error: what the handler raised, with its causes.
+        rules: ordered, first match wins.
+
+    Returns:
+        The failure. Its type and message are the outermost error's, except that ``Reject`` and the deciding member of a
+        group speak for themselves.
+    """
+    saying = _listen(error, tuple(rules), _Budget(MAX_ERRORS), MAX_NESTING)
+    shown = _spokesman(error, saying)
+    return Failure(
+        error_type=cut_text(qualified_name(type(shown)), MAX_NAME_BYTES),
+        message=cut_text(_text_of(shown), MAX_MESSAGE_BYTES),
+        error_class=ErrorClass.RETRYABLE if saying is None or saying.reason is None else ErrorClass.NON_RETRYABLE,
+        reason_if_dead=None if saying is None else saying.reason,
+        retry_after_ms=None if saying is None else saying.retry_after_ms,
+        trace=shorten_trace(error, _text_of),
+        fingerprint=fingerprint_of(error),
+    )
+
+
+class _Budget:
+    """How many errors may still be looked at, and which were: cycles and bombs end here."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.seen: set[int] = set()
+
+    def take(self, error: BaseException) -> bool:
+        if self.left <= 0 or id(error) in self.seen:
+            return False
+        self.left -= 1
+        self.seen.add(id(error))
+        return True
+
+
+def _listen(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Saying | None:
+    current: BaseException | None = error
+    while current is not None and budget.take(current):
+        saying = _own(current, rules, budget, levels)
+        if saying is not None:
+            return saying
+        current = current.__cause__
+    return None
+
+
+def _own(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Saying | None:
+    if isinstance(error, Reject):
+        return _Saying(error, DeadReason.REJECTED)
+    if isinstance(error, RetryLater):
+        return _Saying(error, retry_after_ms=error.after_ms)
+    if isinstance(error, BaseExceptionGroup) and levels:
+        heard = (_listen(member, rules, budget, levels - 1) for member in error.exceptions)
+        said = [saying for saying in heard if saying is not None]
+        if said:
+            return max(said, key=lambda saying: saying.rank)
+    undecodable = isinstance(error, UndecodableError)
+    for rule in rules:
+        if rule.matches_only(UndecodableError, error) if undecodable else rule.matches(error):
+            return _Saying(error, None if rule.error_class is ErrorClass.RETRYABLE else DeadReason.NON_RETRYABLE)
+    return _Saying(error, DeadReason.UNDECODABLE) if undecodable else None
+
+
+def _spokesman(error: BaseException, saying: _Saying | None) -> BaseException:
+    if saying is not None and (isinstance(saying.error, Reject) or isinstance(error, BaseExceptionGroup)):
+        error = saying.error
+    while isinstance(error, BaseExceptionGroup):  # finite: a group's members are fixed when it is made
+        error = error.exceptions[0]
+    return error
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - user code: a __str__ that raises must not cost the record its failure
+        return f"(its text cannot be had: __str__ raised {qualified_name(type(broken))})"

@@ -1,0 +1,84 @@
+"""The one decision: after a failed attempt, when again, or why not.
+
+Nobody else compares attempts or deadlines. Order of the questions, first answer wins:
+
+1. Does the failure itself say that the record is dead (non-retryable, rejected, undecodable)?
+2. Are the attempts used up (``exhausted``)?
+3. Would the next wait end after ``max_elapsed`` from the first failure (``expired``)? Such a record is not parked at
+all. 4. Else again: at now plus the schedule's delay, jittered, or plus the wait that the handler asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retryapp.core.classify import DeadReason, Failure
+from retryapp.core.durations import format_duration_ms
+from retryapp.core.headers import MAX_EPOCH_MS
+from retryapp.core.policy import RetryPolicy
+
+__all__ = ["Dead", "DeadReason", "Decision", "RetryAt", "decide"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """Deliver again, not before ``due_at_ms``."""
+
+    due_at_ms: int
+    """Due time, epoch milliseconds."""
+
+    delay_ms: int
+    """The wait from now."""
+
+    tier: str
+    """Text of the schedule's delay that is nearest: for people and metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Never again by itself: dead letter."""
+
+    reason: DeadReason
+    """Why."""
+
+
+Decision = RetryAt | Dead
+
+
+def decide(
+    policy: RetryPolicy, *, attempt: int, first_failed_ms: int, failure: Failure, now_ms: int, rng: float
+) -> Decision:
+    """Decide what becomes of a record whose delivery has failed.
+
+    Args:
+        policy: the handler's policy.
+        attempt: number of the delivery that failed, from 1.
+        first_failed_ms: when the first attempt failed, epoch milliseconds; for attempt 1 the same as ``now_ms``.
+        failure: the classified error.
+        now_ms: the time, epoch milliseconds.
+        rng: random number for the jitter, from 0 up to but without 1.
+
+    Returns:
+        ``RetryAt`` with a due time not before ``now_ms``, or ``Dead``.
+
+    Raises:
+        ValueError: ``attempt`` is below 1 or ``rng`` is out of range.
+    """
+    if attempt < 1:
+        raise ValueError(f"attempt={attempt}: the first delivery is attempt 1")
+    if failure.reason_if_dead is not None:
+        return Dead(failure.reason_if_dead)
+    if attempt >= policy.max_attempts:
+        return Dead(DeadReason.EXHAUSTED)
+    asked = failure.retry_after_ms
+    delay_ms = policy.schedule.delay_ms(attempt, rng) if asked is None else asked
+    due_at_ms = now_ms + delay_ms
+    deadline_ms = MAX_EPOCH_MS if policy.max_elapsed_ms is None else first_failed_ms + policy.max_elapsed_ms
+    if due_at_ms > min(deadline_ms, MAX_EPOCH_MS):
+        return Dead(DeadReason.EXPIRED)
+    nominal_ms = policy.schedule.nominal_ms(attempt) if asked is None else _nearest(policy, asked)
+    return RetryAt(due_at_ms, delay_ms, format_duration_ms(nominal_ms))
+
+
+def _nearest(policy: RetryPolicy, delay_ms: int) -> int:
+    return min(policy.schedule.nominal_delays_ms, key=lambda nominal_ms: (abs(nominal_ms - delay_ms), nominal_ms))

@@ -1,0 +1,174 @@
+"""Retry policies: when a failed record is tried again, how often, and what is never tried again.
+
+A policy is frozen and valid: a wrong one cannot be made. Its text names everything that decides, so equal texts decide
+alike; the digest of the text travels with each record, the text itself is in a ``policy`` event::
+
+    5m*2 30m*3 1h; max_elapsed=1d; timeout=5m; non-retryable=ValueError,billing.CardExpired
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from retryapp.core.classify import ErrorClass, Rule
+from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
+from retryapp.core.schedule import Schedule, parse_schedule
+
+DEFAULT_TIMEOUT: Final = "5m"
+"""How long one run of a handler may take."""
+
+DIGEST_CHARS: Final = 12
+"""Hex digits of a policy's digest."""
+
+_TYPE_NAME: Final = re.compile(r"[^\s,;=]+")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RetryPolicy:
+    """When and whether a failed record is delivered again.
+
+    >>> policy = RetryPolicy("5m*2 30m*3 1h", max_elapsed="1d")
+    >>> policy.max_attempts, policy.text
+    (7, '5m*2 30m*3 1h; max_elapsed=1d; timeout=5m')
+
+    Raises:
+        InvalidPolicyError: a field is out of range or contradicts another; the message names it.
+    """
+
+    schedule: Schedule
+    """Waits between the attempts."""
+
+    max_attempts: int
+    """Deliveries in all, the first one included: one more than the schedule has delays."""
+
+    max_elapsed_ms: int | None
+    """No wait may end later than this after the first failure, in milliseconds; None: no deadline."""
+
+    on: tuple[Rule, ...]
+    """Which errors may go away, ordered, first match wins; what no rule names is retryable."""
+
+    timeout_ms: int
+    """How long one run of the handler may take, in milliseconds."""
+
+    def __init__(
+        self,
+        schedule: str | Schedule,
+        *,
+        max_attempts: int | None = None,
+        max_elapsed: str | timedelta | None = None,
+        on: Rule | Iterable[Rule] = (),
+        timeout: str | timedelta = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Check and keep.
+
+        Args:
+            schedule: text (``"5m*2 30m*3 1h"``, ``"fixed(30s, 5)"``, ``"exp(1s, x2, cap=10m, jitter=0.2, 8)"``) or a
+                schedule.
+            max_attempts: deliveries in all; may be left out, and if given must be one more than the schedule has
+                delays.
+            max_elapsed: a record whose next wait would end later than this after its first failure is dead, reason
+                ``expired``; None: no deadline.
+            on: rules from ``retryable(...)`` and ``non_retryable(...)``, ordered, first match wins.
+            timeout: how long one run of the handler may take.
+        """
+        chosen = schedule if isinstance(schedule, Schedule) else parse_schedule(schedule)
+        attempts = chosen.retries + 1
+        if max_attempts is not None and (isinstance(max_attempts, bool) or max_attempts != attempts):
+            raise InvalidPolicyError(
+                "max_attempts",
+                max_attempts,
+                f"the schedule {chosen.text!r} has {chosen.retries} delays, which makes {attempts} attempts; "
+                f"leave max_attempts out, or change the schedule",
+            )
+        object.__setattr__(self, "schedule", chosen)
+        object.__setattr__(self, "max_attempts", attempts)
+        object.__setattr__(self, "max_elapsed_ms", None if max_elapsed is None else _length("max_elapsed", max_elapsed))
+        object.__setattr__(self, "on", _rules(on))
+        object.__setattr__(self, "timeout_ms", _length("timeout", timeout))
+
+    @property
+    def text(self) -> str:
+        """Canonical text.
+
+        ``RetryPolicy.parse`` reads it back to an equal policy, its rules by the names of the types.
+        """
+        parts = [self.schedule.text]
+        if self.max_elapsed_ms is not None:
+            parts.append(f"max_elapsed={format_duration_ms(self.max_elapsed_ms)}")
+        parts.append(f"timeout={format_duration_ms(self.timeout_ms)}")
+        parts += [f"{rule.error_class.value}={','.join(rule.names)}" for rule in self.on]
+        return "; ".join(parts)
+
+    @property
+    def digest(self) -> str:
+        """Short hash of the text: ``DIGEST_CHARS`` hex digits."""
+        return hashlib.sha256(self.text.encode("utf-8", "backslashreplace")).hexdigest()[:DIGEST_CHARS]
+
+    @property
+    def longest_wait_ms(self) -> int:
+        """Longest delay of the schedule, in milliseconds."""
+        return self.schedule.nominal_delays_ms[-1]
+
+    @classmethod
+    def parse(cls, text: str) -> RetryPolicy:
+        """Read a policy from its text.
+
+        Args:
+            text: a schedule, then ``; name=value`` for ``max_attempts``, ``max_elapsed``, ``timeout``, ``retryable``
+                and ``non-retryable``; the last two list exception types by qualified name and may stand several times.
+
+        Raises:
+            InvalidPolicyError: a part is unknown, stands twice or has a wrong value.
+        """
+        if not isinstance(text, str):
+            raise InvalidPolicyError("policy", text, "expected text, as '5m*2 30m*3 1h; max_elapsed=1d'")
+        schedule, *parts = (part.strip() for part in text.split(";"))
+        options: dict[str, str] = {}
+        rules: list[Rule] = []
+        for part in parts:
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if equals and name in set(ErrorClass):
+                rules.append(_parse_rule(ErrorClass(name), value))
+            elif equals and name in {"max_attempts", "max_elapsed", "timeout"} and name not in options:
+                options[name] = value
+            else:
+                raise InvalidPolicyError("policy", text, f"the part {part!r} is unknown or stands twice")
+        attempts = options.get("max_attempts")
+        if attempts is not None and not re.fullmatch(r"[0-9]{1,6}", attempts):
+            raise InvalidPolicyError("max_attempts", attempts, "expected a whole number")
+        return cls(
+            schedule,
+            max_attempts=None if attempts is None else int(attempts),
+            max_elapsed=options.get("max_elapsed"),
+            on=rules,
+            timeout=options.get("timeout", DEFAULT_TIMEOUT),
+        )
+
+
+def _length(field: str, value: str | timedelta) -> int:
+    try:
+        return parse_duration_ms(value)
+    except InvalidDurationError as error:
+        raise InvalidPolicyError(field, value, str(error)) from error
+
+
+def _rules(on: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
+    rules = (on,) if isinstance(on, Rule) else tuple(on)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise InvalidPolicyError("on", rule, "expected rules, as on=[non_retryable(ValueError)]")
+    return rules
+
+
+def _parse_rule(error_class: ErrorClass, value: str) -> Rule:
+    names = tuple(name.strip() for name in value.split(","))
+    for name in names:
+        if not _TYPE_NAME.fullmatch(name):
+            raise InvalidPolicyError(error_class.value, value, "expected names of exception types, parted by commas")
+    return Rule(names, error_class)

@@ -1,0 +1,398 @@
+"""Schedules: how long to wait after each failed attempt.
+
+A schedule of n delays means n + 1 attempts. Three kinds, each with a constructor and a text that reads back to an equal
+schedule:
+
+=================  ========================================  =============================================
+kind               constructor                               text
+=================  ========================================  =============================================
+explicit sequence  ``sequence("5m", "5m", "1h")``            ``5m*2 1h``
+fixed              ``fixed("30s", 5)``                       ``fixed(30s, 5)``
+exponential        ``exp("1s", cap="10m", jitter=0.2,        ``exp(1s, x2, cap=10m, jitter=0.2, 8)``
+                   retries=8)``
+=================  ========================================  =============================================
+
+Invariants: every delay is from 1 ms to ten years; jitter only shortens, so a cap is never exceeded; the random number
+is an argument, so the same number gives the same delay.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from functools import lru_cache
+from itertools import groupby
+from typing import Final
+
+from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
+from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
+
+MAX_RETRIES: Final = 1_000
+"""Most delays of one schedule."""
+
+MAX_MULTIPLIER: Final = 1_000.0
+"""Largest factor from one delay to the next."""
+
+_FORMS: Final = "write '5m*2 30m*3 1h', 'fixed(30s, 5)' or 'exp(1s, x2, cap=10m, jitter=0.2, 8)'"
+_CALL: Final = re.compile(r"(fixed|exp)\s*\((.*)\)", re.DOTALL)
+_STEP: Final = re.compile(r"([^*]+)(?:\*([0-9]{1,6}))?")
+_COUNT: Final = re.compile(r"[0-9]{1,6}")
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,30})?")
+
+
+class Schedule(ABC):
+    """The waits between the attempts at one record, before and after jitter."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """Canonical text; ``parse_schedule`` reads it back to an equal schedule."""
+
+    @property
+    @abstractmethod
+    def all_nominal_ms(self) -> tuple[int, ...]:
+        """Every delay in milliseconds before jitter, one for each retry, in order."""
+
+    @property
+    def retries(self) -> int:
+        """Number of delays: attempts after the first."""
+        return len(self.all_nominal_ms)
+
+    @property
+    def nominal_delays_ms(self) -> tuple[int, ...]:
+        """Distinct delays before jitter, in milliseconds, rising: what names the tiers."""
+        return tuple(sorted(set(self.all_nominal_ms)))
+
+    def nominal_ms(self, attempt: int) -> int:
+        """Return the delay after a failed attempt, before jitter.
+
+        Args:
+            attempt: number of the attempt that failed, from 1 to ``retries``.
+
+        Raises:
+            ValueError: no delay follows that attempt.
+        """
+        if not 1 <= attempt <= self.retries:
+            raise ValueError(
+                f"attempt={attempt}: a schedule of {self.retries} delays has one after attempts 1 to {self.retries}"
+            )
+        return self.all_nominal_ms[attempt - 1]
+
+    def delay_ms(self, attempt: int, rng: float) -> int:
+        """Return the delay after a failed attempt, in milliseconds.
+
+        Args:
+            attempt: number of the attempt that failed, from 1 to ``retries``.
+            rng: random number, from 0 up to but without 1; without jitter it does not matter.
+
+        Returns:
+            From 1 to ``nominal_ms(attempt)``.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        if not 0 <= rng < 1:
+            raise ValueError(f"rng={rng}: expected a number from 0 up to but without 1")
+        nominal_ms = self.nominal_ms(attempt)
+        return max(1, nominal_ms - int(nominal_ms * self._jitter() * rng))
+
+    def _jitter(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence(Schedule):
+    """An explicit list of delays.
+
+    Raises:
+        InvalidPolicyError: no delay, too many, or one out of range.
+    """
+
+    delays_ms: tuple[int, ...]
+    """Delay after each failed attempt, in milliseconds."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range."""
+        _check_retries(len(self.delays_ms))
+        for delay_ms in self.delays_ms:
+            _check_delay("delay", delay_ms)
+
+    @property
+    def text(self) -> str:
+        """Equal delays in a row are folded: ``5m*2 30m*3 1h``."""
+        runs = ((format_duration_ms(delay_ms), len(tuple(run))) for delay_ms, run in groupby(self.delays_ms))
+        return " ".join(text if count == 1 else f"{text}*{count}" for text, count in runs)
+
+    @property
+    def all_nominal_ms(self) -> tuple[int, ...]:
+        """The list itself."""
+        return self.delays_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(Schedule):
+    """The same delay each time.
+
+    Raises:
+        InvalidPolicyError: a field is out of range.
+    """
+
+    every_ms: int
+    """The delay, in milliseconds."""
+
+    count: int
+    """Number of retries."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range."""
+        _check_delay("delay", self.every_ms)
+        _check_retries(self.count)
+
+    @property
+    def text(self) -> str:
+        """As ``fixed(30s, 5)``."""
+        return f"fixed({format_duration_ms(self.every_ms)}, {self.count})"
+
+    @property
+    def all_nominal_ms(self) -> tuple[int, ...]:
+        """The delay, as often as there are retries."""
+        return (self.every_ms,) * self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exponential(Schedule):
+    """Delays that grow by a factor.
+
+    After failed attempt ``n`` (1 is the first delivery) the wait is::
+
+        min(max_delay_ms, initial_delay_ms * multiplier ** (n - 1)) * (1 - jitter * random)
+
+    Jitter only shortens, so ``max_delay_ms`` is never exceeded.
+    Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
+
+    Raises:
+        InvalidPolicyError: a field is out of range, or delays without a cap grow beyond ten years.
+    """
+
+    initial_delay_ms: int
+    """Wait after the first failure, in milliseconds."""
+
+    multiplier: float = 2.0
+    """Factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``."""
+
+    max_delay_ms: int | None = None
+    """Longest wait, in milliseconds, not below the first; None: no cap."""
+
+    jitter: float = 0.0
+    """Largest share by which a wait is shortened at random, from 0 (never) to 1."""
+
+    count: int
+    """Number of retries."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range."""
+        _check_delay("initial", self.initial_delay_ms)
+        _check_retries(self.count)
+        object.__setattr__(self, "multiplier", _real("multiplier", self.multiplier, 1.0, MAX_MULTIPLIER))
+        object.__setattr__(self, "jitter", _real("jitter", self.jitter, 0.0, 1.0))
+        if self.max_delay_ms is not None:
+            _check_delay("cap", self.max_delay_ms)
+            if self.max_delay_ms < self.initial_delay_ms:
+                cap = format_duration_ms(self.max_delay_ms)
+                raise InvalidPolicyError(
+                    "cap", cap, f"below the first delay of {format_duration_ms(self.initial_delay_ms)}"
+                )
+        if self.all_nominal_ms[-1] > MAX_DURATION_MS:
+            raise InvalidPolicyError("cap", None, f"{self.count} delays without a cap grow beyond ten years; give one")
+
+    @property
+    def text(self) -> str:
+        """As ``exp(1s, x2, cap=10m, jitter=0.2, 8)``, without what is not set."""
+        parts = [format_duration_ms(self.initial_delay_ms), f"x{_plain(self.multiplier)}"]
+        if self.max_delay_ms is not None:
+            parts.append(f"cap={format_duration_ms(self.max_delay_ms)}")
+        if self.jitter:
+            parts.append(f"jitter={_plain(self.jitter)}")
+        return f"exp({', '.join((*parts, str(self.count)))})"
+
+    @property
+    def all_nominal_ms(self) -> tuple[int, ...]:
+        """The growing delays, capped."""
+        cap_ms = MAX_DURATION_MS + 1 if self.max_delay_ms is None else self.max_delay_ms
+        return _growing(self.initial_delay_ms, self.multiplier, cap_ms, self.count)
+
+    def _jitter(self) -> float:
+        return self.jitter
+
+
+@lru_cache(maxsize=256)
+def _growing(initial_ms: int, multiplier: float, cap_ms: int, count: int) -> tuple[int, ...]:
+    delays: list[int] = []
+    for retry in range(count):
+        capped = bool(delays) and delays[-1] >= cap_ms  # and no power beyond it, which would overflow
+        delays.append(cap_ms if capped else min(cap_ms, int(initial_ms * multiplier**retry)))
+    return tuple(delays)
+
+
+def _check_retries(count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_RETRIES:
+        raise InvalidPolicyError("retries", count, f"expected a whole number of delays from 1 to {MAX_RETRIES}")
+
+
+def _check_delay(field: str, delay_ms: object) -> None:
+    if not isinstance(delay_ms, int) or isinstance(delay_ms, bool) or not 1 <= delay_ms <= MAX_DURATION_MS:
+        raise InvalidPolicyError(field, delay_ms, f"expected milliseconds from 1 to {MAX_DURATION_MS}")
+
+
+def _real(field: str, value: object, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
+        raise InvalidPolicyError(field, value, f"expected a number from {_plain(least)} to {_plain(most)}")
+    return float(value)
+
+
+def _plain(number: float) -> str:
+    """Write a number without exponent, so that it reads back as the same float."""
+    text = format(Decimal(repr(number)), "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def sequence(*delays: str | timedelta) -> Sequence:
+    """Make a schedule of explicit delays.
+
+    Args:
+        delays: one for each retry, as ``"5m"`` or a ``timedelta``.
+
+    Raises:
+        InvalidDurationError: one is no duration.
+        InvalidPolicyError: there is none, or more than ``MAX_RETRIES``.
+
+    >>> sequence("5m", "300s", "1h").text
+    '5m*2 1h'
+    """
+    return Sequence(tuple(parse_duration_ms(delay) for delay in delays))
+
+
+def fixed(delay: str | timedelta, retries: int) -> Fixed:
+    """Make a schedule of equal delays.
+
+    Args:
+        delay: the wait before each retry.
+        retries: how many, from 1 to ``MAX_RETRIES``.
+
+    Raises:
+        InvalidDurationError: ``delay`` is no duration.
+        InvalidPolicyError: ``retries`` is out of range.
+
+    >>> fixed("30s", 5).text
+    'fixed(30s, 5)'
+    """
+    return Fixed(parse_duration_ms(delay), retries)
+
+
+def exp(
+    initial: str | timedelta,
+    *,
+    multiplier: float = 2.0,
+    cap: str | timedelta | None = None,
+    jitter: float = 0.0,
+    retries: int,
+) -> Exponential:
+    """Make a schedule of growing delays.
+
+    Args:
+        initial: wait after the first failure.
+        multiplier: factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``.
+        cap: longest wait; None for no cap.
+        jitter: largest share by which a wait is shortened at random, from 0 to 1.
+        retries: how many, from 1 to ``MAX_RETRIES``.
+
+    Raises:
+        InvalidDurationError: a length is no duration.
+        InvalidPolicyError: a number is out of range.
+
+    >>> exp("1s", cap="5s", retries=4).all_nominal_ms
+    (1000, 2000, 4000, 5000)
+    """
+    return Exponential(
+        initial_delay_ms=parse_duration_ms(initial),
+        multiplier=multiplier,
+        max_delay_ms=None if cap is None else parse_duration_ms(cap),
+        jitter=jitter,
+        count=retries,
+    )
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Read a schedule from its text.
+
+    Args:
+        text: ``5m*2 30m*3 1h``, ``fixed(30s, 5)`` or ``exp(1s, x2, cap=10m, jitter=0.2, 8)``. In ``exp`` the factor,
+            the cap and the jitter may be left out; the last part is the number of retries.
+
+    Raises:
+        InvalidPolicyError: anything else; the message names the part that is wrong.
+    """
+    given: object = text  # callers without type checks pass numbers here
+    if not isinstance(given, str) or not given.strip():
+        raise InvalidPolicyError("schedule", text, f"there is no delay; {_FORMS}")
+    call = _CALL.fullmatch(text.strip())
+    try:
+        if call is None:
+            return _parse_sequence(text)
+        parts = [part.strip() for part in call.group(2).split(",")]
+        return _parse_fixed(text, parts) if call.group(1) == "fixed" else _parse_exp(text, parts)
+    except InvalidDurationError as error:
+        raise InvalidPolicyError("schedule", text, str(error)) from error
+    except InvalidPolicyError as error:
+        if error.field == "schedule":
+            raise
+        raise InvalidPolicyError("schedule", text, str(error)) from error
+
+
+def _parse_sequence(text: str) -> Sequence:
+    delays: list[int] = []
+    for part in text.split():
+        step = _STEP.fullmatch(part)
+        if step is None:
+            raise InvalidPolicyError("schedule", text, f"{part!r} is no delay and no delay*times; {_FORMS}")
+        times = 1 if step.group(2) is None else int(step.group(2))
+        _check_retries(times)
+        delays += [parse_duration_ms(step.group(1))] * times
+        _check_retries(len(delays))
+    return Sequence(tuple(delays))
+
+
+def _parse_fixed(text: str, parts: list[str]) -> Fixed:
+    if len(parts) != 2 or not _COUNT.fullmatch(parts[1]):
+        raise InvalidPolicyError("schedule", text, "expected fixed(delay, retries), as 'fixed(30s, 5)'")
+    return fixed(parts[0], int(parts[1]))
+
+
+def _parse_exp(text: str, parts: list[str]) -> Exponential:
+    form = "expected exp(first, xfactor, cap=longest, jitter=share, retries), as 'exp(1s, x2, cap=10m, jitter=0.2, 8)'"
+    if len(parts) < 2 or not _COUNT.fullmatch(parts[-1]):
+        raise InvalidPolicyError("schedule", text, f"{form}; the last part is the number of retries")
+    options: dict[str, str] = {}
+    for part in parts[1:-1]:
+        name, value = (
+            ("x", part[1:]) if part.startswith("x") else (part.partition("=")[0].strip(), part.partition("=")[2])
+        )
+        if name not in {"x", "cap", "jitter"} or name in options:
+            raise InvalidPolicyError("schedule", text, f"{form}; {part!r} is unknown or stands twice")
+        options[name] = value.strip()
+    for name in options.keys() & {"x", "jitter"}:
+        if not _DECIMAL.fullmatch(options[name]):
+            raise InvalidPolicyError("schedule", text, f"{form}; {options[name]!r} is no number")
+    return exp(
+        parts[0],
+        multiplier=float(options.get("x", "2")),
+        cap=options.get("cap"),
+        jitter=float(options.get("jitter", "0")),
+        retries=int(parts[-1]),
+    )

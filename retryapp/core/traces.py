@@ -1,0 +1,122 @@
+"""Names, tracebacks and fingerprints of errors, without reading source files.
+
+* A shortened traceback has one line for each frame (file's base name, line, function) and the type and text of each
+  error, causes first, as Python prints them; its last lines are kept when it is too long. Source lines are left out:
+  that would read files.
+* A fingerprint groups failures with the same cause: a hash of the error types along ``__cause__`` and of the frames of
+  the user's code as file base name and function. No line numbers and no messages, so an edit elsewhere in the file or
+  an id in the text does not split a group; frames of retryapp, Faust and the standard library do not count, nor do
+  installed packages, as long as a frame of the user's own is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Final
+
+from retryapp.core.headers import MAX_TRACE_BYTES
+from retryapp.core.text import cut_tail, cut_text
+
+MAX_FRAMES: Final = 30
+"""Frames of one error that are shown, the last ones."""
+
+MAX_CHAIN: Final = 10
+"""Errors of one chain that are shown and hashed, outermost first."""
+
+FINGERPRINT_CHARS: Final = 12
+"""Hex digits of a fingerprint."""
+
+_TRACE_MESSAGE_BYTES: Final = 256
+_MACHINERY: Final = frozenset({"retryapp", "faust", "mode", "aiokafka"})
+_USER_PACKAGES: Final = ("retryapp.demo",)
+
+
+def qualified_name(error_type: type) -> str:
+    """Return a type's name with its module; built-in types have no module.
+
+    >>> qualified_name(ValueError), qualified_name(Exception)
+    ('ValueError', 'Exception')
+    """
+    module = getattr(error_type, "__module__", None)
+    name = error_type.__qualname__
+    return name if module in {None, "builtins"} else f"{module}.{name}"
+
+
+def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str]) -> str | None:
+    """Return a traceback that fits into a header.
+
+    Args:
+        error: what was raised.
+        text_of: gives an error's text and never raises.
+
+    Returns:
+        At most ``MAX_TRACE_BYTES`` of UTF-8, or None when the error was never raised and has no cause.
+    """
+    chain = tuple(_chain(error))
+    if len(chain) == 1 and error.__traceback__ is None:
+        return None
+    blocks = []
+    for each in reversed(chain):
+        frames = _frames(each.__traceback__)
+        skipped = [f"  ... {len(frames) - MAX_FRAMES} more"] if len(frames) > MAX_FRAMES else []
+        lines = [f'  File "{_file(frame)}", line {line}, in {_function(frame)}' for frame, line in frames[-MAX_FRAMES:]]
+        text = cut_text(text_of(each), _TRACE_MESSAGE_BYTES)
+        blocks.append("\n".join((*skipped, *lines, f"{qualified_name(type(each))}: {text}")))
+    return cut_tail("\nwhich caused:\n".join(blocks), MAX_TRACE_BYTES)
+
+
+def fingerprint_of(error: BaseException) -> str:
+    """Return a stable hash of an error's cause: ``FINGERPRINT_CHARS`` hex digits."""
+    chain = tuple(_chain(error))
+    frames = [frame for each in chain for frame, _ in _frames(each.__traceback__)]
+    own = [frame for frame in frames if not _is_machinery(frame)]
+    users = [frame for frame in own if not _is_installed(frame)] or own
+    lines = [qualified_name(type(each)) for each in chain]
+    lines += [f"{_file(frame)}:{frame.f_code.co_qualname}" for frame in users]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:FINGERPRINT_CHARS]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, outermost first; of a group its first member goes on."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < MAX_CHAIN:
+        seen.add(id(current))
+        yield current
+        current = current.exceptions[0] if isinstance(current, BaseExceptionGroup) else current.__cause__
+
+
+def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
+    frames = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return frames
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__") or "?")
+
+
+def _function(frame: FrameType) -> str:
+    return f"{_module(frame)}.{frame.f_code.co_qualname}"
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    module = _module(frame)
+    top = module.partition(".")[0]
+    if any(module == package or module.startswith(f"{package}.") for package in _USER_PACKAGES):
+        return False
+    return top in _MACHINERY or top in sys.stdlib_module_names
+
+
+def _is_installed(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return "site-packages" in path or "dist-packages" in path
