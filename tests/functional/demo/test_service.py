@@ -90,7 +90,7 @@ async def test_a_planned_time_out_outlasts_the_client(start: Start) -> None:
     with pytest.raises(TimeoutError):
         await client.enrich(flight_with(FaultKind.TIMEOUT, FLAKY))
     async with asyncio.timeout(5):
-        while not (visits := tail.read()):
+        while not (visits := tail.read()):  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)
     assert visits[0].outcome is Outcome.TIMEOUT
     assert visits[0].ended_ms - visits[0].started_ms >= 200

