@@ -1,7 +1,7 @@
 """Ports, and asking a broker whether it is ready, without a Kafka client.
 
 A client library would log every refused connection of a broker that is still starting; one request over a plain socket
-does not. Request and response layouts are those of Kafka's protocol guide, "Metadata" version 4; integers are big-endian.
+does not. Layouts of request and response: Kafka's protocol guide, "Metadata" version 4; integers are big-endian.
 """
 
 from __future__ import annotations

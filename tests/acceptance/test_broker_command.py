@@ -1,0 +1,89 @@
+"""`retryapp broker` as a person uses it: real commands, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from retryapp.broker.probe import broker_count, free_ports
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+
+RETRYAPP = [sys.executable, "-m", "retryapp.cli.main"]
+
+
+def retryapp(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a command with --json.
+
+    Returns:
+        Exit code and the object it printed.
+    """
+    result = subprocess.run([*RETRYAPP, *arguments, "--json"], capture_output=True, text=True, timeout=100, check=False)
+    return result.returncode, json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[str]:
+    """A data folder; its broker is stopped."""
+    folder = str(tmp_path / "broker")
+    yield folder
+    retryapp("broker", "stop", "--data", folder)
+
+
+def test_start_status_stop(data: str) -> None:
+    """Each is fine to repeat; status is 1 when nothing runs."""
+    port = str(free_ports(1)[0])
+    assert retryapp("broker", "status", "--data", data) == (1, {"state": "stopped"})
+    code, started = retryapp("broker", "start", "--data", data, "--port", port)
+    assert (code, started["state"], started["started"], started["bootstrap"]) == (
+        0,
+        "running",
+        True,
+        f"127.0.0.1:{port}",
+    )
+    code, again = retryapp("broker", "start", "--data", data, "--port", port)
+    assert (code, again["started"], again["pid"]) == (0, False, started["pid"])
+    code, status = retryapp("broker", "status", "--data", data)
+    assert (code, status["state"], status["pid"]) == (0, "running", started["pid"])
+    code, refused = retryapp("broker", "start", "--data", f"{data}-2", "--port", port)
+    assert (code, refused["error"]["type"]) == (3, "PortTakenError")
+    assert retryapp("broker", "stop", "--data", data) == (0, {"state": "stopped", "was_running": True})
+    assert retryapp("broker", "stop", "--data", data) == (0, {"state": "stopped", "was_running": False})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_stops_within_four_seconds(number: signal.Signals) -> None:
+    """A process runner kills what takes longer; the broker would be left behind."""
+    command = [*RETRYAPP, "broker", "run", "--ephemeral", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        running = json.loads(process.stdout.readline())
+        assert broker_count(running["port"]) == 1
+        began = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 4
+    assert not psutil.pid_exists(running["pid"])
+    assert not Path(running["data"]).exists()
+
+
+def test_run_says_when_the_broker_dies() -> None:
+    """Exit code 3, so that a runner notices."""
+    command = [*RETRYAPP, "broker", "run", "--ephemeral", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        running = json.loads(process.stdout.readline())
+        os.kill(running["pid"], signal.SIGKILL)
+        last = json.loads(process.stdout.readline())
+        assert process.wait(10) == 3
+    assert "ended by itself with exit code -9" in last["error"]["message"]

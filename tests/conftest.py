@@ -1,0 +1,73 @@
+"""What all tests share: a scrubbed environment, and a real broker for those that ask for one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+_KEPT = {"RETRYAPP_TEST_BROKER", "RETRYAPP_CACHE_DIR"}
+for _name in [name for name in os.environ if name.startswith(("RETRYAPP_", "FAUST_", "KAFKA_")) and name not in _KEPT]:
+    del os.environ[_name]
+os.environ.update(TZ="UTC", NO_COLOR="1", COLUMNS="120")
+os.environ.pop("FORCE_COLOR", None)
+
+if TYPE_CHECKING:
+    from retryapp.broker import Broker
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses the broker, so that `-m "not broker"` leaves out exactly those."""
+    for item in items:
+        if {"broker", "bootstrap"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("broker")
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    """Folder of the repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def cache_dir() -> Path:
+    """The user's real cache: the jars in it are downloaded once, not once a test run."""
+    from retryapp.settings import load_settings
+
+    return load_settings().cache_dir
+
+
+@pytest.fixture(scope="session")
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """Address of a broker: the one that RETRYAPP_TEST_BROKER names, else :func:`broker`'s."""
+    named = os.environ.get("RETRYAPP_TEST_BROKER")
+    if named:
+        return named
+    started: Broker = request.getfixturevalue("broker")
+    return started.bootstrap
+
+
+@pytest.fixture(scope="session")
+def broker(cache_dir: Path) -> Iterator[Broker]:
+    """A broker of this test session, on a free port, whose data goes away with it; never restarted by a test.
+
+    Where it cannot start (no Java, offline), the tests are skipped on a laptop and fail where CI is set.
+    """
+    from retryapp.broker import Broker as RealBroker
+    from retryapp.core.errors import EnvironmentFault
+
+    started = RealBroker(cache_dir)
+    try:
+        started.start()
+    except EnvironmentFault as error:
+        started.close()
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no broker: {error}")
+    yield started
+    started.close()

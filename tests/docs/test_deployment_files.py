@@ -1,0 +1,157 @@
+"""docker-compose.yml, Dockerfile and Procfile: valid, on loopback, and of commands that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+import yaml
+
+from retryapp.cli.main import cli
+from retryapp.settings import settings_table
+
+
+@pytest.fixture(scope="module")
+def compose(project_root: Path) -> dict[str, Any]:
+    """The compose file."""
+    loaded: dict[str, Any] = yaml.safe_load((project_root / "docker-compose.yml").read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def procfile(project_root: Path) -> dict[str, str]:
+    """Process name to command line."""
+    lines = (project_root / "Procfile").read_text().splitlines()
+    return dict(line.split(": ", 1) for line in lines if line)
+
+
+@pytest.fixture(scope="module")
+def dockerfile(project_root: Path) -> str:
+    """The image's recipe."""
+    return (project_root / "Dockerfile").read_text()
+
+
+def workers(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The services that run a worker."""
+    return {name: service for name, service in compose["services"].items() if "worker" in service.get("command", [])}
+
+
+def plain_command(line: str) -> list[str]:
+    """Take variables, `exec` and what goes before `&&` from a shell line."""
+    words = shlex.split(line.split("&&")[-1])
+    return [word for index, word in enumerate(words) if word != "exec" and not ("=" in word and index < 2)]
+
+
+def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
+    """Find the click command that a command line starts, and its arguments."""
+    if command[:2] == ["python", "-m"]:
+        main = import_module(command[2]).main
+        assert isinstance(main, click.Command)
+        return main, command[3:]
+    assert command[0] == "retryapp"
+    found: click.Command = cli
+    rest = command[1:]
+    while isinstance(found, click.Group):
+        child = found.get_command(click.Context(found), rest[0])
+        assert child is not None, f"no such command: {command}"
+        found, rest = child, rest[1:]
+    return found, rest
+
+
+def assert_parses(command: list[str]) -> None:
+    """Check that command and options exist."""
+    found, rest = resolve(command)
+    found.make_context("test", list(rest), resilient_parsing=False)
+
+
+def test_compose_is_valid(compose: dict[str, Any], project_root: Path) -> None:
+    """By the schema of the Compose Specification; extension fields and anchors are resolved first."""
+    schema = json.loads((project_root / "tests" / "data" / "compose-spec.json").read_text())
+    jsonschema.Draft7Validator(schema).validate(compose)
+
+
+def test_the_schema_refuses_a_mistake(compose: dict[str, Any], project_root: Path) -> None:
+    """The check above can fail."""
+    schema = json.loads((project_root / "tests" / "data" / "compose-spec.json").read_text())
+    broken = {**compose, "services": {"broker": {"image": "apache/kafka", "port": ["9092"]}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft7Validator(schema).validate(broken)
+
+
+def test_ports_are_published_on_loopback_only(compose: dict[str, Any]) -> None:
+    """Pages and broker have no login."""
+    published = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    hosts = [port.rsplit(":", 1)[0] for port in published]
+    assert len(set(hosts)) == len(hosts)
+
+
+def test_images_are_pinned_and_the_broker_is_ours(compose: dict[str, Any], dockerfile: str) -> None:
+    """The same Kafka as `retryapp broker`, and no floating tags."""
+    assert compose["services"]["broker"]["image"] == "apache/kafka:4.3.1"
+    assert re.match(r"(#.*\n)*FROM python:3\.\d+\.\d+-slim-\w+\n", dockerfile)
+
+
+def test_two_workers_come_back_and_have_time_to_stop(compose: dict[str, Any]) -> None:
+    """Restarted unless stopped; killed only after their grace."""
+    assert len(workers(compose)) == 2
+    for service in workers(compose).values():
+        assert service["restart"] == "unless-stopped"
+        grace_s = int(service["environment"]["RETRYAPP_GRACE"].removesuffix("s"))
+        assert int(service["stop_grace_period"].removesuffix("s")) >= grace_s + 10
+
+
+def test_every_service_has_a_health_check_and_waits_for_it(compose: dict[str, Any]) -> None:
+    """Workers start when broker and service answer."""
+    assert all(service["healthcheck"]["test"][0] == "CMD" for service in compose["services"].values())
+    for service in workers(compose).values():
+        assert {name: need["condition"] for name, need in service["depends_on"].items()} == {
+            "broker": "service_healthy",
+            "service": "service_healthy",
+        }
+
+
+def test_settings_exist(compose: dict[str, Any], procfile: dict[str, str], dockerfile: str) -> None:
+    """Every RETRYAPP_ variable named is a setting."""
+    known = {row.name for row in settings_table()}
+    text = json.dumps(compose) + json.dumps(procfile) + dockerfile
+    named = set(re.findall(r"RETRYAPP_[A-Z_]+", text))
+    assert named
+    assert named <= known
+
+
+def test_commands_exist(compose: dict[str, Any], procfile: dict[str, str], dockerfile: str) -> None:
+    """Each command line is parsed by the program it starts."""
+    lines = [plain_command(line) for line in procfile.values()]
+    lines += [service["command"] for service in compose["services"].values() if "command" in service]
+    lines.append(json.loads(dockerfile.rsplit("CMD ", 1)[1]))
+    for line in lines:
+        assert_parses(line)
+
+
+def test_compose_and_procfile_run_the_same_worker(
+    compose: dict[str, Any], procfile: dict[str, str], dockerfile: str
+) -> None:
+    """What is tried in development is what runs in containers."""
+    commands = [service["command"] for service in workers(compose).values()]
+    commands += [plain_command(line) for name, line in procfile.items() if name.startswith("worker")]
+    commands.append(json.loads(dockerfile.rsplit("CMD ", 1)[1]))
+    assert len(commands) == 5
+    assert all(command == commands[0] for command in commands)
+
+
+def test_development_workers_stop_before_the_runner_kills(procfile: dict[str, str]) -> None:
+    """Honcho kills after 5 seconds; a worker needs some of them to leave the group."""
+    for name, line in procfile.items():
+        if name.startswith("worker"):
+            match = re.search(r"RETRYAPP_GRACE=(\d+)s ", line)
+            assert match is not None
+            assert int(match.group(1)) <= 2

@@ -1,0 +1,211 @@
+"""A real Kafka: quick to start, on loopback only, kept data, and every way it can fail has a name."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from retryapp.broker import Broker, BrokerFailedError, broker_status, start_kept_broker, stop_kept_broker
+from retryapp.broker.probe import broker_count, free_ports, port_is_free
+from retryapp.core.errors import DiskFullError, PortTakenError
+from retryapp.jvm import FolderUnusableError
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def kept_data(tmp_path: Path) -> Iterator[Path]:
+    """A data folder; whatever runs on it is stopped."""
+    yield tmp_path / "data"
+    stop_kept_broker(tmp_path / "data")
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that something else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_started_broker_serves_clients(broker: Broker) -> None:
+    """Start returns when a metadata request lists it."""
+    assert broker_count(broker.port) == 1
+    metadata = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10)
+    assert [f"{node.host}:{node.port}" for node in metadata.brokers.values()] == [broker.bootstrap]
+
+
+def test_it_listens_on_loopback_only(broker: Broker) -> None:
+    """No development broker is reachable from another machine."""
+    pid = broker.pid
+    assert pid is not None
+    listening = {row.laddr.ip for row in psutil.Process(pid).net_connections("tcp") if row.status == psutil.CONN_LISTEN}
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+
+
+def test_topics_outlive_a_stop_and_a_kill(cache_dir: Path, kept_data: Path) -> None:
+    """A kept broker finds its topics again, on the same port."""
+    broker = Broker(cache_dir, data=kept_data, port=free_ports(1)[0])
+    try:
+        broker.start()
+        AdminClient({"bootstrap.servers": broker.bootstrap}).create_topics([NewTopic("kept", 1, 1)])["kept"].result(10)
+        broker.stop()
+        assert broker_count(broker.port) == 0
+        broker.start()
+        broker.kill()
+        broker.start()
+        assert "kept" in AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
+    finally:
+        broker.close()
+
+
+def test_an_ephemeral_broker_leaves_nothing(cache_dir: Path) -> None:
+    """Its folder and process are gone after the block."""
+    with Broker(cache_dir) as broker:
+        folder, pid = broker.data, broker.pid
+        assert folder.is_dir()
+    assert not folder.exists()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_taken_port_is_named(cache_dir: Path, taken_port: int) -> None:
+    """Before anything is started."""
+    broker = Broker(cache_dir, port=taken_port)
+    with pytest.raises(PortTakenError, match=f"port {taken_port} .*--port"):
+        broker.start()
+    broker.close()
+
+
+def test_a_port_taken_by_somebody_quicker_is_named(
+    cache_dir: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka's own message is understood too."""
+    monkeypatch.setattr("retryapp.broker.probe.port_is_free", lambda _: True)
+    broker = Broker(cache_dir, port=taken_port)
+    with pytest.raises(PortTakenError):
+        broker.start()
+    broker.close()
+
+
+def test_a_free_port_that_is_lost_is_replaced(
+    cache_dir: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ephemeral broker takes another one."""
+    answers = iter([[taken_port, *free_ports(1)], free_ports(2)])
+    monkeypatch.setattr("retryapp.broker.probe.free_ports", lambda _: next(answers))
+    with Broker(cache_dir) as broker:
+        assert broker.port != taken_port
+
+
+def test_a_refused_setting_is_named_with_the_log(cache_dir: Path) -> None:
+    """The broker's own error stands in the message, and its log is kept."""
+    broker = Broker(cache_dir, settings={"num.io.threads": "none"})
+    with pytest.raises(BrokerFailedError, match=r"num\.io\.threads") as caught:
+        broker.start()
+    broker.close()
+    assert "num.io.threads" in Path(caught.value.log).read_text()
+    Path(caught.value.log).unlink()
+
+
+def test_a_second_broker_on_one_folder_is_refused(cache_dir: Path, kept_data: Path) -> None:
+    """Also when started without the command that notices it first."""
+    first = Broker(cache_dir, data=kept_data)
+    try:
+        first.start()
+        second = Broker(cache_dir, data=kept_data, log=kept_data / "second.log")
+        with pytest.raises(BrokerFailedError, match="another one runs"):
+            second.start()
+        assert broker_count(first.port) == 1
+    finally:
+        first.close()
+
+
+def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before the start: Kafka would end in mid-run."""
+
+    class Usage(NamedTuple):
+        free: int
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=1_000_000))
+    with pytest.raises(DiskFullError, match="1000000 bytes free"):
+        Broker(cache_dir, data=tmp_path / "data").start()
+
+
+def test_a_file_in_place_of_the_folder_is_named(cache_dir: Path, tmp_path: Path) -> None:
+    """Not a bare OSError."""
+    (tmp_path / "data").write_text("")
+    with pytest.raises(FolderUnusableError, match="--data"):
+        Broker(cache_dir, data=tmp_path / "data").start()
+
+
+def test_a_kept_broker_is_found_and_stopped_by_others(cache_dir: Path, kept_data: Path) -> None:
+    """Start, start again, status, stop: as the commands do it, each from its own process."""
+    port = free_ports(1)[0]
+    kept, started = start_kept_broker(cache_dir, kept_data, port=port)
+    assert started
+    assert broker_status(kept_data) == kept
+    assert kept.ready
+    assert start_kept_broker(cache_dir, kept_data, port=port) == (kept, False)
+    with pytest.raises(BrokerFailedError, match=f"on port {port}"):
+        start_kept_broker(cache_dir, kept_data, port=port + 1)
+    assert stop_kept_broker(kept_data) == kept
+    assert broker_status(kept_data) is None
+    assert stop_kept_broker(kept_data) is None
+    assert Path(kept.log).exists()
+
+
+def test_a_recycled_process_id_is_not_the_broker(kept_data: Path) -> None:
+    """Nobody else's process is ever stopped."""
+    kept_data.mkdir()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        (kept_data / "broker.json").write_text(
+            f'{{"pid": {other.pid}, "started_s": 1.5, "port": 1, "data": "", "log": "", "version": "4.3.1"}}'
+        )
+        assert broker_status(kept_data) is None
+        assert stop_kept_broker(kept_data) is None
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
+def test_a_damaged_state_file_means_no_broker(kept_data: Path, content: str) -> None:
+    """It is replaced at the next start."""
+    kept_data.mkdir()
+    (kept_data / "broker.json").write_text(content)
+    assert broker_status(kept_data) is None
+
+
+def test_free_ports_are_distinct_and_below_outgoing_ones() -> None:
+    """A client cannot connect to itself on them."""
+    ports = free_ports(5)
+    assert len(set(ports)) == 5
+    assert all(20_000 <= port < 32_000 and port_is_free(port) for port in ports)
+
+
+def test_a_listener_that_is_no_kafka_counts_as_not_ready(taken_port: int) -> None:
+    """It never answers; the question times out."""
+    began = time.monotonic()
+    assert broker_count(taken_port, timeout_s=0.2) == 0
+    assert time.monotonic() - began < 2
+
+
+def test_disk_errors_of_the_folder_are_named(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full already when the folder is made."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    with pytest.raises(DiskFullError, match="No space left"):
+        Broker(cache_dir, data=tmp_path / "data").start()

@@ -1,0 +1,50 @@
+"""The names that users import, and that importing them loads no more than needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import retryapp
+
+
+def test_the_public_names_are_these() -> None:
+    """A name added or removed here is a decision, not an accident."""
+    assert retryapp.__all__ == [
+        "Delivery",
+        "Reject",
+        "Retries",
+        "RetryAppError",
+        "RetryLater",
+        "RetryPolicy",
+        "exp",
+        "fixed",
+        "non_retryable",
+        "retryable",
+        "sequence",
+    ]
+    assert set(retryapp._HOME) == set(retryapp.__all__)
+
+
+@pytest.mark.parametrize("name", retryapp.__all__)
+def test_each_public_name_can_be_loaded(name: str) -> None:
+    """Every name leads to something of that name."""
+    assert getattr(retryapp, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As with any module."""
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = retryapp.nope  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "statement", ["import retryapp.core.errors", "from retryapp import RetryAppError", "import retryapp.cli.main"]
+)
+def test_light_imports_load_no_faust_and_no_clients(statement: str) -> None:
+    """The pure core and the command line's frame stay quick to import."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"faust", "mode", "aiokafka", "confluent_kafka", "rocksdict", "pyspark", "jgo"} & set(loaded)

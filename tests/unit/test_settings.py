@@ -1,0 +1,63 @@
+"""Reading the environment once, and the table of all settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.settings import Settings, load_settings, settings_table
+
+
+def test_defaults_keep_pages_on_loopback() -> None:
+    """Nothing is reachable from other machines unless somebody says so."""
+    assert load_settings().web_bind == "127.0.0.1"
+
+
+def test_a_variable_replaces_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths of time are written with units and kept in milliseconds."""
+    monkeypatch.setenv("RETRYAPP_GRACE", "1m30s")
+    monkeypatch.setenv("RETRYAPP_DATADIR", "/srv/state")
+    settings = load_settings()
+    assert settings.grace_ms == 90_000
+    assert settings.datadir == Path("/srv/state")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RETRYAPP_GRACE", "25", "no unit"),
+        ("RETRYAPP_WEB_PORT", "70000", "65535"),
+        ("RETRYAPP_WEB_PORT", "http", "integer"),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    """The message has the variable, its value and what is expected."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidSettingError) as caught:
+        load_settings()
+    assert caught.value.name == name
+    assert repr(value) in str(caught.value)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_settings_are_frozen() -> None:
+    """What was read once does not change in mid-run."""
+    with pytest.raises(ValidationError):
+        load_settings().web_port = 1  # type: ignore[misc]
+
+
+def test_the_table_has_every_setting_with_help() -> None:
+    """The documentation is made from it."""
+    rows = settings_table()
+    assert len(rows) == len(Settings.model_fields)
+    assert all(row.name.startswith("RETRYAPP_") and row.help.endswith(".") and row.default for row in rows)
+    assert {row.name: row.default for row in rows}["RETRYAPP_GRACE"] == "25s"
+
+
+def test_no_default_names_this_machine() -> None:
+    """The table is the same wherever it is made."""
+    assert str(Path.home()) not in "".join(row.default for row in settings_table())
