@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Final
 
 from retryapp.core.errors import InvalidPolicyError, UndecodableError
-from retryapp.core.headers import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
+from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
 from retryapp.core.text import cut_text
 from retryapp.core.traces import fingerprint_of, qualified_name, shorten_trace
 from retryapp.core.verdicts import Reject, RetryLater

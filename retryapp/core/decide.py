@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.headers import MAX_EPOCH_MS
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.policy import RetryPolicy
 
 __all__ = ["Dead", "DeadReason", "Decision", "RetryAt", "decide"]

@@ -17,15 +17,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
-from retryapp.core.record import Headers, Origin, failure_id, parse_origin
+from retryapp.core.metadata import (
+    FORMAT_VERSION,
+    MAX_COUNT,
+    MAX_EPOCH_MS,
+    MAX_HISTORY,
+    MAX_HISTORY_TYPE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME_BYTES,
+    MAX_TRACE_BYTES,
+)
+from retryapp.core.metadata import HistoryEntry as HistoryEntry
+from retryapp.core.metadata import RetryMetadata as RetryMetadata
+from retryapp.core.record import Headers, parse_origin
 from retryapp.core.text import cut_tail, escape_text, unescape_text
-
-FORMAT_VERSION: Final = 1
-"""Version that is written; older ones (none yet) are read."""
 
 RETRY_VERSION: Final = "retry-version"
 RETRY_NULL_VALUE: Final = "retry-null-value"
@@ -65,144 +73,7 @@ OUR_HEADERS: Final = frozenset(
 SHIELD: Final = "retry-foreign-"
 """Prefix put before a user's own header whose name is one of ours, while the record travels on our topics."""
 
-MAX_MESSAGE_BYTES: Final = 1_024
-"""Error message: cut to this many UTF-8 bytes, before percent-encoding."""
-MAX_TRACE_BYTES: Final = 4_096
-"""Shortened traceback: the same; its last lines are kept."""
-MAX_NAME_BYTES: Final = 256
-"""Handler, error type, policy, tier and replay id: the same."""
-MAX_HISTORY: Final = 20
-"""Entries of the history that are kept, the newest ones."""
-MAX_HISTORY_TYPE_BYTES: Final = 120
-"""Error type in one entry of the history: cut to this many bytes."""
-MAX_METADATA_BYTES: Final = 32 * 1_024
-"""Names and values of our headers together never exceed this: half of our topics' room over the main topic's limit."""
-MAX_EPOCH_MS: Final = 253_402_300_799_999
-"""Latest instant in any header: the end of the year 9999."""
-
-_MAX_COUNT: Final = 1_000_000
 _DIGITS: Final = re.compile(rb"0|[1-9][0-9]{0,17}")
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """One failed attempt, in short."""
-
-    attempt: int
-    """Number of the delivery, from 1."""
-
-    failed_ms: int
-    """When it failed, epoch milliseconds."""
-
-    error_type: str
-    """Qualified name of the exception type."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryMetadata:
-    """What our headers say about a record: whose failure, which attempt, when again or why not.
-
-    Raises:
-        DamagedMetadataError: a number is out of range, or the record both waits and is dead, or neither.
-    """
-
-    version: int = FORMAT_VERSION
-    """Format version."""
-
-    group: str
-    """Consumer group (app id) in which the record failed."""
-
-    handler: str
-    """Qualified name of the handler function."""
-
-    origin: Origin
-    """First delivery; set once."""
-
-    origin_timestamp_ms: int
-    """The original record's timestamp; -1 where it had none."""
-
-    attempt: int
-    """Number of the delivery that failed last; the next is this + 1. 0 only in a replay, which starts again at 1."""
-
-    due_at_ms: int | None = None
-    """Earliest start of the next attempt, epoch milliseconds; None when dead."""
-
-    started_ms: int
-    """When the attempt that failed last began."""
-
-    hot_attempts: int = 1
-    """Tries in place within that attempt."""
-
-    policy: str
-    """Digest of the policy that decided."""
-
-    tier: str | None = None
-    """Text of the nominal delay that is waited for; None when dead."""
-
-    first_failed_ms: int
-    """When the first attempt failed (of this replay, if it is one): ``max_elapsed`` counts from here."""
-
-    last_failed_ms: int
-    """When the last attempt failed."""
-
-    error_type: str
-    """Qualified name of the last failure's exception type."""
-
-    error_message: str
-    """Its message, at most ``MAX_MESSAGE_BYTES``."""
-
-    error_trace: str | None = None
-    """Shortened traceback; dead letters only."""
-
-    reason: str | None = None
-    """Why the record is dead, one of DESIGN's words; None while it waits."""
-
-    original_reason: str | None = None
-    """With reason ``too-large``: why it was to die before its size was known. None otherwise."""
-
-    fingerprint: str
-    """Stable hash of the cause."""
-
-    history: tuple[HistoryEntry, ...] = ()
-    """Last failed attempts, oldest first, at most ``MAX_HISTORY``."""
-
-    replay_id: str | None = None
-    """Which replay sent it last; None if never replayed."""
-
-    replays: int = 0
-    """How often it was replayed."""
-
-    null_value: bool = False
-    """The original value was null; it travels as empty."""
-
-    def __post_init__(self) -> None:
-        """Refuse what must never be written or believed."""
-        _check(RETRY_ATTEMPT, self.attempt, 0 if self.replays else 1, _MAX_COUNT)
-        _check(RETRY_HOT_ATTEMPTS, self.hot_attempts, 1, _MAX_COUNT)
-        _check(RETRY_REPLAYS, self.replays, 0, _MAX_COUNT)
-        _check(RETRY_ORIGIN_TIMESTAMP_MS, self.origin_timestamp_ms, -1, MAX_EPOCH_MS)
-        for header, instant in (
-            (RETRY_STARTED_MS, self.started_ms),
-            (RETRY_FIRST_FAILED_MS, self.first_failed_ms),
-            (RETRY_LAST_FAILED_MS, self.last_failed_ms),
-            (RETRY_DUE_MS, self.due_at_ms),
-        ):
-            if instant is not None:
-                _check(header, instant, 0, MAX_EPOCH_MS)
-        if (self.due_at_ms is None) == (self.reason is None):
-            raise DamagedMetadataError(
-                RETRY_DUE_MS, self.due_at_ms, f"a record either waits or is dead, and {RETRY_REASON}={self.reason!r}"
-            )
-
-    @property
-    def failure_id(self) -> str:
-        """``group/topic@id/partition/offset``: the same in every copy."""
-        return failure_id(self.group, self.origin)
-
-
-def _check(header: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
 
 
 def split_headers(headers: Headers) -> tuple[Headers, Headers]:
@@ -243,15 +114,56 @@ def unshield(headers: Headers) -> Headers:
     return tuple((name.removeprefix(SHIELD), value) for name, value in headers)
 
 
+def _check(metadata: RetryMetadata) -> None:
+    """Refuse what must never be written or believed."""
+    _check_range(RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT)
+    _check_range(RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT)
+    _check_range(RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT)
+    _check_range(RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS)
+    for header, instant in (
+        (RETRY_STARTED_MS, metadata.started_ms),
+        (RETRY_FIRST_FAILED_MS, metadata.first_failed_ms),
+        (RETRY_LAST_FAILED_MS, metadata.last_failed_ms),
+        (RETRY_DUE_MS, metadata.due_at_ms),
+    ):
+        if instant is not None:
+            _check_range(header, instant, 0, MAX_EPOCH_MS)
+    for header, name in (
+        (RETRY_GROUP, metadata.group),
+        (RETRY_HANDLER, metadata.handler),
+        (RETRY_POLICY, metadata.policy),
+        (RETRY_ERROR_TYPE, metadata.error_type),
+        (RETRY_FINGERPRINT, metadata.fingerprint),
+    ):
+        if not name:
+            raise DamagedMetadataError(header, name, "is empty")
+    if (metadata.due_at_ms is None) == (metadata.reason is None):
+        raise DamagedMetadataError(
+            RETRY_DUE_MS,
+            metadata.due_at_ms,
+            f"a record either waits or is dead, and {RETRY_REASON}={metadata.reason!r}",
+        )
+
+
+def _check_range(header: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
+
+
 def encode_metadata(metadata: RetryMetadata) -> Headers:
     """Write our headers, each once, in a fixed order; text and history beyond their bounds are cut.
 
     Args:
-        metadata: valid metadata (its class checks itself).
+        metadata: what is to be said.
 
     Returns:
         At most ``len(OUR_HEADERS)`` pairs of ASCII values, together at most ``MAX_METADATA_BYTES``.
+
+    Raises:
+        DamagedMetadataError: a number is out of range, or the record both waits and is dead, or neither; names the
+            header.
     """
+    _check(metadata)
     return tuple((name, value.encode("ascii")) for name, value in _texts(metadata))
 
 
@@ -317,16 +229,21 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
         if value is None:
             raise DamagedMetadataError(name, None, "is null")
         found[name] = value
-    return _Reader(found).metadata() if found else None
+    if not found:
+        return None
+    metadata = HeaderReader(found).metadata()
+    _check(metadata)
+    return metadata
 
 
-class _Reader:
-    """Reads our headers one by one; every refusal names the header."""
+class HeaderReader:
+    """Reads our headers one by one; every refusal is a ``DamagedMetadataError`` that names the header."""
 
     def __init__(self, found: dict[str, bytes]) -> None:
         self.found = found
 
     def metadata(self) -> RetryMetadata:
+        """Read everything."""
         version = self.number(RETRY_VERSION)
         if version > FORMAT_VERSION:
             raise NewerFormatError(RETRY_VERSION, version, FORMAT_VERSION)
@@ -359,36 +276,44 @@ class _Reader:
         )
 
     def raw(self, header: str) -> bytes:
+        """Return a header that has to be there."""
         value = self.found.get(header)
         if value is None:
             raise DamagedMetadataError(header, None, "is missing")
         return value
 
     def number(self, header: str) -> int:
+        """Read a whole number, not negative."""
         return _number(header, self.raw(header))
 
     def timestamp(self, header: str) -> int:
+        """Read an instant, or -1 for none."""
         return -1 if self.raw(header) == b"-1" else self.number(header)
 
     def flag(self, header: str) -> bool:
+        """Tell whether a mark is there."""
         value = self.found.get(header)
         if value not in (None, b"1"):
             raise DamagedMetadataError(header, value, "expected 1, or no such header")
         return value is not None
 
     def text(self, header: str) -> str:
+        """Read text, maybe empty."""
         return _text(header, self.raw(header))
 
     def name(self, header: str) -> str:
+        """Read text that is not empty."""
         text = self.text(header)
         if not text:
             raise DamagedMetadataError(header, "", "is empty")
         return text
 
     def optional_name(self, header: str) -> str | None:
+        """Read text that is not empty, or None where the header is missing."""
         return self.name(header) if header in self.found else None
 
     def history(self) -> tuple[HistoryEntry, ...]:
+        """Read the last failed attempts, oldest first; none where the header is missing."""
         value = self.found.get(RETRY_HISTORY)
         if value is None:
             return ()
@@ -399,7 +324,7 @@ class _Reader:
                 raise DamagedMetadataError(RETRY_HISTORY, value, "expected attempt:failed_ms:type, parted by commas")
             attempt, failed_ms = (_number(RETRY_HISTORY, field) for field in fields[:2])
             entries.append(HistoryEntry(attempt, failed_ms, _text(RETRY_HISTORY, fields[2])))
-        return tuple(entries)
+        return tuple(entries[-MAX_HISTORY:])
 
 
 def _number(header: str, value: bytes) -> int:

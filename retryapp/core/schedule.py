@@ -29,7 +29,7 @@ from itertools import groupby
 from typing import Final
 
 from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
-from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
+from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, shown
 
 MAX_RETRIES: Final = 1_000
 """Most delays of one schedule."""
@@ -352,7 +352,7 @@ def parse_schedule(text: str) -> Schedule:
     except InvalidPolicyError as error:
         if error.field == "schedule":
             raise
-        raise InvalidPolicyError("schedule", text, str(error)) from error
+        raise InvalidPolicyError("schedule", text, f"{error.field}={shown(error.value)}: {error.expected}") from error
 
 
 def _parse_sequence(text: str) -> Sequence:

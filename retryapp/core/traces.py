@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Final
 
-from retryapp.core.headers import MAX_TRACE_BYTES
+from retryapp.core.metadata import MAX_TRACE_BYTES
 from retryapp.core.text import cut_tail, cut_text
 
 MAX_FRAMES: Final = 30

@@ -1,0 +1,305 @@
+"""The copies of a record that go out, and the record that the handler sees.
+
+Life of a record, each step a pure function:
+
+1. ``arriving`` (main topic): what the handler sees of a new record.
+2. ``after_failure``: the metadata that tells of a failed attempt and of what was decided.
+3. ``to_tier``: the copy that waits.  ``row_of`` (rows.py) parks it.
+4. ``to_redelivery``: the parked row comes back when due.
+5. ``restore``: what the handler sees of it: its own headers, its original coordinates and timestamp.
+6. ``to_dead_letter``: the copy that waits no more; ``for_replay`` and ``to_tier`` send it round again.
+
+Invariants: key, value and foreign headers pass byte for byte; the partition number never changes; our headers stand
+once. A null value travels as empty with a mark, always: the client refuses a null key with a null value, and one rule
+is easier to trust than two. A user's own header with one of our names travels shielded (``headers.shield``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from retryapp.core.classify import DeadReason, Failure
+from retryapp.core.decide import Dead, Decision, RetryAt
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError
+from retryapp.core.headers import (
+    carries_metadata,
+    encode_metadata,
+    shield,
+    split_headers,
+    strip,
+    unshield,
+)
+from retryapp.core.metadata import MAX_HISTORY, HistoryEntry, RetryMetadata
+from retryapp.core.record import Headers, Origin, Record
+from retryapp.core.rows import PendingRow
+from retryapp.core.text import cut_text
+from retryapp.core.topology import HandlerTopology
+
+BATCH_OVERHEAD_BYTES: Final = 61
+"""Header of a record batch, format v2 (KIP-98): the limit holds for the batch, so a lone record carries it."""
+
+_RECORD_OVERHEAD_BYTES: Final = 36
+_HEADER_OVERHEAD_BYTES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record to be published."""
+
+    topic: str
+    """Where to."""
+
+    partition: int
+    """Partition number: that of the record's first delivery."""
+
+    key: bytes | None
+    """Key bytes, as they came."""
+
+    value: bytes | None
+    """Value bytes, as they came; empty for null."""
+
+    headers: Headers
+    """Foreign headers in their order, then ours."""
+
+
+def record_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return an upper bound for the bytes of a record alone in an uncompressed batch.
+
+    Every variable-length number is counted at its longest (5 bytes, 10 for times; format v2, KIP-98).
+    """
+    size = BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    for name, header in headers:
+        size += _HEADER_OVERHEAD_BYTES + len(name.encode("utf-8", "surrogateescape")) + len(header or b"")
+    return size
+
+
+def arriving(record: Record) -> Record:
+    """Return what the handler sees of a record of the main topic.
+
+    A copied dead letter is a new record like any other.
+    """
+    headers = strip(record.headers)
+    return record if headers is record.headers else replace(record, headers=headers)
+
+
+def restore(record: Record, metadata: RetryMetadata) -> Record:
+    """Return what the handler sees of a redelivered record: as it was at its first delivery.
+
+    Args:
+        record: as read from the redelivery, a retry or the dead-letter topic.
+        metadata: what its headers say.
+
+    Returns:
+        Foreign headers only, original topic, partition, offset and timestamp, null value restored.
+    """
+    origin = metadata.origin
+    return Record(
+        topic=origin.topic,
+        partition=origin.partition,
+        offset=origin.offset,
+        timestamp_ms=metadata.origin_timestamp_ms,
+        key=record.key,
+        value=None if metadata.null_value else record.value,
+        headers=unshield(split_headers(record.headers)[0]),
+    )
+
+
+def _foreign(record: Record, metadata: RetryMetadata) -> Headers:
+    """Return the foreign headers as they travel, of a record as read from any topic or as the handler saw it."""
+    if record.topic == metadata.origin.topic and not carries_metadata(record.headers):
+        return shield(record.headers)  # the user's own headers, whatever they are called
+    return split_headers(record.headers)[0]  # as they travelled, shielded already
+
+
+def _marked(record: Record, metadata: RetryMetadata) -> tuple[bytes, RetryMetadata]:
+    """Return the value as it travels, and metadata that says whether it was null."""
+    null = record.value is None or (metadata.null_value and not record.value)
+    return record.value or b"", metadata if null == metadata.null_value else replace(metadata, null_value=null)
+
+
+def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadata) -> Outgoing:
+    """Return the copy that waits.
+
+    Args:
+        record: the failed record, as read or as the handler saw it.
+        topology: the handler's topics.
+        metadata: what its headers shall say; has a due time.
+
+    Returns:
+        The copy for the retry topic of the nearest tier.
+
+    Raises:
+        ValueError: the metadata has no due time.
+    """
+    if metadata.due_at_ms is None:
+        raise ValueError(f"{metadata.failure_id} is dead ({metadata.reason}): only what has a due time may wait")
+    value, marked = _marked(record, metadata)
+    return Outgoing(
+        topic=topology.retry_topic_for(_tier_ms(metadata, metadata.due_at_ms)),
+        partition=record.partition,
+        key=record.key,
+        value=value,
+        headers=_foreign(record, metadata) + encode_metadata(marked),
+    )
+
+
+def _tier_ms(metadata: RetryMetadata, due_at_ms: int) -> int:
+    if metadata.attempt == 0:
+        return 0  # a replay waits for its turn, not for a delay of the schedule
+    try:
+        return due_at_ms - metadata.last_failed_ms if metadata.tier is None else parse_duration_ms(metadata.tier)
+    except InvalidDurationError:
+        return due_at_ms - metadata.last_failed_ms  # the tier is for people; the due time decides
+
+
+def to_redelivery(row: PendingRow, *, topology: HandlerTopology, partition: int) -> Outgoing:
+    """Return the copy that brings a parked record back to its handler, exactly as it was parked."""
+    return Outgoing(topology.redelivery, partition, row.key, row.value, row.headers)
+
+
+def to_dead_letter(record: Record, *, topology: HandlerTopology, metadata: RetryMetadata, max_bytes: int) -> Outgoing:
+    """Return the copy that waits no more; it always fits, whatever has to be left out.
+
+    What is left out first: the traceback, the history, the end of the message. If the record still does not fit, its
+    value and foreign headers (then its key too) are dropped, the reason becomes ``too-large`` and the former one is
+    kept beside it. The coordinates of the first delivery always stay.
+
+    Args:
+        record: the dead record, as read or as the handler saw it.
+        topology: the handler's topics.
+        metadata: what its headers shall say; has a reason.
+        max_bytes: the dead-letter topic's ``max.message.bytes``.
+
+    Returns:
+        The copy for the dead-letter topic; ``decode_metadata`` of its headers says what was kept.
+
+    Raises:
+        ValueError: the metadata has no reason.
+    """
+    if metadata.reason is None:
+        raise ValueError(f"{metadata.failure_id} waits until {metadata.due_at_ms}: only what has a reason is dead")
+    value, marked = _marked(record, metadata)
+    foreign = _foreign(record, metadata)
+    dropped = replace(
+        marked,
+        reason=DeadReason.TOO_LARGE.value,
+        original_reason=marked.original_reason if marked.reason == DeadReason.TOO_LARGE else marked.reason,
+    )
+    whole = (record.key, value, foreign, marked)
+    without_value = (record.key, b"", (), dropped)
+    without_key = (None, b"", (), dropped)
+    out = Outgoing(topology.dlq, record.partition, None, b"", encode_metadata(dropped))
+    for key, kept, headers, told in (whole, without_value, without_key):
+        for shorter in _shorter(told, max_bytes, record_size(key, kept, headers)):
+            ours = encode_metadata(shorter)
+            out = Outgoing(topology.dlq, record.partition, key, kept, headers + ours)
+            if record_size(key, kept, out.headers) <= max_bytes:
+                return out
+    return out  # the limit is below our shortest headers: nothing is left to leave out
+
+
+def _shorter(metadata: RetryMetadata, max_bytes: int, payload_bytes: int) -> Iterator[RetryMetadata]:
+    """Yield the metadata, then with less and less of what only explains."""
+    yield metadata
+    yield (untraced := replace(metadata, error_trace=None))
+    yield (bare := replace(untraced, history=()))
+    silent = replace(bare, error_message="")
+    room = max_bytes - payload_bytes - (record_size(None, None, encode_metadata(silent)) - record_size(None, None, ()))
+    if room > 0:
+        yield replace(bare, error_message=cut_text(bare.error_message, room // 3))  # an escaped byte takes three
+    yield silent
+
+
+def after_failure(
+    previous: RetryMetadata | None,
+    *,
+    group: str,
+    handler: str,
+    origin: Origin,
+    origin_timestamp_ms: int,
+    attempt: int,
+    started_ms: int,
+    failed_ms: int,
+    policy_digest: str,
+    failure: Failure,
+    decision: Decision,
+    hot_attempts: int = 1,
+) -> RetryMetadata:
+    """Return the metadata after a failed attempt.
+
+    Args:
+        previous: what the record's headers said when it was delivered; None at its first delivery.
+        group: the app id.
+        handler: qualified name of the handler function.
+        origin: first delivery; that of ``previous`` goes before.
+        origin_timestamp_ms: original timestamp; that of ``previous`` goes before.
+        attempt: number of the delivery that failed.
+        started_ms: when it began.
+        failed_ms: when it failed.
+        policy_digest: digest of the policy that decided.
+        failure: the classified error.
+        decision: what was decided.
+        hot_attempts: tries in place within this attempt.
+
+    Returns:
+        Metadata with a due time or a reason, the attempt added to its history. A replay's first failure starts the time
+        that ``max_elapsed`` counts.
+    """
+    entry = HistoryEntry(attempt, failed_ms, failure.error_type)
+    dead = decision.reason.value if isinstance(decision, Dead) else None
+    return RetryMetadata(
+        group=group,
+        handler=handler,
+        origin=origin if previous is None else previous.origin,
+        origin_timestamp_ms=origin_timestamp_ms if previous is None else previous.origin_timestamp_ms,
+        attempt=attempt,
+        due_at_ms=decision.due_at_ms if isinstance(decision, RetryAt) else None,
+        started_ms=started_ms,
+        hot_attempts=hot_attempts,
+        policy=policy_digest,
+        tier=decision.tier if isinstance(decision, RetryAt) else None,
+        first_failed_ms=first_failed_ms(previous, failed_ms),
+        last_failed_ms=failed_ms,
+        error_type=failure.error_type,
+        error_message=failure.message,
+        error_trace=None if dead is None else failure.trace,
+        reason=dead,
+        fingerprint=failure.fingerprint,
+        history=(*(() if previous is None else previous.history), entry)[-MAX_HISTORY:],
+        replay_id=None if previous is None else previous.replay_id,
+        replays=0 if previous is None else previous.replays,
+        null_value=False if previous is None else previous.null_value,
+    )
+
+
+def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
+    """Return the time that ``max_elapsed`` counts from: the first failure, of the last replay if there was one."""
+    return failed_ms if previous is None or previous.attempt == 0 else previous.first_failed_ms
+
+
+def for_replay(dead: RetryMetadata, *, replay_id: str, due_at_ms: int) -> RetryMetadata:
+    """Return the metadata that sends a dead letter round again: attempts start at 1, the failure id stays.
+
+    Args:
+        dead: what the dead letter's headers say.
+        replay_id: which replay this is.
+        due_at_ms: earliest delivery, epoch milliseconds.
+
+    Raises:
+        ValueError: the dead letter's value was dropped (reason ``too-large``), so there is nothing to deliver.
+    """
+    if dead.reason == DeadReason.TOO_LARGE:
+        raise ValueError(f"{dead.failure_id} was too large: its value is only at {dead.origin.text}")
+    return replace(
+        dead,
+        attempt=0,
+        hot_attempts=1,
+        due_at_ms=due_at_ms,
+        reason=None,
+        error_trace=None,
+        replay_id=replay_id,
+        replays=dead.replays + 1,
+    )

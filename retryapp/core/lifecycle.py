@@ -1,0 +1,185 @@
+"""Lifecycle events: what the retry and dead-letter topics cannot say, as versioned JSON on the events topic.
+
+=============  =====================================================  ==============================
+kind           said when                                              record key
+=============  =====================================================  ==============================
+``succeeded``  a delivery succeeded after at least one failure        failure id
+``policy``     a worker starts with this policy                       ``policy:{group}/{main}``
+``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
+=============  =====================================================  ==============================
+
+Layout, version 1: one JSON object in UTF-8, ``v`` first, times in epoch milliseconds UTC. Fields that are
+not known are ignored, so that a newer worker may add some; a changed meaning takes a new ``v``. Order of a record's
+attempts follows (failure id, replays, attempt), never a timestamp.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from retryapp.core.errors import DamagedEventError
+
+EVENT_VERSION: Final = 1
+"""Version that is written."""
+
+EpochMs = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class LifecycleEvent(BaseModel):
+    """What all events have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    v: Literal[1] = 1
+    """Format version."""
+
+    group: str
+    """Consumer group (app id)."""
+
+    handler: str
+    """Qualified name of the handler function."""
+
+    @property
+    def key(self) -> bytes:
+        """Record key on the events topic."""
+        raise NotImplementedError
+
+    def to_json(self) -> bytes:
+        """Return the record value."""
+        return self.model_dump_json().encode("utf-8")
+
+
+class Succeeded(LifecycleEvent):
+    """A delivery succeeded after at least one failure."""
+
+    kind: Literal["succeeded"] = "succeeded"
+
+    failure_id: str
+    """``group/topic@id/partition/offset``."""
+
+    origin: str
+    """``topic@id/partition/offset`` of the first delivery."""
+
+    replays: Count = 0
+    """How often the record was replayed; attempts count anew in each."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Number of the delivery that succeeded."""
+
+    started_ms: EpochMs
+    """When it began."""
+
+    ended_ms: EpochMs
+    """When it ended."""
+
+    lateness_ms: Count
+    """Begin minus due time."""
+
+    @property
+    def key(self) -> bytes:
+        """The failure id."""
+        return self.failure_id.encode("utf-8")
+
+
+class PolicyUsed(LifecycleEvent):
+    """A worker has started with this policy; records carry only its digest."""
+
+    kind: Literal["policy"] = "policy"
+
+    main: str
+    """Main topic."""
+
+    text: str
+    """Canonical text of the policy."""
+
+    digest: str
+    """Its digest, as in ``retry-policy``."""
+
+    at_ms: EpochMs
+    """When the worker started."""
+
+    @property
+    def key(self) -> bytes:
+        """``policy:{group}/{main}``."""
+        return f"policy:{self.group}/{self.main}".encode()
+
+
+class Progress(LifecycleEvent):
+    """What one partition of the main topic went through, in ranges that join without gaps.
+
+    Offsets have gaps (transaction marks, compaction), so records are counted, not computed from offsets.
+    """
+
+    kind: Literal["progress"] = "progress"
+
+    main: str
+    """Main topic."""
+
+    partition: Count
+    """Its partition."""
+
+    from_offset: Count
+    """First offset of the range: ``to_offset`` of the event before."""
+
+    to_offset: Count
+    """Offset after the range."""
+
+    from_ms: EpochMs
+    """When the range began."""
+
+    to_ms: EpochMs
+    """When it ended."""
+
+    received: Count
+    """Records read in the range."""
+
+    first_try_ok: Count
+    """Of these, done at their first delivery."""
+
+    failed: Count
+    """Of these, failed at their first delivery."""
+
+    skipped: Count = 0
+    """Of these, passed over without a delivery."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Progress:
+        if self.to_offset < self.from_offset:
+            raise ValueError(f"to_offset={self.to_offset} is before from_offset={self.from_offset}")
+        return self
+
+    @property
+    def key(self) -> bytes:
+        """``progress:{group}/{main}/{partition}``."""
+        return f"progress:{self.group}/{self.main}/{self.partition}".encode()
+
+
+Event = Annotated[Succeeded | PolicyUsed | Progress, Field(discriminator="kind")]
+"""Every kind that is known."""
+
+_ADAPTER: Final[TypeAdapter[Succeeded | PolicyUsed | Progress]] = TypeAdapter(Event)
+
+
+def encode_event(event: Succeeded | PolicyUsed | Progress) -> bytes:
+    """Write an event as JSON."""
+    return event.to_json()
+
+
+def decode_event(raw: bytes) -> Succeeded | PolicyUsed | Progress:
+    """Read an event back.
+
+    Args:
+        raw: value of a record of the events topic.
+
+    Raises:
+        DamagedEventError: no JSON, another version, an unknown kind, a missing field or one out of range.
+    """
+    try:
+        return _ADAPTER.validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "value"
+        raise DamagedEventError(f"{place}: {first['msg']}") from error

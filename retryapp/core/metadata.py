@@ -1,0 +1,128 @@
+"""What retryapp knows about a record that has failed, as plain data.
+
+``headers.py`` writes it into headers and reads it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from retryapp.core.record import Origin, failure_id
+
+FORMAT_VERSION: Final = 1
+"""Version of the headers that is written; older ones (none yet) are read."""
+
+MAX_MESSAGE_BYTES: Final = 1_024
+"""Error message: cut to this many UTF-8 bytes, before percent-encoding."""
+MAX_TRACE_BYTES: Final = 4_096
+"""Shortened traceback: the same; its last lines are kept."""
+MAX_NAME_BYTES: Final = 256
+"""Handler, error type, policy, tier and replay id: the same."""
+MAX_HISTORY: Final = 20
+"""Entries of the history that are kept, the newest ones."""
+MAX_HISTORY_TYPE_BYTES: Final = 120
+"""Error type in one entry of the history: cut to this many bytes."""
+MAX_METADATA_BYTES: Final = 32 * 1_024
+"""Names and values of our headers together never exceed this: half of our topics' room over the main topic's limit."""
+MAX_EPOCH_MS: Final = 253_402_300_799_999
+"""Latest instant in any header: the end of the year 9999."""
+MAX_COUNT: Final = 1_000_000
+"""Largest attempt, number of tries and number of replays."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One failed attempt, in short."""
+
+    attempt: int
+    """Number of the delivery, from 1."""
+
+    failed_ms: int
+    """When it failed, epoch milliseconds."""
+
+    error_type: str
+    """Qualified name of the exception type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryMetadata:
+    """What our headers say about a record: whose failure, which attempt, when again or why not.
+
+    Plain data: ``headers.encode_metadata`` and ``headers.decode_metadata`` refuse what must never be written or
+    believed.
+    """
+
+    version: int = FORMAT_VERSION
+    """Format version."""
+
+    group: str
+    """Consumer group (app id) in which the record failed."""
+
+    handler: str
+    """Qualified name of the handler function."""
+
+    origin: Origin
+    """First delivery; set once."""
+
+    origin_timestamp_ms: int
+    """The original record's timestamp; -1 where it had none."""
+
+    attempt: int
+    """Number of the delivery that failed last; the next is this + 1. 0 only in a replay, which starts again at 1."""
+
+    due_at_ms: int | None = None
+    """Earliest start of the next attempt, epoch milliseconds; None when dead."""
+
+    started_ms: int
+    """When the attempt that failed last began."""
+
+    hot_attempts: int = 1
+    """Tries in place within that attempt."""
+
+    policy: str
+    """Digest of the policy that decided."""
+
+    tier: str | None = None
+    """Text of the nominal delay that is waited for; None when dead."""
+
+    first_failed_ms: int
+    """When the first attempt failed (of this replay, if it is one): ``max_elapsed`` counts from here."""
+
+    last_failed_ms: int
+    """When the last attempt failed."""
+
+    error_type: str
+    """Qualified name of the last failure's exception type."""
+
+    error_message: str
+    """Its message, at most ``MAX_MESSAGE_BYTES``."""
+
+    error_trace: str | None = None
+    """Shortened traceback; dead letters only."""
+
+    reason: str | None = None
+    """Why the record is dead, one of DESIGN's words; None while it waits."""
+
+    original_reason: str | None = None
+    """With reason ``too-large``: why it was to die before its size was known. None otherwise."""
+
+    fingerprint: str
+    """Stable hash of the cause."""
+
+    history: tuple[HistoryEntry, ...] = ()
+    """Last failed attempts, oldest first, at most ``MAX_HISTORY``."""
+
+    replay_id: str | None = None
+    """Which replay sent it last; None if never replayed."""
+
+    replays: int = 0
+    """How often it was replayed."""
+
+    null_value: bool = False
+    """The original value was null; it travels as empty."""
+
+    @property
+    def failure_id(self) -> str:
+        """``group/topic@id/partition/offset``: the same in every copy."""
+        return failure_id(self.group, self.origin)

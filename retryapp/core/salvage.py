@@ -1,0 +1,108 @@
+"""What can still be said about a record whose ``retry-*`` headers are damaged.
+
+Such a record is dead, reason ``damaged``: a counter that cannot be read is never set back and a due time that cannot be
+read never means "now". Each header is tried by itself; what is readable is kept, what is not gets the neutral value
+that is stated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from retryapp.core.classify import DeadReason
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import (
+    OUR_HEADERS,
+    RETRY_ATTEMPT,
+    RETRY_FIRST_FAILED_MS,
+    RETRY_LAST_FAILED_MS,
+    RETRY_NULL_VALUE,
+    RETRY_ORIGIN,
+    RETRY_ORIGIN_TIMESTAMP_MS,
+    RETRY_REPLAY_ID,
+    RETRY_REPLAYS,
+    RETRY_STARTED_MS,
+    HeaderReader,
+)
+from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS, HistoryEntry, RetryMetadata
+from retryapp.core.record import Headers, Origin, Record, parse_origin
+from retryapp.core.traces import qualified_name
+
+_T = TypeVar("_T")
+
+DAMAGED_FINGERPRINT: Final = "damaged"
+"""All records with damaged metadata have one cause."""
+
+
+def salvage(
+    record: Record,
+    error: DamagedMetadataError,
+    *,
+    group: str,
+    handler: str,
+    topic_id: str,
+    policy_digest: str,
+    now_ms: int,
+) -> RetryMetadata:
+    """Return metadata for the dead letter of a record with damaged headers.
+
+    Args:
+        record: as read from a retry or redelivery topic.
+        error: what was found.
+        group: the app id.
+        handler: qualified name of the handler function.
+        topic_id: short topic id of ``record.topic``: if the origin is unreadable, the place where the damage was found
+            takes its place, so that the dead letter still has coordinates that exist.
+        policy_digest: digest of the handler's policy.
+        now_ms: the time, epoch milliseconds.
+
+    Returns:
+        Metadata with reason ``damaged``; the attempt is the header's, else the last of the history, else 1.
+    """
+    read = HeaderReader(_single(record.headers))
+    history: tuple[HistoryEntry, ...] = _try(read.history, ())
+    replays = _number(read, RETRY_REPLAYS, 0, MAX_COUNT)
+    attempt = _number(read, RETRY_ATTEMPT, history[-1].attempt if history else 1, MAX_COUNT)
+    here = Origin(record.topic, topic_id, record.partition, record.offset)
+    return RetryMetadata(
+        group=group,
+        handler=handler,
+        origin=_try(lambda: parse_origin(read.name(RETRY_ORIGIN)), here),
+        origin_timestamp_ms=min(
+            _try(lambda: read.timestamp(RETRY_ORIGIN_TIMESTAMP_MS), record.timestamp_ms), MAX_EPOCH_MS
+        ),
+        attempt=min(attempt if replays else max(1, attempt), MAX_COUNT),
+        started_ms=_number(read, RETRY_STARTED_MS, now_ms, MAX_EPOCH_MS),
+        policy=policy_digest,
+        first_failed_ms=_number(read, RETRY_FIRST_FAILED_MS, now_ms, MAX_EPOCH_MS),
+        last_failed_ms=_number(read, RETRY_LAST_FAILED_MS, now_ms, MAX_EPOCH_MS),
+        error_type=qualified_name(type(error)),
+        error_message=str(error),
+        reason=DeadReason.DAMAGED.value,
+        fingerprint=DAMAGED_FINGERPRINT,
+        history=history,
+        replay_id=_try(lambda: read.optional_name(RETRY_REPLAY_ID), None),
+        replays=replays,
+        null_value=_try(lambda: read.flag(RETRY_NULL_VALUE), False),
+    )
+
+
+def _single(headers: Headers) -> dict[str, bytes]:
+    """Keep headers of ours that stand once and are not null: of two that contradict each other neither is believed."""
+    names = [name for name, _ in headers]
+    return {
+        name: value for name, value in headers if name in OUR_HEADERS and value is not None and names.count(name) == 1
+    }
+
+
+def _number(read: HeaderReader, header: str, neutral: int, most: int) -> int:
+    number = _try(lambda: read.number(header), neutral)
+    return number if number <= most else neutral
+
+
+def _try(read: Callable[[], _T], neutral: _T) -> _T:
+    try:
+        return read()
+    except DamagedMetadataError:
+        return neutral
