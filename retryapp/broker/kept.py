@@ -78,7 +78,9 @@ def start_kept_broker(
             return running, False
         broker = Broker(cache_dir, port=port, data=data)
         broker.start(progress=progress)
-        return write_state(broker), True
+        kept = write_state(broker)
+        broker.detach()
+        return kept, True
 
 
 def write_state(broker: Broker) -> KeptBroker:

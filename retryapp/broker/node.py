@@ -158,6 +158,12 @@ class Broker:
             self._process.wait()
             self._process = None
 
+    def detach(self) -> None:
+        """Let it run on without this object; whoever has its process id stops it."""
+        if self._process is not None:
+            self._process.returncode = 0  # else Popen warns that its child still runs
+            self._process = None
+
     def wait(self) -> int:
         """Wait for the process to end by itself.
 
@@ -255,7 +261,8 @@ class Broker:
             return DiskFullError(str(self.data), "No space left on device")
         if "Failed to acquire lock on file" in said:
             return BrokerFailedError(f"cannot start: another one runs on {self.data}", str(self.log))
-        errors = re.findall(r"^(?:\[.*?\] (?:ERROR|FATAL) .*|Exception.*|Error.*)$", said, re.MULTILINE)
+        causes = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): .+$", said, re.MULTILINE)
+        errors = causes or re.findall(r"^(?:\[.*?\] (?:ERROR|FATAL) |Error).*$", said, re.MULTILINE)
         last = f": {errors[-1].strip()}" if errors else ""
         return BrokerFailedError(f"ended with exit code {code} before it was ready{last}", self._keep_log())
 

@@ -58,7 +58,8 @@ def test_topics_outlive_a_stop_and_a_kill(cache_dir: Path, kept_data: Path) -> N
     broker = Broker(cache_dir, data=kept_data, port=free_ports(1)[0])
     try:
         broker.start()
-        AdminClient({"bootstrap.servers": broker.bootstrap}).create_topics([NewTopic("kept", 1, 1)])["kept"].result(10)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(10)
         broker.stop()
         assert broker_count(broker.port) == 0
         broker.start()
