@@ -1,9 +1,9 @@
 """The balance of a run, counted from outside: what was fed, the service's own log, and the topics as committed.
 
 Nothing here asks the workers. A flight is *done* when the service answered it 200 and it has no dead letter, *dead*
-when a dead letter of it lies on the topic, and *lost* when it is neither. The run is in order when every flight is where
-the data say it must be, none came early, every hand-off was followed up, and none is there twice for a committed reader.
-Repeated runs of a handler are counted and allowed: after a kill what was in flight runs again.
+when a dead letter of it lies on the topic, and *lost* when it is neither. The run is in order when every flight is
+where the data say it must be, none came early, every hand-off was followed up, and none is there twice for a committed
+reader. Repeated runs of a handler are counted and allowed: after a kill what was in flight runs again.
 
 *Early* is judged twice: against the due time that the worker was told, and, so that a wrong due time cannot hide,
 against the service's own clock: attempt n + 1 may not arrive before the end of attempt n plus the wait that the policy,

@@ -86,6 +86,26 @@ def healthy_ms(
     ]
 
 
+def pause_after(kill_ms: int, fed_ms: Mapping[int, int], partitions: Mapping[int, int], visits: Iterable[Visit]) -> int:
+    """Return when every partition was served again after a kill.
+
+    Args:
+        kill_ms: when the worker was killed, epoch milliseconds.
+        fed_ms: when each flight was handed to the producer.
+        partitions: the main topic's partition of each flight.
+        visits: the service's log.
+
+    Returns:
+        The latest of the partitions' first deliveries of a flight fed after the kill; `kill_ms` where there is none.
+    """
+    served: dict[int, int] = {}
+    for flight_id, visit in first_visits(visits).items():
+        if fed_ms.get(flight_id, 0) > kill_ms and flight_id in partitions:
+            partition = partitions[flight_id]
+            served[partition] = min(visit.started_ms, served.get(partition, visit.started_ms))
+    return max(served.values(), default=kill_ms)
+
+
 def waiting_at(visits: Iterable[Visit], moments_ms: Sequence[int]) -> list[int]:
     """Return how many flights waited for another attempt at each moment.
 

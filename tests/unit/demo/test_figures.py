@@ -1,6 +1,6 @@
 """Percentiles and healthy latency."""
 
-from retryapp.demo.figures import healthy_ms, lateness_ms, quantiles, waiting_at
+from retryapp.demo.figures import healthy_ms, lateness_ms, pause_after, quantiles, waiting_at
 from retryapp.demo.visits import Outcome, Visit
 
 
@@ -59,3 +59,11 @@ def test_healthy_latency_is_that_of_first_visits_while_many_wait() -> None:
 def test_without_waiting_flights_there_is_nothing_to_measure() -> None:
     """Nothing waited, so nothing was healthy while others waited."""
     assert healthy_ms([visit(1, Outcome.DONE, at=5)], {1: 1}) == []
+
+
+def test_a_pause_ends_when_the_last_partition_is_served() -> None:
+    """Deliveries of what was fed before the kill do not end it."""
+    visits = [visit(1, Outcome.DONE, at=900), visit(2, Outcome.DONE, at=700), visit(3, Outcome.DONE, at=800)]
+    fed, partitions = {1: 400, 2: 600, 3: 610}, {1: 1, 2: 0, 3: 1}
+    assert pause_after(500, fed, partitions, visits) == 800
+    assert pause_after(650, fed, partitions, visits) == 650
