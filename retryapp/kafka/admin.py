@@ -27,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
-from retryapp.kafka.connection import KafkaConnection, client_log, named_error
+from retryapp.kafka.connection import KafkaConnection, named_error
 
 if TYPE_CHECKING:
     from retryapp.core.topology import TopicSpec
@@ -84,11 +84,11 @@ class KafkaAdmin:
         self.timeout_s = timeout_s
         self._hints: list[str] = []
         # The client object must outlive its futures ("Handle is terminating"), so it lives as long as we do.
-        self._client = AdminClient(
-            connection.client_config(
-                socket_timeout_ms=int(timeout_s * 1000), error_cb=self._note_error, allow_auto_create_topics=False
-            ),
-            logger=client_log,
+        self._client = connection.client(
+            AdminClient,
+            socket_timeout_ms=max(10, int(timeout_s * 1000)),
+            error_cb=self._note_error,
+            allow_auto_create_topics=False,
         )
 
     def topic_names(self) -> tuple[str, ...]:

@@ -10,15 +10,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
+from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError, TopicMissingError
 from retryapp.kafka.errors import AccessDeniedError, KafkaRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+C = TypeVar("C")
 
 client_log: Final = logging.getLogger("retryapp.kafka.client")
 """Where librdkafka's own lines go instead of stderr."""
@@ -87,8 +89,24 @@ class KafkaConnection:
         """
         config: dict[str, Any] = {"client.id": "retryapp", "log.connection.close": False, **self.options}
         config["bootstrap.servers"] = self.bootstrap
-        config.update({name.replace("_", "."): value for name, value in extra.items()})
+        for name, value in extra.items():
+            config[name if name.endswith("_cb") else name.replace("_", ".")] = value
         return config
+
+    def client(self, kind: Callable[..., C], **extra: Any) -> C:
+        """Make one client; its log lines go to our logger.
+
+        Args:
+            kind: the client library's class.
+            **extra: as for :meth:`client_config`.
+
+        Raises:
+            InvalidSettingError: an option is unknown or has a wrong value; the message names it.
+        """
+        try:
+            return kind(self.client_config(**extra), logger=client_log)
+        except KafkaException as error:
+            raise InvalidSettingError("Kafka client options", ", ".join(self.options), error.args[0].str()) from error
 
 
 def is_secret(option: str) -> bool:

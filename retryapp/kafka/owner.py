@@ -21,7 +21,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from retryapp.kafka.connection import KafkaConnection, client_log, named_error
+from retryapp.kafka.connection import KafkaConnection, named_error
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError
 from retryapp.kafka.reader import read_topic
 
@@ -84,14 +84,12 @@ def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
         if error is not None:
             failures.append(error)
 
-    producer = Producer(
-        connection.client_config(
-            acks="all",
-            enable_idempotence=True,
-            allow_auto_create_topics=False,
-            delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
-        ),
-        logger=client_log,
+    producer = connection.client(
+        Producer,
+        acks="all",
+        enable_idempotence=True,
+        allow_auto_create_topics=False,
+        delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
     )
     key, value = encode_owner_mark(mark, secrets.token_hex(16))
     producer.produce(changelog, key=key, value=value, partition=0, on_delivery=delivered)

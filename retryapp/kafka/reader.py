@@ -20,7 +20,7 @@ from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Record
 from retryapp.core.rows import ROW_KEY_BYTES, PendingRow, decode_row
 from retryapp.kafka.admin import KafkaAdmin
-from retryapp.kafka.connection import UNREACHABLE, KafkaConnection, client_log, named_error
+from retryapp.kafka.connection import UNREACHABLE, KafkaConnection, named_error
 from retryapp.kafka.errors import UnreadableHeaderError
 
 if TYPE_CHECKING:
@@ -129,19 +129,17 @@ def read_changelog(
 
 
 def _consumer(connection: KafkaConnection) -> Consumer:
-    return Consumer(
-        connection.client_config(
-            group_id="retryapp-reader",  # the client asks for one; nothing joins or commits
-            enable_auto_commit=False,
-            enable_auto_offset_store=False,
-            enable_partition_eof=True,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            allow_auto_create_topics=False,
-            fetch_wait_max_ms=100,
-            queued_max_messages_kbytes=32 * 1024,
-        ),
-        logger=client_log,
+    return connection.client(
+        Consumer,
+        group_id="retryapp-reader",  # the client asks for one; nothing joins or commits
+        enable_auto_commit=False,
+        enable_auto_offset_store=False,
+        enable_partition_eof=True,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        allow_auto_create_topics=False,
+        fetch_wait_max_ms=100,
+        queued_max_messages_kbytes=32 * 1024,
     )
 
 

@@ -1,0 +1,116 @@
+"""Bounded reading on a real broker: committed records only, and always an end."""
+
+from __future__ import annotations
+
+import pytest
+from retryapp.core.errors import BrokerUnreachableError, TopicMissingError
+from retryapp.core.rows import PendingRow, encode_row, row_key
+
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_changelog, read_record, read_topic
+
+
+def values(connection, topic, **kwargs):
+    return sorted(record.value for record in read_topic(connection, topic, **kwargs))
+
+
+def test_a_record_is_read_byte_for_byte(connection, main_topic, publish):
+    """Null and empty differ, headers keep order and duplicates."""
+    topic = main_topic(1)
+    publish(topic, 0, None, b"", [("a", b"\xff\x00"), ("a", None), ("b", b"")])
+    publish(topic, 0, b"", None)
+    first, second = read_topic(connection, topic)
+    assert (first.topic, first.partition, first.offset, first.key, first.value) == (topic, 0, 0, None, b"")
+    assert first.headers == (("a", b"\xff\x00"), ("a", None), ("b", b""))
+    assert (second.offset, second.key, second.value, second.headers) == (1, b"", None, ())
+    assert first.timestamp_ms > 1_600_000_000_000
+
+
+def test_aborted_records_are_not_seen(connection, main_topic, transact):
+    """A committed reader passes over aborted transactions, before, between and at the end."""
+    topic = main_topic(2)
+    transact(topic, 0, [b"lost-1"], end="abort")
+    transact(topic, 0, [b"kept-1", b"kept-2"])
+    transact(topic, 1, [b"kept-3"])
+    transact(topic, 0, [b"lost-2", b"lost-3"], end="abort")
+    assert values(connection, topic) == [b"kept-1", b"kept-2", b"kept-3"]
+
+
+def test_a_topic_with_nothing_but_aborted_records_ends(connection, main_topic, transact):
+    """The position passes aborted records and markers although nothing is delivered."""
+    topic = main_topic(1)
+    transact(topic, 0, [b"lost"] * 50, end="abort")
+    assert values(connection, topic) == []
+
+
+def test_an_open_transaction_does_not_hold_up_the_reader(connection, main_topic, transact):
+    """The end is the last stable offset: what is still open is not waited for."""
+    topic = main_topic(1)
+    transact(topic, 0, [b"kept"])
+    producer = transact(topic, 0, [b"open"], end="leave")
+    assert values(connection, topic) == [b"kept"]
+    producer.abort_transaction(10)
+
+
+def test_start_stop_and_partitions_bound_the_reading(connection, main_topic, transact):
+    """Stop is exclusive; offsets out of range are cut to what is there."""
+    topic = main_topic(2)
+    transact(topic, 0, [b"0", b"1", b"2", b"3"])
+    transact(topic, 1, [b"other"])
+    assert values(connection, topic, partitions=[0], start={0: 1}, stop={0: 3}) == [b"1", b"2"]
+    assert values(connection, topic, partitions=[1]) == [b"other"]
+    assert values(connection, topic, partitions=[0], start={0: -5}, stop={0: 10_000}) == [b"0", b"1", b"2", b"3"]
+    assert values(connection, topic, partitions=[0], start={0: 10_000}) == []
+
+
+def test_one_record_by_its_offset(connection, main_topic, transact):
+    """A transaction marker, an aborted record and an offset beyond the end are no records."""
+    topic = main_topic(1)
+    transact(topic, 0, [b"a", b"b"])  # offsets 0, 1, marker 2
+    transact(topic, 0, [b"lost"], end="abort")  # offset 3, marker 4
+    found = read_record(connection, topic, 0, 1)
+    assert found is not None
+    assert found.value == b"b"
+    assert [read_record(connection, topic, 0, offset) for offset in (2, 3, 4, 99)] == [None] * 4
+
+
+def test_a_reader_that_stops_early_lets_go(connection, main_topic, transact):
+    """Closing the iterator closes the client; the topic can be read again."""
+    topic = main_topic(1)
+    transact(topic, 0, [b"a", b"b"])
+    reading = read_topic(connection, topic)
+    assert next(reading).value == b"a"
+    reading.close()
+    assert values(connection, topic) == [b"a", b"b"]
+
+
+def test_the_changelog_adds_up(connection, main_topic, publish):
+    """Puts less removals; the last put of a key counts; records that are no rows are passed over."""
+    topic = main_topic(2)
+    gone, kept, other = row_key(1_000, 0, 1), row_key(2_000, 0, 2), row_key(1_500, 1, 1)
+    row = PendingRow(b"k", b"v", (("h", b"1"),), 5)
+    newer = PendingRow(b"k", None, (), 6)
+    publish(topic, 0, b"retryapp-owner-mark:0", b"{}")
+    publish(topic, 0, gone, encode_row(row))
+    publish(topic, 0, kept, encode_row(row))
+    publish(topic, 0, gone, None)
+    publish(topic, 0, kept, encode_row(newer))
+    publish(topic, 1, other, encode_row(row))
+    publish(topic, 1, b"progress", b"x")
+    assert read_changelog(connection, topic) == {kept: newer, other: row}
+    assert read_changelog(connection, topic, partitions=[1]) == {other: row}
+
+
+def test_a_missing_topic_is_named_and_not_made(connection, admin: KafkaAdmin):
+    """Reading never creates a topic."""
+    with pytest.raises(TopicMissingError, match="no-such-topic"):
+        list(read_topic(connection, "no-such-topic"))
+    assert "no-such-topic" not in admin.topic_names()
+
+
+def test_an_address_without_a_broker_is_named():
+    """The error has the address and the client's reason."""
+    connection = KafkaConnection("127.0.0.1:1")
+    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1.*refused"):
+        KafkaAdmin(connection, timeout_s=1).topic_names()
+    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1"):
+        KafkaAdmin(connection, timeout_s=1).describe_topics(["t"])
