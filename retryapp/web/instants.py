@@ -1,0 +1,70 @@
+"""Times as people read them: UTC to the millisecond, and how far from now."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+_SECOND_MS: Final = 1_000
+_TENTHS_BELOW_MS: Final = 10_000
+
+
+def _instant(epoch_ms: int) -> datetime | None:
+    try:
+        return _EPOCH + timedelta(milliseconds=epoch_ms)
+    except OverflowError:
+        return None
+
+
+def utc_text(epoch_ms: int | None) -> str:
+    """Return an instant in UTC; a dash for none, the bare number where no calendar has it.
+
+    >>> utc_text(1_760_000_000_123)
+    '2025-10-09 08:53:20.123 UTC'
+    """
+    if epoch_ms is None:
+        return "-"
+    instant = _instant(epoch_ms)
+    return f"{epoch_ms} ms" if instant is None else f"{instant:%Y-%m-%d %H:%M:%S}.{epoch_ms % 1_000:03d} UTC"
+
+
+def iso_text(epoch_ms: int) -> str:
+    """Return an instant for the ``datetime`` attribute; empty where no calendar has it."""
+    instant = _instant(epoch_ms)
+    return "" if instant is None else f"{instant:%Y-%m-%dT%H:%M:%S}.{epoch_ms % 1_000:03d}Z"
+
+
+def length_text(length_ms: int) -> str:
+    """Return a length in its two largest units, cut, not rounded.
+
+    >>> length_text(252_900), length_text(3_600_000), length_text(2_340)
+    ('4m 12s', '1h', '2.3s')
+    """
+    if length_ms < _SECOND_MS:
+        return f"{length_ms}ms"
+    if length_ms < _TENTHS_BELOW_MS:
+        return f"{length_ms // 100 / 10:g}s"
+    parts: list[str] = []
+    for unit, unit_ms in _UNITS:
+        number, length_ms = divmod(length_ms, unit_ms)
+        if number:
+            parts.append(f"{number}{unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def relative_text(epoch_ms: int | None, now_ms: int) -> str:
+    """Return how far an instant is from now; a dash for none.
+
+    >>> relative_text(61_000, 1_000), relative_text(1_000, 61_000), relative_text(5, 5)
+    ('in 1m', '1m ago', 'now')
+    """
+    if epoch_ms is None:
+        return "-"
+    distance_ms = epoch_ms - now_ms
+    if not distance_ms:
+        return "now"
+    return f"in {length_text(distance_ms)}" if distance_ms > 0 else f"{length_text(-distance_ms)} ago"
