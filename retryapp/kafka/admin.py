@@ -39,6 +39,19 @@ LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 DEFAULT_TIMEOUT_S: Final = 15.0
 BROKER_DEFAULT: Final = -1
 """Replication factor that leaves the number to the broker."""
+PASSING: Final = frozenset(
+    {
+        "NOT_LEADER_FOR_PARTITION",
+        "LEADER_NOT_AVAILABLE",
+        "UNKNOWN_TOPIC_OR_PART",
+        "REPLICA_NOT_AVAILABLE",
+        "OFFSET_NOT_AVAILABLE",
+        "KAFKA_STORAGE_ERROR",
+    }
+)
+"""Names of errors of an existing partition that mean: no leader knows of it yet, ask again."""
+
+PAUSE_S: Final = 0.1
 TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
 
@@ -162,12 +175,16 @@ class KafkaAdmin:
         Raises:
             TopicMissingError: no such topic or partition.
         """
-        if partitions is None:
-            states = self.describe_topics([topic])
-            if topic not in states:
-                raise TopicMissingError(topic, self.connection.bootstrap)
-            partitions = range(states[topic].partitions)
-        numbers = sorted(set(partitions))
+        states = self.describe_topics([topic])
+        if topic not in states:
+            raise TopicMissingError(topic, self.connection.bootstrap)
+        known = range(states[topic].partitions)
+        numbers = sorted(set(known if partitions is None else partitions))
+        for number in numbers:
+            if number not in known:
+                raise TopicMissingError(
+                    f"{topic}[{number}]", self.connection.bootstrap, f"Topic {topic} has partitions 0 to {known[-1]}"
+                )
         begin = self._offsets(topic, numbers, EARLIEST)
         end = self._offsets(topic, numbers, LATEST)
         return {number: OffsetRange(begin=begin[number], end=end[number]) for number in numbers}
@@ -252,14 +269,25 @@ class KafkaAdmin:
         return configs
 
     def _offsets(self, topic: str, partitions: Sequence[int], which: OffsetSpec) -> dict[int, int]:
-        request = {TopicPartition(topic, number): which for number in partitions}
-        futures = self._client.list_offsets(
-            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_s
-        )
-        return {
-            place.partition: int(self._result(future, doing=f"read offsets of topic {topic}", topic=topic).offset)
-            for place, future in futures.items()
-        }
+        """Ask for offsets; while a leader is being elected (a new topic, a broker that restarts), ask again."""
+        doing, budget_s = f"read offsets of topic {topic}", self.timeout_s
+        missing, found = list(partitions), dict[int, int]()
+        while missing:
+            request = {TopicPartition(topic, number): which for number in missing}
+            futures = self._client.list_offsets(
+                request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_s
+            )
+            for place, future in futures.items():
+                try:
+                    found[place.partition] = int(future.result(self.timeout_s * 2).offset)
+                except KafkaException as error:
+                    if error.args[0].name() not in PASSING or budget_s <= 0:
+                        raise self._named(error, doing=doing, topic=topic) from error
+            missing = [number for number in missing if number not in found]
+            if missing:
+                threading.Event().wait(PAUSE_S)
+                budget_s -= PAUSE_S
+        return found
 
     def _result(self, future: Future[T], *, doing: str, topic: str | None = None) -> T:
         try:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
-from retryapp.core.topology import HandlerTopology
 
+from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+
 from retryapp.core.errors import BrokerUnreachableError, TopicMissingError
 from retryapp.core.rows import PendingRow, encode_row, row_key
-
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_changelog, read_record, read_topic
 
 
 def values(connection, topic, **kwargs):
+    """Values of what is read, sorted."""
     return sorted(record.value for record in read_topic(connection, topic, **kwargs))
 
 

@@ -1,0 +1,164 @@
+"""Planning, creating and claiming topics on a real broker."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.core.topology import HandlerTopology, Tiers
+from retryapp.kafka import (
+    Action,
+    KafkaAdmin,
+    OwnerMark,
+    OwnerMismatchError,
+    OwnerUnknownError,
+    PlanOptions,
+    claim_owner_mark,
+    ensure_topics,
+    plan_topics,
+    read_owner_mark,
+)
+
+
+@pytest.fixture
+def topology(topology, main_topic) -> HandlerTopology:
+    """A handler whose main topic exists, with 3 partitions."""
+    return dataclasses.replace(topology, main=main_topic(3))
+
+
+def make(bootstrap: str, name: str, partitions: int = 3, **config: str) -> None:
+    """Create a topic with settings of its own (``_`` stands for ``.``)."""
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    client.create_topics([NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)])[
+        name
+    ].result(10)
+
+
+def test_topics_are_planned_made_and_then_fine(admin: KafkaAdmin, topology):
+    """Planning changes nothing; afterwards all topics have the main topic's partitions and the settings asked for."""
+    plan = plan_topics(admin, [topology])
+    assert [step.action for step in plan.steps] == [Action.OK] + [Action.CREATE] * len(topology.owned)
+    assert admin.describe_topics(topology.owned) == {}
+
+    done = ensure_topics(admin, [topology])
+
+    assert done.ok
+    assert set(done.states) == {topology.main, *topology.owned}
+    for step in done.steps[1:]:
+        state = done.states[step.topic]
+        assert state.partitions == 3
+        assert {name: state.config[name] for name in step.config} == dict(step.config)
+    assert len(done.states[topology.main].topic_id) == 8
+    assert "/" not in done.states[topology.main].topic_id
+    assert ensure_topics(admin, [topology]).ok
+
+
+def test_tiers_of_their_own_are_made(admin, topology):
+    """Per-delay topics carry the delay's canonical text."""
+    topology = dataclasses.replace(topology, tiers=Tiers.PER_DELAY)
+    plan = ensure_topics(admin, [topology])
+    names = {step.topic for step in plan.steps if step.role == "retry"}
+    assert names == {f"{topology.prefix}.retry.1s", f"{topology.prefix}.retry.1m"}
+
+
+def test_a_missing_main_topic_is_an_error_with_a_remedy(admin, topology):
+    """The plan shows it and what it blocks; nothing is made; it is not a silent wait."""
+    topology = dataclasses.replace(topology, main=topology.main + "x")
+    plan = plan_topics(admin, [topology])
+    assert [step.action for step in plan.steps] == [Action.MISSING] + [Action.BLOCKED] * len(topology.owned)
+    with pytest.raises(TopicMissingError, match="--create-main"):
+        ensure_topics(admin, [topology])
+    assert admin.describe_topics([topology.main, *topology.owned]) == {}
+
+
+def test_a_missing_main_topic_is_made_when_asked_for(admin, topology):
+    """With as many partitions as asked, and ours follow."""
+    topology = dataclasses.replace(topology, main=topology.main + "x")
+    done = ensure_topics(admin, [topology], PlanOptions(create_main_partitions=2))
+    assert done.ok
+    assert {state.partitions for state in done.states.values()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "settings", "what"),
+    [
+        ("pending.changelog", {"cleanup_policy": "delete"}, "cleanup.policy"),
+        ("pending.changelog", {"cleanup_policy": "compact,delete"}, "cleanup.policy"),
+        ("retry", {"cleanup_policy": "compact"}, "cleanup.policy"),
+        ("retry", {"retention_ms": "1000"}, "retention.ms"),
+        ("redelivery", {"message_timestamp_type": "CreateTime"}, "message.timestamp.type"),
+        ("dlq", {"max_message_bytes": "1000"}, "max.message.bytes"),
+        ("events", {"partitions": 1}, "partitions"),
+    ],
+)
+def test_a_topic_that_does_not_serve_is_refused(admin, bootstrap, topology, suffix, settings, what):
+    """The error names topic, setting, both values and the remedy; nothing else is made."""
+    spec = next(s.spec for s in plan_topics(admin, [topology]).steps if s.topic == f"{topology.prefix}.{suffix}")
+    good = {key.replace(".", "_"): value for key, value in spec.config.items()}
+    make(bootstrap, spec.name, **{"partitions": 3, **good, **settings})
+    admin.wait_for_topics([spec.name])
+    with pytest.raises(TopicMismatchError, match=rf"{spec.name}.*{what}=.*--alter|partitions") as caught:
+        ensure_topics(admin, [topology])
+    assert caught.value.what == what
+    assert set(admin.describe_topics(topology.owned)) == {spec.name}
+
+
+def test_many_workers_at_once_make_one_set_of_topics(connection, topology):
+    """Whoever comes second finds the topics made; all end with the same plan and one owner."""
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        plans = list(pool.map(lambda _: ensure_topics(KafkaAdmin(connection), [topology]), range(6)))
+    assert all(plan.ok for plan in plans)
+    assert read_owner_mark(connection, topology.pending_changelog) == OwnerMark(topology.group, topology.main)
+
+
+def test_names_that_join_alike_are_told_apart(admin, main_topic, topology):
+    """Group ``a.b`` with ``c`` and group ``a`` with ``b.c`` make the same names: the second one is refused."""
+    group = topology.group
+    first = HandlerTopology(group=f"{group}.b", main=main_topic(3, f"{group}c"))
+    second = HandlerTopology(group=group, main=main_topic(3, f"b.{group}c"))
+    assert first.owned == second.owned
+    ensure_topics(admin, [first])
+    with pytest.raises(OwnerMismatchError, match=rf"{group}\.b\+{group}c.*{group}\+b\.{group}c"):
+        ensure_topics(admin, [second])
+    assert not plan_topics(admin, [second]).ok
+    assert ensure_topics(admin, [first]).ok
+
+
+def test_rivals_at_the_same_moment_have_one_winner(connection, main_topic):
+    """The mark with the lowest offset decides, for all and for ever."""
+    topic = main_topic(1)
+    rivals = [OwnerMark("a.b", "c"), OwnerMark("a", "b.c")] * 3
+
+    def claim(mark: OwnerMark) -> bool:
+        try:
+            claim_owner_mark(connection, topic, mark)
+        except OwnerMismatchError:
+            return False
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        won = list(pool.map(claim, rivals))
+    owner = read_owner_mark(connection, topic)
+    assert won == [mark == owner for mark in rivals]
+
+
+def test_rows_without_an_owner_are_not_taken(connection, admin, topology, publish):
+    """A changelog with records and no mark is refused, unless it is adopted."""
+    ensure_topics(admin, [dataclasses.replace(topology, group=topology.group + "x")])
+    plan = plan_topics(admin, [topology])
+    admin.create([step.spec for step in plan.to_create])
+    admin.wait_for_topics(topology.owned)
+    publish(topology.pending_changelog, 1, row_key(1, 1, 1), encode_row(PendingRow(None, b"", (), 1)))
+    with pytest.raises(OwnerMismatchError, match="no owner mark"):
+        ensure_topics(admin, [topology])
+    mark = OwnerMark(topology.group, topology.main)
+    with pytest.raises(OwnerUnknownError):
+        claim_owner_mark(connection, topology.pending_changelog, mark)
+    assert ensure_topics(admin, [topology], PlanOptions(adopt=True)).ok
+    assert ensure_topics(admin, [topology]).ok
