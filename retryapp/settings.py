@@ -40,11 +40,6 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", validate_default=False)
 
-    broker: str = _setting(
-        "BROKER",
-        "127.0.0.1:9092",
-        "Kafka that the demo's app and the commands without an app talk to: host:port, several with commas.",
-    )
     cache_dir: Path = _setting(
         "CACHE_DIR",
         platformdirs.user_cache_path("retryapp"),
@@ -54,11 +49,6 @@ class Settings(BaseSettings):
         "DATADIR",
         Path(".retryapp"),
         "Folder of local state. Each worker locks the first free worker-N in it; the development broker uses broker.",
-    )
-    demo_service: str = _setting(
-        "DEMO_SERVICE",
-        "http://127.0.0.1:6070",
-        "Address of the failing service that the demo's handler calls.",
     )
     grace_ms: Milliseconds = _setting(
         "GRACE",

@@ -15,6 +15,9 @@ import pytest
 import yaml
 
 from retryapp.cli.main import cli
+from retryapp.demo.service import DEFAULT_PORT
+from retryapp.demo.settings import PREFIX as DEMO_PREFIX
+from retryapp.demo.settings import DemoSettings
 from retryapp.settings import settings_table
 
 
@@ -121,7 +124,7 @@ def test_every_service_has_a_health_check_and_waits_for_it(compose: dict[str, An
 
 def test_settings_exist(compose: dict[str, Any], procfile: dict[str, str], dockerfile: str) -> None:
     """Every RETRYAPP_ variable named is a setting."""
-    known = {row.name for row in settings_table()}
+    known = {row.name for row in settings_table()} | {DEMO_PREFIX + name.upper() for name in DemoSettings.model_fields}
     text = json.dumps(compose) + json.dumps(procfile) + dockerfile
     named = set(re.findall(r"RETRYAPP_[A-Z_]+", text))
     assert named
@@ -135,6 +138,12 @@ def test_commands_exist(compose: dict[str, Any], procfile: dict[str, str], docke
     lines.append(json.loads(dockerfile.rsplit("CMD ", 1)[1]))
     for line in lines:
         assert_parses(line)
+
+
+def test_the_services_port_is_the_one_that_workers_call(compose: dict[str, Any]) -> None:
+    """Its default, as in development."""
+    for service in workers(compose).values():
+        assert service["environment"]["RETRYAPP_DEMO_SERVICE_URL"] == f"http://service:{DEFAULT_PORT}"
 
 
 def test_compose_and_procfile_run_the_same_worker(
