@@ -37,6 +37,9 @@ MAX_RETRIES: Final = 1_000
 MAX_MULTIPLIER: Final = 1_000.0
 """Largest factor from one delay to the next."""
 
+_DECIMALS: Final = 6
+"""Places of a factor or a share that are kept: text and constructor then agree."""
+
 _FORMS: Final = "write '5m*2 30m*3 1h', 'fixed(30s, 5)' or 'exp(1s, x2, cap=10m, jitter=0.2, 8)'"
 _CALL: Final = re.compile(r"(fixed|exp)\s*\((.*)\)", re.DOTALL)
 _STEP: Final = re.compile(r"([^*]+)(?:\*([0-9]{1,6}))?")
@@ -184,13 +187,13 @@ class Exponential(Schedule):
     """Wait after the first failure, in milliseconds."""
 
     multiplier: float = 2.0
-    """Factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``."""
+    """Factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``, kept to six places."""
 
     max_delay_ms: int | None = None
     """Longest wait, in milliseconds, not below the first; None: no cap."""
 
     jitter: float = 0.0
-    """Largest share by which a wait is shortened at random, from 0 (never) to 1."""
+    """Largest share by which a wait is shortened at random, from 0 (never) to 1, kept to six places."""
 
     count: int
     """Number of retries."""
@@ -253,7 +256,7 @@ def _check_delay(field: str, delay_ms: object) -> None:
 def _real(field: str, value: object, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
         raise InvalidPolicyError(field, value, f"expected a number from {_plain(least)} to {_plain(most)}")
-    return float(value)
+    return round(float(value), _DECIMALS)
 
 
 def _plain(number: float) -> str:

@@ -30,6 +30,7 @@ FINGERPRINT_CHARS: Final = 12
 """Hex digits of a fingerprint."""
 
 _TRACE_MESSAGE_BYTES: Final = 256
+_LEFT_OUT: Final = "...\n"
 _MACHINERY: Final = frozenset({"retryapp", "faust", "mode", "aiokafka"})
 _USER_PACKAGES: Final = ("retryapp.demo",)
 
@@ -65,7 +66,7 @@ def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str])
         lines = [f'  File "{_file(frame)}", line {line}, in {_function(frame)}' for frame, line in frames[-MAX_FRAMES:]]
         text = cut_text(text_of(each), _TRACE_MESSAGE_BYTES)
         blocks.append("\n".join((*skipped, *lines, f"{qualified_name(type(each))}: {text}")))
-    return cut_tail("\nwhich caused:\n".join(blocks), MAX_TRACE_BYTES)
+    return _last_lines("\nwhich caused:\n".join(blocks))
 
 
 def fingerprint_of(error: BaseException) -> str:
@@ -77,6 +78,13 @@ def fingerprint_of(error: BaseException) -> str:
     lines = [qualified_name(type(each)) for each in chain]
     lines += [f"{_file(frame)}:{frame.f_code.co_qualname}" for frame in users]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:FINGERPRINT_CHARS]
+
+
+def _last_lines(text: str) -> str:
+    if len(text.encode("utf-8", "backslashreplace")) <= MAX_TRACE_BYTES:
+        return cut_tail(text, MAX_TRACE_BYTES)
+    kept = cut_tail(text, MAX_TRACE_BYTES - len(_LEFT_OUT))
+    return _LEFT_OUT + kept.partition("\n")[2]  # the first line is cut somewhere
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

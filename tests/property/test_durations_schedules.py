@@ -1,0 +1,236 @@
+"""Durations, schedules, policies: texts read back, delays keep their bounds, decisions are monotone."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retryapp.core.classify import DeadReason, ErrorClass, Failure, non_retryable, retryable
+from retryapp.core.decide import Dead, RetryAt, decide
+from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
+from retryapp.core.errors import ConfigurationError, InvalidDurationError
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.schedule import Exponential, Fixed, Schedule, Sequence, parse_schedule
+from retryapp.core.verdicts import RetryLater
+
+lengths = st.integers(1, MAX_DURATION_MS)
+rngs = st.floats(0, 1, exclude_max=True)
+sequences = st.lists(lengths, min_size=1, max_size=30).map(lambda delays: Sequence(tuple(delays)))
+fixeds = st.builds(Fixed, lengths, st.integers(1, 50))
+
+
+@st.composite
+def exponentials(draw: st.DrawFn) -> Exponential:
+    """Draw an exponential schedule with a cap, so that it never grows out of range."""
+    cap = draw(lengths)
+    return Exponential(
+        initial_delay_ms=draw(st.integers(1, cap)),
+        multiplier=draw(st.floats(1, 1_000)),
+        max_delay_ms=cap,
+        jitter=draw(st.floats(0, 1)),
+        count=draw(st.integers(1, 60)),
+    )
+
+
+schedules = st.one_of(sequences, fixeds, exponentials())
+rules = st.lists(
+    st.sampled_from([retryable(OSError), non_retryable(ValueError, KeyError), non_retryable(RetryLater)]), max_size=3
+)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> RetryPolicy:
+    """Draw a policy."""
+    elapsed = draw(st.none() | lengths)
+    return RetryPolicy(
+        draw(schedules),
+        max_elapsed=None if elapsed is None else timedelta(milliseconds=elapsed),
+        on=draw(rules),
+        timeout=timedelta(milliseconds=draw(lengths)),
+    )
+
+
+def failure(*, retry_after_ms: int | None = None, reason: DeadReason | None = None) -> Failure:
+    """Return a failure of no particular cause."""
+    return Failure(
+        error_type="E",
+        message="",
+        error_class=ErrorClass.RETRYABLE if reason is None else ErrorClass.NON_RETRYABLE,
+        reason_if_dead=reason,
+        retry_after_ms=retry_after_ms,
+        trace=None,
+        fingerprint="f",
+    )
+
+
+@given(lengths)
+def test_a_length_reads_back_from_its_text(length: int) -> None:
+    """Formatting, then parsing, is the identity."""
+    assert parse_duration_ms(format_duration_ms(length)) == length
+
+
+@given(lengths)
+def test_a_lengths_text_can_name_a_topic(length: int) -> None:
+    """Canonical texts have lower-case letters and digits only, few of them."""
+    assert re.fullmatch(r"(?:[0-9]+[a-z]+){1,5}", format_duration_ms(length))
+    assert len(format_duration_ms(length)) <= 20
+
+
+@given(lengths, lengths)
+def test_equal_texts_mean_equal_lengths(one: int, other: int) -> None:
+    """Two lengths share a topic name only if they are the same."""
+    assert (format_duration_ms(one) == format_duration_ms(other)) == (one == other)
+
+
+@given(lengths)
+def test_a_timedelta_means_what_its_text_means(length: int) -> None:
+    """A length is the same, given as text or as timedelta."""
+    assert parse_duration_ms(timedelta(milliseconds=length)) == length
+
+
+@given(st.text(max_size=12) | st.from_regex(r"\A-?[0-9]{0,3}\.?[0-9]{0,3}[a-z]{0,2}\s?[0-9a-z]{0,4}\Z"))
+def test_any_text_is_a_length_in_range_or_is_refused_by_name(text: str) -> None:
+    """No text makes a length out of range or an unnamed error."""
+    try:
+        length, refusal = parse_duration_ms(text), None
+    except InvalidDurationError as error:
+        length, refusal = 0, str(error)
+    if refusal is None:
+        assert 1 <= length <= MAX_DURATION_MS
+        assert parse_duration_ms(format_duration_ms(length)) == length
+    else:
+        assert repr(text)[:50] in refusal
+
+
+@given(schedules)
+def test_a_schedule_reads_back_from_its_text(schedule: Schedule) -> None:
+    """Text and constructor make equal schedules."""
+    again = parse_schedule(schedule.text)
+    assert again == schedule
+    assert again.text == schedule.text
+    assert again.all_nominal_ms == schedule.all_nominal_ms
+
+
+@given(st.text(max_size=30) | st.from_regex(r"\A(fixed|exp)?\(?[0-9]{1,3}[smhd]?[,*x =.0-9a-z]{0,20}\)?\Z"))
+def test_any_text_is_a_schedule_or_is_refused_by_name(text: str) -> None:
+    """No text makes an invalid schedule or an unnamed error."""
+    try:
+        schedule = parse_schedule(text)
+    except ConfigurationError:
+        return
+    assert parse_schedule(schedule.text) == schedule
+
+
+@given(schedules, st.data())
+def test_jitter_only_shortens(schedule: Schedule, data: st.DataObject) -> None:
+    """Each delay is from 1 ms to its nominal one, whatever the random number."""
+    attempt = data.draw(st.integers(1, schedule.retries))
+    delay = schedule.delay_ms(attempt, data.draw(rngs))
+    assert 1 <= delay <= schedule.nominal_ms(attempt)
+
+
+@given(exponentials(), rngs)
+def test_a_cap_holds_and_delays_never_shrink(schedule: Exponential, rng: float) -> None:
+    """Exponential delays rise up to the cap, also after jitter, and are shortened by at most the jitter's share."""
+    nominal = schedule.all_nominal_ms
+    assert list(nominal) == sorted(nominal)
+    assert schedule.max_delay_ms is not None
+    for attempt, full in enumerate(nominal, 1):
+        delay = schedule.delay_ms(attempt, rng)
+        assert delay <= schedule.max_delay_ms
+        assert delay >= full - full * schedule.jitter - 1
+
+
+@given(schedules, rngs, rngs)
+def test_more_random_means_no_longer_wait(schedule: Schedule, one: float, other: float) -> None:
+    """The delay falls with the random number."""
+    low, high = sorted((one, other))
+    assert schedule.delay_ms(1, low) >= schedule.delay_ms(1, high)
+
+
+@given(policies())
+def test_a_policy_reads_back_from_its_text(policy: RetryPolicy) -> None:
+    """Text and digest stand for the whole policy."""
+    again = RetryPolicy.parse(policy.text)
+    assert again == policy
+    assert again.digest == policy.digest
+    assert again.max_attempts == policy.schedule.retries + 1
+
+
+@given(policies(), policies())
+def test_different_policies_have_different_digests(one: RetryPolicy, other: RetryPolicy) -> None:
+    """Equal digests mean equal policies."""
+    assert (one.digest == other.digest) == (one == other)
+
+
+@given(
+    policies(),
+    st.integers(1, 100),
+    st.integers(0, 10**13),
+    st.integers(0, 10**12),
+    st.none() | st.integers(0, MAX_DURATION_MS),
+    rngs,
+)
+def test_a_decision_keeps_the_policys_bounds(
+    policy: RetryPolicy, attempt: int, first_failed_ms: int, passed_ms: int, asked: int | None, rng: float
+) -> None:
+    """Never before now, never past the deadline, never more attempts than the policy has."""
+    now_ms = first_failed_ms + passed_ms
+    decision = decide(
+        policy,
+        attempt=attempt,
+        first_failed_ms=first_failed_ms,
+        failure=failure(retry_after_ms=asked),
+        now_ms=now_ms,
+        rng=rng,
+    )
+    if attempt >= policy.max_attempts:
+        assert decision == Dead(DeadReason.EXHAUSTED)
+    elif isinstance(decision, RetryAt):
+        assert decision.due_at_ms == now_ms + decision.delay_ms
+        assert decision.delay_ms >= (0 if asked is None else asked)
+        assert parse_duration_ms(decision.tier) in policy.schedule.nominal_delays_ms
+        if policy.max_elapsed_ms is not None:
+            assert decision.due_at_ms <= first_failed_ms + policy.max_elapsed_ms
+    else:
+        assert decision == Dead(DeadReason.EXPIRED)
+        assert policy.max_elapsed_ms is not None
+
+
+@given(policies(), st.integers(0, 10**13), rngs)
+def test_a_record_that_always_fails_ends_after_the_policys_attempts(
+    policy: RetryPolicy, started_ms: int, rng: float
+) -> None:
+    """Following the decisions ends, in at most ``max_attempts`` deliveries, each not before the one ahead."""
+    now_ms = started_ms
+    for attempt in range(1, policy.max_attempts + 1):
+        decision = decide(
+            policy, attempt=attempt, first_failed_ms=started_ms, failure=failure(), now_ms=now_ms, rng=rng
+        )
+        if isinstance(decision, Dead):
+            assert decision.reason is DeadReason.EXPIRED or attempt == policy.max_attempts
+            return
+        assert decision.due_at_ms > now_ms
+        now_ms = decision.due_at_ms
+    pytest.fail("the last attempt did not end it")
+
+
+@given(policies(), st.integers(1, 100), st.sampled_from(list(DeadReason)), rngs)
+def test_what_the_failure_says_goes_before_attempts_and_deadline(
+    policy: RetryPolicy, attempt: int, reason: DeadReason, rng: float
+) -> None:
+    """A failure that is final keeps its own reason, also at the last attempt and past the deadline."""
+    decision = decide(
+        policy, attempt=attempt, first_failed_ms=0, failure=failure(reason=reason), now_ms=10**13, rng=rng
+    )
+    assert decision == Dead(reason)
+
+
+@given(st.integers(0, MAX_DURATION_MS // 1000), st.booleans())
+def test_retry_later_takes_seconds_as_number_or_digits(seconds: int, as_text: bool) -> None:
+    """``RetryLater`` reads seconds like an HTTP ``Retry-After`` header."""
+    assert RetryLater(str(seconds) if as_text else seconds).after_ms == seconds * 1000

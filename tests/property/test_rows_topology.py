@@ -1,0 +1,130 @@
+"""Rows and names: bytes read back and sort as they must; names are legal, owned once and within their prefix."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retryapp.core.errors import DamagedRowError, InvalidTopicNameError, NameClashError
+from retryapp.core.rows import (
+    PendingRow,
+    RowKey,
+    decode_row,
+    due_bound,
+    encode_row,
+    parse_row_key,
+    row_key,
+)
+from retryapp.core.topology import HandlerTopology, Tiers, check_name, check_names, topic_specs
+
+u64 = st.integers(0, 2**64 - 1)
+keys = st.builds(RowKey, u64, st.integers(0, 2**32 - 1), u64)
+header_names = st.text(st.characters(codec="utf-8"), max_size=12) | st.just("\udcff\udcfe")
+rows = st.builds(
+    PendingRow,
+    st.none() | st.binary(max_size=50),
+    st.none() | st.binary(max_size=200),
+    st.lists(st.tuples(header_names, st.none() | st.binary(max_size=20)), max_size=8).map(tuple),
+    st.integers(-1, 2**62),
+)
+names = st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z").filter(lambda name: name not in {".", ".."})
+
+
+def pack(key: RowKey) -> bytes:
+    """Return a key's bytes."""
+    return row_key(key.due_at_ms, key.partition, key.origin_offset)
+
+
+@given(keys)
+def test_a_row_key_reads_back(key: RowKey) -> None:
+    """Packing, then parsing, is the identity."""
+    assert parse_row_key(pack(key)) == key
+
+
+@given(keys, keys)
+def test_row_keys_sort_by_due_time_partition_offset(one: RowKey, other: RowKey) -> None:
+    """The order of the bytes is the order of firing."""
+    assert (pack(one) < pack(other)) == (one < other)
+    assert (pack(one) == pack(other)) == (one == other)
+
+
+@given(keys, u64)
+def test_a_due_bound_parts_what_is_earlier(key: RowKey, due_at_ms: int) -> None:
+    """Rows below the bound are exactly those due before it."""
+    assert (pack(key) < due_bound(due_at_ms)) == (key.due_at_ms < due_at_ms)
+
+
+@given(rows)
+def test_a_row_reads_back(row: PendingRow) -> None:
+    """Encoding, then decoding, is the identity; null differs from empty; no row is empty."""
+    raw = encode_row(row)
+    assert decode_row(raw) == row
+    assert raw
+
+
+@given(rows, st.data())
+def test_a_cut_or_longer_row_is_refused(row: PendingRow, data: st.DataObject) -> None:
+    """A row that lost or gained bytes is never read as another row."""
+    raw = encode_row(row)
+    with pytest.raises(DamagedRowError):
+        decode_row(raw[: data.draw(st.integers(0, len(raw) - 1))])
+    with pytest.raises(DamagedRowError):
+        decode_row(raw + data.draw(st.binary(min_size=1, max_size=5)))
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_row_or_named_damage(raw: bytes) -> None:
+    """Decoding never fails in another way, and what it reads writes back to the same bytes."""
+    try:
+        row = decode_row(raw)
+    except DamagedRowError:
+        return
+    assert decode_row(encode_row(row)) == row
+
+
+@given(names, names, st.sampled_from(Tiers), st.lists(st.integers(1, 10**9), max_size=5))
+def test_every_name_is_legal_and_within_the_groups_prefix(
+    group: str, main: str, tiers: Tiers, delays: list[int]
+) -> None:
+    """All topics of a handler start with the group, are legal for Kafka, and differ."""
+    topology = HandlerTopology(group, main, tiers, tuple(delays))
+    for name in topology.owned:
+        check_name(name)
+        assert name.startswith(f"{group}.")
+    assert len(set(topology.owned)) == len(topology.owned)
+    specs = topic_specs(
+        topology, partitions=3, main_max_message_bytes=1_000_000, replication=1, longest_wait_ms=max(delays, default=1)
+    )
+    assert tuple(spec.name for spec in specs) == topology.owned
+
+
+@given(st.text(max_size=300))
+def test_any_name_is_legal_or_refused_by_name(name: str) -> None:
+    """A name passes exactly when Kafka takes it."""
+    legal = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    good = 1 <= len(name) <= 249 and set(name) <= legal and name not in {".", ".."}
+    if good:
+        check_name(name)
+    else:
+        with pytest.raises(InvalidTopicNameError):
+            check_name(name)
+
+
+@given(names, names, names)
+def test_two_readings_of_one_prefix_are_refused(first: str, middle: str, last: str) -> None:
+    """``a.b`` + ``c`` and ``a`` + ``b.c`` have the same topics, so they cannot both be handlers."""
+    one = HandlerTopology(f"{first}.{middle}", last)
+    other = HandlerTopology(first, f"{middle}.{last}")
+    assert one.owned == other.owned
+    with pytest.raises(NameClashError):
+        check_names((one, other))
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=6), st.integers(0, 10**9))
+def test_a_wait_takes_the_nearest_tiers_topic(delays: list[int], wait: int) -> None:
+    """No other tier is nearer than the one that is chosen."""
+    topology = HandlerTopology("g", "m", Tiers.PER_DELAY, tuple(delays))
+    by_topic = dict(zip(topology.retry_topics, topology.delays_ms, strict=True))
+    chosen = by_topic[topology.retry_topic_for(wait)]
+    assert abs(chosen - wait) == min(abs(delay - wait) for delay in delays)

@@ -1,0 +1,292 @@
+"""Classification: rules, causes, groups, verdicts; names, traces and fingerprints."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from retryapp.core.classify import DeadReason, ErrorClass, Rule, classify, non_retryable, retryable
+from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, UndecodableError
+from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
+from retryapp.core.verdicts import Reject, RetryLater
+
+
+def caused(outer: BaseException, *causes: BaseException) -> BaseException:
+    """Chain errors by ``__cause__``, outermost first."""
+    current = outer
+    for cause in causes:
+        current.__cause__ = cause
+        current = cause
+    return outer
+
+
+def raised(make: Callable[[], BaseException]) -> BaseException:
+    """Return an error with a traceback."""
+    try:
+        throw(make())
+    except Exception as error:  # noqa: BLE001 - whatever was made
+        return error
+    raise AssertionError
+
+
+def throw(error: BaseException) -> None:
+    """Raise an error from a function of its own."""
+    raise error
+
+
+def test_what_nobody_speaks_about_is_retryable() -> None:
+    """The default is to try again."""
+    failure = classify(RuntimeError("x"))
+    assert (failure.error_class, failure.reason_if_dead) == (ErrorClass.RETRYABLE, None)
+    assert (failure.error_type, failure.message) == ("RuntimeError", "x")
+
+
+def test_the_first_rule_that_matches_wins() -> None:
+    """Rules are ordered; subclasses match."""
+    narrow_first = [retryable(ConnectionError), non_retryable(OSError)]
+    assert classify(ConnectionResetError(), narrow_first).reason_if_dead is None
+    assert classify(FileNotFoundError(), narrow_first).reason_if_dead is DeadReason.NON_RETRYABLE
+    assert classify(ConnectionResetError(), narrow_first[::-1]).reason_if_dead is DeadReason.NON_RETRYABLE
+
+
+def test_a_cause_decides_when_the_outer_error_says_nothing() -> None:
+    """The chain is walked outermost first."""
+    rules = [non_retryable(ValueError), retryable(OSError)]
+    assert (
+        classify(caused(RuntimeError(), KeyError(), ValueError("bad")), rules).error_class is ErrorClass.NON_RETRYABLE
+    )
+    assert classify(caused(OSError(), ValueError("bad")), rules).error_class is ErrorClass.RETRYABLE
+
+
+def test_context_without_cause_is_not_followed() -> None:
+    """What happened to be handled meanwhile is no cause."""
+    error = RuntimeError()
+    error.__context__ = ValueError()
+    assert classify(error, [non_retryable(ValueError)]).error_class is ErrorClass.RETRYABLE
+
+
+def test_reject_speaks_for_itself_wherever_it_stands() -> None:
+    """Its text is the message; no rule overrides it."""
+    for error in (
+        Reject("negative"),
+        caused(RuntimeError("outer"), Reject("negative")),
+        ExceptionGroup("g", [Reject("negative")]),
+    ):
+        failure = classify(error, [retryable(Reject)])
+        assert failure.reason_if_dead is DeadReason.REJECTED
+        assert failure.message == "negative"
+        assert failure.error_type == "retryapp.core.verdicts.Reject"
+
+
+def test_retry_later_gives_its_wait_wherever_it_stands() -> None:
+    """Also as a cause and in a group, where the longest wait counts."""
+    assert classify(RetryLater(2)).retry_after_ms == 2_000
+    assert classify(caused(RuntimeError(), RetryLater("1m"))).retry_after_ms == 60_000
+    group = ExceptionGroup("g", [RetryLater(2), OSError(), RetryLater(9), RetryLater(3)])
+    failure = classify(group)
+    assert (failure.retry_after_ms, failure.error_class) == (9_000, ErrorClass.RETRYABLE)
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([OSError(), ValueError(), Reject("r"), RetryLater(5)], DeadReason.REJECTED),
+        ([RetryLater(5), ValueError(), OSError()], DeadReason.NON_RETRYABLE),
+        ([OSError(), UndecodableError("JSON", "x")], DeadReason.UNDECODABLE),
+        ([OSError(), ExceptionGroup("inner", [RuntimeError(), ValueError()])], DeadReason.NON_RETRYABLE),
+        ([OSError(), caused(RuntimeError(), ValueError())], DeadReason.NON_RETRYABLE),
+        ([OSError(), RuntimeError()], None),
+    ],
+)
+def test_the_worst_member_of_a_group_decides(members: list[Exception], reason: DeadReason | None) -> None:
+    """Rejected goes before non-retryable, which goes before a wait, which goes before retryable."""
+    rules = [retryable(OSError), non_retryable(ValueError)]
+    assert classify(ExceptionGroup("g", members), rules).reason_if_dead is reason
+
+
+def test_a_group_is_told_by_its_deciding_member() -> None:
+    """The member's type and text say more than the group's."""
+    failure = classify(
+        ExceptionGroup("unhandled", [OSError("disk"), ValueError("bad id")]), [non_retryable(ValueError)]
+    )
+    assert (failure.error_type, failure.message) == ("ValueError", "bad id")
+    silent = classify(ExceptionGroup("unhandled", [ExceptionGroup("inner", [OSError("disk")])]))
+    assert (silent.error_type, silent.message) == ("OSError", "disk")
+
+
+def test_a_group_of_which_no_member_speaks_is_judged_by_its_own_type() -> None:
+    """A rule may name the group's type."""
+    group = ExceptionGroup("g", [OSError()])
+    assert classify(group, [non_retryable(ExceptionGroup)]).error_class is ErrorClass.NON_RETRYABLE
+
+
+def test_an_undecodable_value_is_dead_unless_a_rule_names_it() -> None:
+    """A broad rule does not bring poison back; one that names the error does."""
+    error = caused(UndecodableError("JSON", "line 1"), json.JSONDecodeError("bad", "x", 0))
+    assert classify(error).reason_if_dead is DeadReason.UNDECODABLE
+    assert classify(error, [retryable(Exception)]).reason_if_dead is DeadReason.UNDECODABLE
+    assert classify(error, [retryable(ValueError)]).reason_if_dead is DeadReason.UNDECODABLE
+    assert classify(error, [retryable(UndecodableError)]).reason_if_dead is None
+
+
+def test_cycles_and_deep_nesting_end() -> None:
+    """An error that is its own cause, or a tower of groups, costs nothing but a bounded look."""
+    loop = RuntimeError("loop")
+    loop.__cause__ = loop
+    assert classify(loop).message == "loop"
+    tower: Exception = ValueError("deep")
+    for _ in range(500):
+        tower = ExceptionGroup("g", [tower])
+    assert classify(tower, [non_retryable(KeyError)]).message == "deep"
+
+
+def test_a_broken_text_does_not_cost_the_failure() -> None:
+    """An exception whose ``__str__`` raises is still classified."""
+
+    class NastyError(ValueError):
+        def __str__(self) -> str:
+            raise RuntimeError("no text for you")
+
+    failure = classify(raised(NastyError), [non_retryable(ValueError)])
+    assert failure.error_class is ErrorClass.NON_RETRYABLE
+    assert "__str__ raised RuntimeError" in failure.message
+
+
+def test_message_and_trace_are_cut_to_their_bounds() -> None:
+    """A message is cut at its end, on a character; a trace keeps its last lines."""
+
+    def deep(left: int) -> None:
+        if left:
+            deep(left - 1)
+        raise ValueError("é" * 5_000)
+
+    with pytest.raises(ValueError, match="é") as caught:
+        deep(300)
+    failure = classify(caught.value)
+    assert failure.message == "é" * (MAX_MESSAGE_BYTES // 2)
+    assert failure.trace is not None
+    assert len(failure.trace.encode()) <= MAX_TRACE_BYTES
+    assert failure.trace.splitlines()[-1].startswith("ValueError: é")
+    assert failure.trace.startswith("...\n  File ")
+    assert "in " in failure.trace.splitlines()[-2]
+
+
+def test_a_trace_names_files_without_their_folders() -> None:
+    """Where the code is installed is nobody's business."""
+    failure = classify(raised(lambda: ValueError("x")))
+    assert failure.trace is not None
+    assert 'File "test_classify.py", line ' in failure.trace
+    assert "/" not in failure.trace
+
+
+def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
+    """Same type and place: same hash whatever the text; other type, place or cause: another."""
+
+    def charge(text: str, kind: type[Exception] = ValueError) -> Exception:
+        raise kind(text)
+
+    def refund(text: str) -> Exception:
+        raise ValueError(text)
+
+    def fingerprint(call: Callable[..., Exception], *arguments: object, cause: Exception | None = None) -> str:
+        with pytest.raises((ValueError, KeyError)) as caught:
+            call(*arguments)
+        return classify(caused(caught.value, *([] if cause is None else [cause]))).fingerprint
+
+    one = fingerprint(charge, "order 1")
+    assert one == fingerprint(charge, "order 2")
+    assert len(one) == 12
+    assert one != fingerprint(refund, "order 1")
+    assert one != fingerprint(charge, "order 1", KeyError)
+    assert one != fingerprint(charge, "order 1", cause=OSError())
+
+
+def test_a_fingerprint_ignores_line_numbers_and_machinery() -> None:
+    """Code that moved within its file, or runs under another layer, has the same cause."""
+    source = "def charge():\n    raise ValueError('x')\n"
+
+    def fingerprint(prefix: str, module: str, path: str) -> str:
+        space: dict[str, object] = {"__name__": module}
+        exec(compile(prefix + source, path, "exec"), space)  # noqa: S102 - code at a chosen place
+        with pytest.raises(ValueError, match="x") as caught:
+            space["charge"]()  # type: ignore[operator]
+        assert caught.value.__traceback__ is not None
+        return classify(caught.value.with_traceback(caught.value.__traceback__.tb_next)).fingerprint
+
+    here = fingerprint("", "billing", "/app/billing.py")
+    assert here == fingerprint("\n\n\n", "billing", "/srv/other/billing.py")
+    assert here != fingerprint("", "billing", "/app/refunds.py")
+    bare = classify(ValueError("x")).fingerprint
+    assert bare == fingerprint("", "faust.agents", "/lib/faust/agents.py")
+    assert bare == fingerprint("", "asyncio.tasks", "/lib/asyncio/tasks.py")
+    assert bare == fingerprint("", "retryapp.engine.deliver", "/lib/retryapp/engine/deliver.py")
+    assert bare != fingerprint("", "retryapp.demo.handler", "/lib/retryapp/demo/handler.py")
+    assert bare != fingerprint("", "billing", "/venv/site-packages/billing.py"), "an installed app is still the user's"
+
+
+def test_a_rule_needs_exception_types() -> None:
+    """A rule without types, or with something else, is a policy error."""
+    with pytest.raises(InvalidPolicyError, match="at least one"):
+        non_retryable()
+    with pytest.raises(InvalidPolicyError, match="expected exception types"):
+        retryable(int)  # type: ignore[arg-type]
+    with pytest.raises(InvalidPolicyError, match="expected exception types"):
+        retryable(ValueError("x"))  # type: ignore[arg-type]
+
+
+def test_rules_are_equal_by_names() -> None:
+    """A rule from text equals the one with the types themselves."""
+    assert Rule(("ValueError",), ErrorClass.NON_RETRYABLE) == non_retryable(ValueError)
+    assert retryable(ValueError) != non_retryable(ValueError)
+    assert Rule(("json.decoder.JSONDecodeError",), ErrorClass.NON_RETRYABLE).matches(json.JSONDecodeError("m", "d", 0))
+
+
+@pytest.mark.parametrize(
+    ("after", "milliseconds"),
+    [
+        (0, 0),
+        (1.5, 1_500),
+        (0.0001, 1),
+        ("120", 120_000),
+        (" 0 ", 0),
+        ("1m30s", 90_000),
+        (timedelta(minutes=2), 120_000),
+        (timedelta(0), 0),
+    ],
+)
+def test_retry_later_takes_seconds_timedelta_or_text(after: float | timedelta | str, milliseconds: int) -> None:
+    """Never rounded down: a service that asks for time gets it."""
+    assert RetryLater(after).after_ms == milliseconds
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        -1,
+        "-1",
+        float("nan"),
+        float("inf"),
+        "",
+        "soon",
+        "Wed, 21 Oct 2015 07:28:00 GMT",
+        None,
+        True,
+        10**12,
+        timedelta(-1),
+    ],
+)
+def test_retry_later_refuses_what_is_no_wait(after: object) -> None:
+    """A wrong wait is named, never taken for none."""
+    with pytest.raises(InvalidDurationError):
+        RetryLater(after)  # type: ignore[arg-type]
+
+
+def test_verdicts_survive_pickling() -> None:
+    """They cross process borders with what they say."""
+    later = pickle.loads(pickle.dumps(RetryLater("90s", "busy")))  # noqa: S301 - our own bytes
+    assert (later.after_ms, later.text, str(later)) == (90_000, "busy", "busy")
+    assert pickle.loads(pickle.dumps(Reject("no"))).text == "no"  # noqa: S301 - our own bytes

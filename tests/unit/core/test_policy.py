@@ -1,0 +1,108 @@
+"""Policies: what they accept, what they refuse, their text and digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from datetime import timedelta
+
+import pytest
+
+from retryapp.core.classify import non_retryable, retryable
+from retryapp.core.errors import InvalidPolicyError
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.schedule import fixed
+
+
+def test_n_delays_make_n_plus_one_attempts() -> None:
+    """The first delivery counts."""
+    policy = RetryPolicy("5m*2 30m*3 1h")
+    assert policy.max_attempts == 7
+    assert policy.max_elapsed_ms is None
+    assert policy.timeout_ms == 300_000
+    assert policy.longest_wait_ms == 3_600_000
+
+
+def test_a_matching_max_attempts_is_accepted() -> None:
+    """Saying it twice is allowed as long as both say the same."""
+    assert RetryPolicy(fixed("1s", 4), max_attempts=5) == RetryPolicy("fixed(1s, 4)")
+
+
+@pytest.mark.parametrize("attempts", [0, 1, 4, 6, -1, True])
+def test_a_conflicting_max_attempts_is_refused(attempts: int) -> None:
+    """More or fewer than the schedule makes is an error that says both numbers."""
+    with pytest.raises(InvalidPolicyError, match=r"4 delays, which makes 5 attempts") as caught:
+        RetryPolicy("fixed(1s, 4)", max_attempts=attempts)
+    assert caught.value.field == "max_attempts"
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("max_elapsed", {"max_elapsed": "5"}),
+        ("max_elapsed", {"max_elapsed": "-5m"}),
+        ("timeout", {"timeout": "0s"}),
+        ("on", {"on": [ValueError]}),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, options: dict[str, object]) -> None:
+    """No invalid policy can be made."""
+    with pytest.raises(InvalidPolicyError) as caught:
+        RetryPolicy("1s", **options)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert caught.value.exit_code == 2
+
+
+def test_a_policy_is_frozen_and_pickles() -> None:
+    """Nothing changes it afterwards; it travels to other processes."""
+    policy = RetryPolicy("1s", max_elapsed=timedelta(days=1), on=non_retryable(ValueError))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.max_attempts = 9  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes
+    assert hash(policy) == hash(RetryPolicy.parse(policy.text))
+
+
+def test_the_text_names_everything_that_decides() -> None:
+    """Schedule, deadline, time-out and rules in their order."""
+    policy = RetryPolicy(
+        "60s*2", max_elapsed="24h", timeout="30s", on=[retryable(ConnectionError), non_retryable(OSError, ValueError)]
+    )
+    assert policy.text == (
+        "1m*2; max_elapsed=1d; timeout=30s; retryable=ConnectionError; non-retryable=OSError,ValueError"
+    )
+    assert RetryPolicy.parse(policy.text) == policy
+
+
+def test_the_digest_is_stable_and_tells_policies_apart() -> None:
+    """It is a pure function of the text; the value below must not change between versions."""
+    assert RetryPolicy("5m*2 30m*3 1h").digest == "9595788a26c2"
+    assert RetryPolicy("300s*2 30m*3 60m").digest == RetryPolicy("5m*2 30m*3 1h").digest
+    assert RetryPolicy("5m*2 30m*3 2h").digest != RetryPolicy("5m*2 30m*3 1h").digest
+    assert RetryPolicy("5m", on=non_retryable(ValueError)).digest != RetryPolicy("5m").digest
+
+
+def test_rules_from_text_match_by_name() -> None:
+    """A policy read from text judges like the one that it was written from."""
+    policy = RetryPolicy.parse("1s; non-retryable=LookupError")
+    assert policy.on[0].matches(KeyError("x"))
+    assert not policy.on[0].matches(ValueError("x"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1s; max_elapsed",
+        "1s; nonsense=1",
+        "1s; timeout=1m; timeout=2m",
+        "1s; max_attempts=x",
+        "1s; max_attempts=7",
+        "1s; non-retryable=",
+        "1s; non-retryable=a b",
+        "; timeout=1m",
+        "1s;;",
+    ],
+)
+def test_a_wrong_policy_text_is_refused_by_name(text: str) -> None:
+    """Every part has to be known and right."""
+    with pytest.raises(InvalidPolicyError):
+        RetryPolicy.parse(text)
