@@ -1,0 +1,206 @@
+"""Exact bytes of rows and events, identities as text, and errors as objects."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+
+import pytest
+
+from retryapp.core import errors
+from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
+from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event, encode_event
+from retryapp.core.record import Origin, Record, failure_id, parse_failure_id, parse_origin, short_topic_id
+from retryapp.core.rows import (
+    ROW_OVERHEAD_BYTES,
+    PendingRow,
+    RowKey,
+    decode_row,
+    encode_row,
+    parse_row_key,
+    row_key,
+    row_of,
+)
+from retryapp.core.text import cut_tail, cut_text, escape_text, unescape_text
+
+ROW = PendingRow(b"k", None, (("a", b"1"), ("é", None)), 1_700_000_000_000)
+ROW_BYTES = bytes.fromhex(
+    "01" "0000018bcfe56800" "00000001" "ffffffff" "00000002"
+    "00000001" "00000001" "00000002" "ffffffff"
+    "6b" "61" "31" "c3a9"
+)  # fmt: skip
+"""What version 1 writes. These bytes lie in changelogs: they are never changed, only joined by a later version's."""
+
+
+def test_version_1_of_a_row_is_written_and_read_as_ever() -> None:
+    """The layout is pinned."""
+    assert encode_row(ROW) == ROW_BYTES
+    assert decode_row(ROW_BYTES) == ROW
+    assert len(encode_row(PendingRow(None, None, (), 0))) == ROW_OVERHEAD_BYTES
+
+
+def test_a_row_key_is_pinned() -> None:
+    """Big-endian due time, partition, offset."""
+    raw = bytes.fromhex("0000018bcfe56800000000030000000000000412")
+    assert row_key(1_700_000_000_000, 3, 1042) == raw
+    assert parse_row_key(raw) == RowKey(1_700_000_000_000, 3, 1042)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x01", b"\x02" + ROW_BYTES[1:], ROW_BYTES[:-1], ROW_BYTES + b"x"])
+def test_bytes_that_are_no_row_are_refused(raw: bytes) -> None:
+    """Empty is never a row; another version, lost and extra bytes are named."""
+    with pytest.raises(DamagedRowError):
+        decode_row(raw)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(9, b"\x7f\xff\xff\xff"), (9, b"\xff\xff\xff\xfe"), (17, b"\xff\xff\xff\xff"), (21, b"\xff\xff\xff\xff")],
+)
+def test_lengths_that_lie_are_refused(at: int, value: bytes) -> None:
+    """A length that leaves the row, or is below null's -1, is no length; nothing large is allocated for it."""
+    with pytest.raises(DamagedRowError):
+        decode_row(ROW_BYTES[:at] + value + ROW_BYTES[at + len(value) :])
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0, 0), (0, -1, 0), (0, 2**32, 0), (2**64, 0, 0), (0, 0, 2**64)])
+def test_a_row_key_out_of_range_is_refused(numbers: tuple[int, int, int]) -> None:
+    """No key is written that would sort elsewhere."""
+    with pytest.raises(DamagedRowError):
+        row_key(*numbers)
+    with pytest.raises(DamagedRowError, match="19 bytes"):
+        parse_row_key(b"x" * 19)
+
+
+def test_a_row_holds_a_tier_record() -> None:
+    """Key, value, headers and the broker's time are taken over."""
+    record = Record("billing.orders.retry", 1, 2, 3, None, b"", (("a", None),))
+    assert row_of(record) == PendingRow(None, b"", (("a", None),), 3)
+    assert record.coordinates == "billing.orders.retry[1]@2"
+
+
+def test_identities_as_text() -> None:
+    """An origin and a failure id, as they stand in headers and event keys."""
+    origin = Origin("orders", short_topic_id("kq8G0bTzQxWm1XkY1r2s3A"), 3, 1042)
+    assert origin.text == "orders@kq8G0bTz/3/1042"
+    assert parse_failure_id(failure_id("billing", origin)) == ("billing", origin)
+    for text in ("", "orders", "orders@/3/1", "orders@id/3/-1", "orders@id/3/1/", "orders@id/x/1", "orders@id/3/1\n"):
+        with pytest.raises(DamagedMetadataError):
+            parse_origin(text)
+    for text in ("billing", "/orders@id/1/2", ""):
+        with pytest.raises(DamagedMetadataError):
+            parse_failure_id(text)
+
+
+SUCCEEDED = Succeeded(
+    group="billing",
+    handler="billing.charge",
+    failure_id="billing/orders@kq8G0bTz/3/1042",
+    origin="orders@kq8G0bTz/3/1042",
+    attempt=2,
+    started_ms=10,
+    ended_ms=20,
+    lateness_ms=3,
+)
+POLICY = PolicyUsed(group="billing", handler="h", main="orders", text="5m; timeout=5m", digest="d", at_ms=1)
+PROGRESS = Progress(
+    group="billing",
+    handler="h",
+    main="orders",
+    partition=3,
+    from_offset=10,
+    to_offset=20,
+    from_ms=1,
+    to_ms=2,
+    received=9,
+    first_try_ok=8,
+    failed=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("event", "key"),
+    [
+        (SUCCEEDED, b"billing/orders@kq8G0bTz/3/1042"),
+        (POLICY, b"policy:billing/orders"),
+        (PROGRESS, b"progress:billing/orders/3"),
+    ],
+)
+def test_events_read_back(event: Succeeded | PolicyUsed | Progress, key: bytes) -> None:
+    """As JSON with a version and a kind, under their key."""
+    raw = encode_event(event)
+    assert decode_event(raw) == event
+    assert event.key == key
+    assert json.loads(raw)["v"] == 1
+    assert json.loads(raw)["kind"] == event.kind
+
+
+def test_version_1_of_an_event_is_read_as_ever() -> None:
+    """Pinned text; a field that a newer worker added is passed over."""
+    raw = (
+        b'{"v":1,"group":"billing","handler":"billing.charge","kind":"succeeded",'
+        b'"failure_id":"billing/orders@kq8G0bTz/3/1042","origin":"orders@kq8G0bTz/3/1042","replays":0,'
+        b'"attempt":2,"started_ms":10,"ended_ms":20,"lateness_ms":3}'
+    )
+    assert encode_event(SUCCEEDED) == raw
+    assert decode_event(raw[:-1] + b',"mood":"good"}') == SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (b"", "value"),
+        (b"{", "value"),
+        (b"[]", "value"),
+        (b'{"v":1,"kind":"nonsense"}', "nonsense"),
+        (encode_event(SUCCEEDED).replace(b'"v":1', b'"v":2'), "v"),
+        (encode_event(SUCCEEDED).replace(b'"attempt":2', b'"attempt":0'), "attempt"),
+        (encode_event(SUCCEEDED).replace(b'"attempt":2', b'"attempt":"2"'), "attempt"),
+        (encode_event(PROGRESS).replace(b'"to_offset":20', b'"to_offset":5'), "to_offset"),
+    ],
+)
+def test_what_is_no_event_is_refused_by_name(raw: bytes, named: str) -> None:
+    """The error says which field."""
+    with pytest.raises(DamagedEventError, match=named):
+        decode_event(raw)
+
+
+def test_text_is_cut_on_characters_and_escaped() -> None:
+    """No half characters; surrogates become visible; plus and percent are safe for any URL decoder."""
+    assert (cut_text("éé", 3), cut_tail("éé", 3), cut_text("x", 0), cut_tail("x", 0)) == ("é", "é", "", "")
+    assert cut_text("\udcff", 10) == "\\udcff"
+    assert escape_text("a+b %\n", 100) == "a%2Bb %25%0A"
+    assert unescape_text(b"a%2Bb %25%0A") == "a+b %\n"
+    assert unescape_text(b"a\nb") is None
+
+
+LEAVES = [
+    each
+    for _, each in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(each, RetryAppError) and "__init__" in vars(each)
+]
+
+
+@pytest.mark.parametrize("error_type", LEAVES, ids=lambda each: each.__name__)
+def test_every_error_shows_its_facts_and_survives_pickling(error_type: type[RetryAppError]) -> None:
+    """Facts are attributes and stand in the message; a copy from another process is the same."""
+    names = [name for name in inspect.signature(error_type).parameters if name != "self"]
+    numbers = {"port": 9092, "newest": 1, "needed": 17, "free_bytes": 512}
+    facts = {name: numbers.get(name, f"<{name}>") for name in names}
+    error = error_type(**facts)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert type(copy) is error_type
+    assert str(copy) == str(error)
+    for name, value in facts.items():
+        assert getattr(copy, name) == value
+        assert str(value) in str(error)
+    assert error_type.__doc__
+    assert error.exit_code in {1, 2, 3, 4}
+
+
+def test_a_long_value_is_cut_in_messages() -> None:
+    """Messages travel in headers and logs."""
+    error = DamagedMetadataError("retry-attempt", b"x" * 100_000, "a number")
+    assert len(str(error)) < 500
+    assert "100003 characters" in str(error)

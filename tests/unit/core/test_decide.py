@@ -1,0 +1,55 @@
+"""The one decision, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from retryapp.core.classify import classify, non_retryable
+from retryapp.core.decide import Dead, DeadReason, RetryAt, decide
+from retryapp.core.metadata import MAX_EPOCH_MS
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.verdicts import Reject, RetryLater
+
+POLICY = RetryPolicy("5s 30s", max_elapsed="1m", on=[non_retryable(ValueError)])
+
+
+@pytest.mark.parametrize(
+    ("attempt", "now_ms", "error", "expected"),
+    [
+        (1, 0, OSError(), RetryAt(5_000, 5_000, "5s")),
+        (2, 6_000, OSError(), RetryAt(36_000, 30_000, "30s")),
+        (3, 40_000, OSError(), Dead(DeadReason.EXHAUSTED)),
+        (9, 40_000, OSError(), Dead(DeadReason.EXHAUSTED)),
+        (2, 30_000, OSError(), RetryAt(60_000, 30_000, "30s")),
+        (2, 30_001, OSError(), Dead(DeadReason.EXPIRED)),
+        (1, 0, ValueError(), Dead(DeadReason.NON_RETRYABLE)),
+        (3, 90_000, ValueError(), Dead(DeadReason.NON_RETRYABLE)),
+        (3, 90_000, Reject("no"), Dead(DeadReason.REJECTED)),
+        (3, 90_000, OSError(), Dead(DeadReason.EXHAUSTED)),
+        (1, 0, RetryLater(20), RetryAt(20_000, 20_000, "30s")),
+        (1, 0, RetryLater(0), RetryAt(0, 0, "5s")),
+        (1, 0, RetryLater("1m"), RetryAt(60_000, 60_000, "30s")),
+        (1, 0, RetryLater("61s"), Dead(DeadReason.EXPIRED)),
+        (3, 0, RetryLater(1), Dead(DeadReason.EXHAUSTED)),
+    ],
+)
+def test_decisions(attempt: int, now_ms: int, error: Exception, expected: RetryAt | Dead) -> None:
+    """Final failures first, then attempts, then the deadline, then the wait."""
+    decision = decide(
+        POLICY, attempt=attempt, first_failed_ms=0, failure=classify(error, POLICY.on), now_ms=now_ms, rng=0.5
+    )
+    assert decision == expected
+
+
+def test_a_due_time_past_the_end_of_dates_is_expired() -> None:
+    """No due time is made that a header could not hold."""
+    decision = decide(
+        RetryPolicy("1d"), attempt=1, first_failed_ms=0, failure=classify(OSError()), now_ms=MAX_EPOCH_MS, rng=0
+    )
+    assert decision == Dead(DeadReason.EXPIRED)
+
+
+def test_the_first_delivery_is_attempt_1() -> None:
+    """A count from 0 is a mix-up, not a policy question."""
+    with pytest.raises(ValueError, match="attempt=0"):
+        decide(POLICY, attempt=0, first_failed_ms=0, failure=classify(OSError()), now_ms=0, rng=0)

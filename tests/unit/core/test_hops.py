@@ -1,0 +1,241 @@
+"""Hops: where copies go, what is left out when they are too large, what damage leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from retryapp.core.classify import DeadReason, Failure, classify
+from retryapp.core.decide import Dead, Decision, RetryAt
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import (
+    Outgoing,
+    after_failure,
+    arriving,
+    first_failed_ms,
+    for_replay,
+    record_size,
+    restore,
+    to_dead_letter,
+    to_redelivery,
+    to_tier,
+)
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Origin, Record
+from retryapp.core.rows import row_of
+from retryapp.core.salvage import salvage
+from retryapp.core.topology import HandlerTopology, Tiers
+
+TOPOLOGY = HandlerTopology("billing", "orders")
+ORDER = Record("orders", 3, 1042, 1_000, b"key", b"value", (("trace", b"t"), ("trace", None)))
+ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
+
+
+def failure(message: str = "no") -> Failure:
+    """Return a failure with a traceback."""
+    with pytest.raises(ValueError, match=message[:5]) as caught:
+        raise ValueError(message)
+    return classify(caught.value)
+
+
+def after(
+    decision: Decision,
+    *,
+    attempt: int = 1,
+    failed_ms: int = 2_000,
+    previous: RetryMetadata | None = None,
+    message: str = "no",
+) -> RetryMetadata:
+    """Return metadata after a failed attempt."""
+    return after_failure(
+        previous,
+        group="billing",
+        handler="billing.charge",
+        origin=ORIGIN,
+        origin_timestamp_ms=ORDER.timestamp_ms,
+        attempt=attempt,
+        started_ms=failed_ms - 10,
+        failed_ms=failed_ms,
+        policy_digest="d",
+        failure=failure(message),
+        decision=decision,
+    )
+
+
+def came(outgoing: Outgoing) -> Record:
+    """Return an outgoing copy as it is read from its topic."""
+    return Record(outgoing.topic, outgoing.partition, 5, 9_999, outgoing.key, outgoing.value, outgoing.headers)
+
+
+def said(outgoing: Outgoing) -> RetryMetadata:
+    """Return what an outgoing copy's headers say."""
+    metadata = decode_metadata(outgoing.headers)
+    assert metadata is not None
+    return metadata
+
+
+AGAIN = RetryAt(62_000, 60_000, "1m")
+EXHAUSTED = Dead(DeadReason.EXHAUSTED)
+
+
+def test_metadata_grows_with_each_failure() -> None:
+    """Attempt, times and history follow; origin and first failure stay."""
+    first = after(AGAIN)
+    second = after(EXHAUSTED, attempt=2, failed_ms=70_000, previous=first)
+    assert (first.attempt, first.due_at_ms, first.tier, first.reason, first.error_trace) == (
+        1,
+        62_000,
+        "1m",
+        None,
+        None,
+    )
+    assert (second.attempt, second.due_at_ms, second.tier, second.reason) == (2, None, None, "exhausted")
+    assert (second.first_failed_ms, second.last_failed_ms, second.started_ms) == (2_000, 70_000, 69_990)
+    assert [(entry.attempt, entry.failed_ms) for entry in second.history] == [(1, 2_000), (2, 70_000)]
+    assert second.error_trace is not None
+    assert second.failure_id == first.failure_id == "billing/orders@kq8G0bTz/3/1042"
+
+
+def test_a_copy_waits_in_the_topic_of_its_tier() -> None:
+    """Per delay the tier's topic, single the one topic; the partition is the record's."""
+    per_delay = HandlerTopology("billing", "orders", Tiers.PER_DELAY, (5_000, 60_000))
+    assert to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN)).topic == "billing.orders.retry"
+    assert to_tier(ORDER, topology=per_delay, metadata=after(AGAIN)).topic == "billing.orders.retry.1m"
+    nameless = replace(after(AGAIN), tier=None, due_at_ms=8_000)
+    assert to_tier(ORDER, topology=per_delay, metadata=nameless).topic == "billing.orders.retry.5s"
+    odd = replace(after(AGAIN), tier="later")
+    assert to_tier(ORDER, topology=per_delay, metadata=odd).topic == "billing.orders.retry.1m"
+    assert to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN)).partition == 3
+
+
+def test_a_copy_without_due_time_cannot_wait_and_one_without_reason_is_not_dead() -> None:
+    """The two mix-ups that would lose a record's fate are refused."""
+    with pytest.raises(ValueError, match="due time"):
+        to_tier(ORDER, topology=TOPOLOGY, metadata=after(EXHAUSTED))
+    with pytest.raises(ValueError, match="reason"):
+        to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(AGAIN), max_bytes=10_000)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k"])
+@pytest.mark.parametrize("value", [None, b"", b"v"])
+def test_null_and_empty_stay_apart(key: bytes | None, value: bytes | None) -> None:
+    """A null value travels as empty with a mark and is null again for the handler; a null key stays null."""
+    record = replace(ORDER, key=key, value=value)
+    out = to_tier(record, topology=TOPOLOGY, metadata=after(AGAIN))
+    assert out.value is not None
+    assert said(out).null_value == (value is None)
+    again = to_redelivery(row_of(came(out)), topology=TOPOLOGY, partition=3)
+    assert (again.topic, again.headers) == ("billing.orders.redelivery", out.headers)
+    assert restore(came(again), said(again)) == record
+
+
+def test_arriving_leaves_an_ordinary_record_alone() -> None:
+    """No copy is made of what needs no change."""
+    assert arriving(ORDER) is ORDER
+
+
+def test_a_dead_letter_copied_to_the_main_topic_is_new() -> None:
+    """Its next failure starts at attempt 1 with the coordinates of the copy."""
+    letter = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=100_000)
+    copy = replace(came(letter), topic="orders")
+    assert arriving(copy).headers == ORDER.headers
+    again = to_tier(copy, topology=TOPOLOGY, metadata=after(AGAIN))
+    assert said(again).attempt == 1
+
+
+def test_what_only_explains_is_left_out_first() -> None:
+    """Traceback, then history, then the end of the message, then the value."""
+    metadata = after(EXHAUSTED, message="m" * 800)
+    whole = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=metadata, max_bytes=1_000_000)
+    size = record_size(whole.key, whole.value, whole.headers)
+    assert said(whole) == metadata
+
+    no_trace = said(to_dead_letter(ORDER, topology=TOPOLOGY, metadata=metadata, max_bytes=size - 1))
+    assert no_trace == replace(metadata, error_trace=None)
+    trace = len("retry-error-trace") + len(dict(whole.headers)["retry-error-trace"] or b"") + 10
+    no_history = said(to_dead_letter(ORDER, topology=TOPOLOGY, metadata=metadata, max_bytes=size - trace - 1))
+    assert no_history == replace(metadata, error_trace=None, history=())
+    cut = said(to_dead_letter(ORDER, topology=TOPOLOGY, metadata=metadata, max_bytes=size - trace - 500))
+    assert cut.reason == "exhausted"
+    assert 0 < len(cut.error_message) < 800
+
+
+def test_a_record_that_does_not_fit_keeps_its_coordinates_and_first_reason() -> None:
+    """The value goes, the reason becomes too-large, the key stays while it fits."""
+    big = replace(ORDER, value=b"v" * 50_000)
+    letter = to_dead_letter(big, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=20_000)
+    metadata = said(letter)
+    assert (metadata.reason, metadata.original_reason, metadata.origin) == ("too-large", "exhausted", ORIGIN)
+    assert (letter.key, letter.value) == (b"key", b"")
+    assert metadata.error_trace is not None, "there is room again for what explains"
+    assert record_size(letter.key, letter.value, letter.headers) <= 20_000
+
+    huge_key = to_dead_letter(
+        replace(big, key=b"k" * 50_000), topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=20_000
+    )
+    assert (huge_key.key, huge_key.value, said(huge_key).origin) == (None, b"", ORIGIN)
+    hopeless = to_dead_letter(big, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=1)
+    assert said(hopeless).origin == ORIGIN
+
+
+def test_record_size_is_not_below_what_kafka_counts() -> None:
+    """An empty record has 61 bytes of batch and a few of its own; names and values count in full."""
+    empty = record_size(None, None, ())
+    assert empty >= 61 + 7
+    assert record_size(b"kk", b"vvv", (("né", b"1234"),)) >= empty + 2 + 3 + 3 + 4
+
+
+def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
+    """The next failure is attempt 1, its time the first failure; the failure id and the history stay."""
+    dead = after(EXHAUSTED, attempt=3)
+    again = for_replay(dead, replay_id="r1", due_at_ms=90_000)
+    assert (again.attempt, again.replays, again.replay_id, again.reason) == (0, 1, "r1", None)
+    letter = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=dead, max_bytes=100_000)
+    out = to_tier(came(letter), topology=TOPOLOGY, metadata=again)
+    assert out.topic == "billing.orders.retry"
+    assert restore(came(out), said(out)) == ORDER
+    assert first_failed_ms(again, 95_000) == 95_000
+    failed = after(AGAIN, attempt=1, failed_ms=95_000, previous=again)
+    assert (failed.first_failed_ms, failed.replays, failed.replay_id) == (95_000, 1, "r1")
+    assert len(failed.history) == 2
+    assert first_failed_ms(failed, 99_000) == 95_000
+    assert first_failed_ms(None, 99_000) == 99_000
+
+
+def test_a_letter_without_value_cannot_be_replayed() -> None:
+    """There is nothing to deliver but its coordinates, which the error names."""
+    letter = to_dead_letter(
+        replace(ORDER, value=b"v" * 9_000), topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=5_000
+    )
+    with pytest.raises(ValueError, match="orders@kq8G0bTz/3/1042"):
+        for_replay(said(letter), replay_id="r", due_at_ms=1)
+
+
+def test_damage_keeps_what_is_readable() -> None:
+    """Counter, origin and times survive the damage of one other header; the message names it."""
+    out = to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN, attempt=4))
+    record = came(replace(out, headers=tuple((n, b"soon" if n == "retry-due-ms" else v) for n, v in out.headers)))
+    with pytest.raises(DamagedMetadataError) as caught:
+        decode_metadata(record.headers)
+    metadata = salvage(
+        record, caught.value, group="billing", handler="h", topic_id="tierTOPC", policy_digest="d", now_ms=77
+    )
+    assert (metadata.reason, metadata.attempt, metadata.origin) == ("damaged", 4, ORIGIN)
+    assert (metadata.first_failed_ms, metadata.last_failed_ms) == (2_000, 2_000)
+    assert "retry-due-ms=b'soon'" in metadata.error_message
+
+
+def test_damage_of_counter_and_origin_has_stated_neutral_values() -> None:
+    """An unreadable counter falls back to the history, an unreadable origin to where the damage was found."""
+    out = to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN, attempt=4))
+    junk = {"retry-attempt": b"x", "retry-origin": b"x"}
+    record = came(replace(out, headers=tuple((n, junk.get(n, v)) for n, v in out.headers)))
+    error = DamagedMetadataError("retry-attempt", b"x", "a number")
+    options = {"group": "billing", "handler": "h", "topic_id": "tierTOPC", "policy_digest": "d"}
+    metadata = salvage(record, error, now_ms=77, **options)
+    assert metadata.attempt == 4
+    assert metadata.origin == Origin("billing.orders.retry", "tierTOPC", 3, 5)
+    bare = salvage(replace(record, headers=(("retry-attempt", b"x"),)), error, now_ms=77, **options)
+    assert (bare.attempt, bare.started_ms) == (1, 77)

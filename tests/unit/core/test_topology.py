@@ -1,0 +1,149 @@
+"""Topics of a handler: names, settings, clashes."""
+
+from __future__ import annotations
+
+import pytest
+
+from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, NameClashError
+from retryapp.core.topology import HandlerTopology, Tiers, TopicRole, check_names, owner_mark, topic_specs
+
+DAY = 86_400_000
+
+
+def test_names_with_one_retry_topic() -> None:
+    """The default: the delays do not name topics."""
+    topology = HandlerTopology("billing", "orders", delays_ms=(60_000, 1_000))
+    assert topology.owned == (
+        "billing.orders.retry",
+        "billing.orders.redelivery",
+        "billing.orders.dlq",
+        "billing.orders.events",
+        "billing.orders.pending.changelog",
+    )
+    assert topology.consumed == ("orders", "billing.orders.retry", "billing.orders.redelivery")
+    assert owner_mark(topology) == "billing+orders"
+
+
+def test_names_with_a_retry_topic_per_delay() -> None:
+    """Distinct delays, rising, in canonical units."""
+    topology = HandlerTopology("billing", "orders", Tiers.PER_DELAY, (3_600_000, 300_000, 300_000, 90_000))
+    assert topology.retry_topics == (
+        "billing.orders.retry.1m30s",
+        "billing.orders.retry.5m",
+        "billing.orders.retry.1h",
+    )
+    assert topology.retry_topic_for(300_000) == "billing.orders.retry.5m"
+    assert topology.retry_topic_for(240_000) == "billing.orders.retry.5m"
+    assert topology.retry_topic_for(195_000) == "billing.orders.retry.1m30s", "the shorter of two that are as near"
+    assert topology.retry_topic_for(10**12) == "billing.orders.retry.1h"
+    assert topology.retry_topic_for(0) == "billing.orders.retry.1m30s"
+
+
+@pytest.mark.parametrize(
+    ("group", "main", "problem"),
+    [
+        ("", "orders", "empty"),
+        ("billing", "", "empty"),
+        ("bil ling", "orders", "' '"),
+        ("billing", "orders/eu", "'/'"),
+        ("billing", "ördérs", "'éö'"),
+        ("billing", "o" * 240, "characters"),
+        ("..", "orders", "'..'"),
+    ],
+)
+def test_an_illegal_name_is_refused_by_name(group: str, main: str, problem: str) -> None:
+    """The error says which name and what is wrong with it."""
+    with pytest.raises(InvalidTopicNameError, match="cannot be used") as caught:
+        HandlerTopology(group, main)
+    assert problem in str(caught.value)
+
+
+def test_the_longest_name_counts() -> None:
+    """What is too long is our longest name, not the main topic's."""
+    room = 249 - len("g..pending.changelog")
+    HandlerTopology("g", "m" * room)
+    with pytest.raises(InvalidTopicNameError, match="250 characters"):
+        HandlerTopology("g", "m" * (room + 1))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error"),
+    [
+        ([("g", "orders"), ("g", "orders")], DuplicateHandlerError),
+        ([("a.b", "c"), ("a", "b.c")], NameClashError),
+        ([("a_b", "c"), ("a.b", "c")], NameClashError),
+        ([("g", "orders"), ("h", "g.orders.retry")], NameClashError),
+        ([("g", "orders"), ("g", "g.orders.dlq")], NameClashError),
+        ([("g", "orders"), ("h", "g_orders_dlq")], NameClashError),
+    ],
+)
+def test_clashes_are_refused(pairs: list[tuple[str, str]], error: type[Exception]) -> None:
+    """Two owners, a main topic that is ours, and names that Kafka cannot tell apart."""
+    with pytest.raises(error):
+        check_names([HandlerTopology(group, main) for group, main in pairs])
+
+
+def test_neighbours_that_do_not_clash_pass() -> None:
+    """Two groups on one topic, two topics in one group, names that contain each other."""
+    check_names(
+        [
+            HandlerTopology("g", "orders"),
+            HandlerTopology("h", "orders"),
+            HandlerTopology("g", "orders.eu"),
+            HandlerTopology("g", "retry"),
+            HandlerTopology("g", "orders2", Tiers.PER_DELAY, (1_000, 2_000)),
+        ]
+    )
+
+
+def test_specs_have_the_settings_that_keep_what_waits() -> None:
+    """Each topic with its clean-up, retention, time stamps, size and replicas, and a reason for each."""
+    topology = HandlerTopology("billing", "orders")
+    specs = {
+        spec.role: spec
+        for spec in topic_specs(
+            topology, partitions=6, main_max_message_bytes=1_048_588, replication=3, longest_wait_ms=3_600_000
+        )
+    }
+    retry = specs[TopicRole.RETRY].config
+    assert retry == {
+        "cleanup.policy": "delete",
+        "retention.ms": str(7 * DAY + 3_600_000),
+        "retention.bytes": "-1",
+        "message.timestamp.type": "LogAppendTime",
+        "max.message.bytes": str(1_048_588 + 65_536),
+        "compression.type": "producer",
+        "min.insync.replicas": "2",
+    }
+    assert specs[TopicRole.REDELIVERY].config == retry
+    assert specs[TopicRole.DLQ].config["retention.ms"] == str(30 * DAY)
+    assert specs[TopicRole.EVENTS].config["retention.ms"] == str(7 * DAY)
+    changelog = specs[TopicRole.CHANGELOG].config
+    assert changelog["cleanup.policy"] == "compact"
+    assert {"segment.ms", "min.cleanable.dirty.ratio", "delete.retention.ms"} <= changelog.keys()
+    assert "retention.ms" not in changelog
+    for spec in specs.values():
+        assert (spec.partitions, spec.replication) == (6, 3)
+        assert spec.why.keys() == spec.config.keys() | {"partitions", "replication"}
+        assert all(spec.why.values())
+        assert spec.config["message.timestamp.type"] == "LogAppendTime"
+
+
+def test_retention_follows_what_is_asked() -> None:
+    """Dead letters may be kept for ever; the downtime bounds the flow topics; one replica needs one in sync."""
+    specs = topic_specs(
+        HandlerTopology("billing", "orders", Tiers.PER_DELAY, (1_000, 2_000)),
+        partitions=1,
+        main_max_message_bytes=1_000,
+        replication=1,
+        longest_wait_ms=2_000,
+        downtime_ms=DAY,
+        dlq_retention_ms=None,
+        events_retention_ms=2 * DAY,
+    )
+    by_name = {spec.name: spec.config for spec in specs}
+    assert by_name["billing.orders.retry.1s"]["retention.ms"] == str(DAY + 2_000)
+    assert by_name["billing.orders.retry.2s"]["retention.ms"] == str(DAY + 2_000)
+    assert by_name["billing.orders.dlq"]["retention.ms"] == "-1"
+    assert by_name["billing.orders.events"]["retention.ms"] == str(2 * DAY)
+    assert {config["min.insync.replicas"] for config in by_name.values()} == {"1"}
