@@ -21,6 +21,10 @@ from retryapp.demo.data import Fate
 from retryapp.demo.figures import Quantiles, healthy_ms, lateness_ms, quantiles
 from retryapp.demo.visits import Outcome, Visit
 
+CLOCK_GRAIN_MS = 5
+"""Service and workers read one machine's clock, but in whole milliseconds counted from anchors of their own: where only
+the service's clock speaks, so much is no proof."""
+
 SHOWN_EXAMPLES = 5
 """A problem names so many flights."""
 
@@ -160,7 +164,7 @@ def early_visits(visits: Iterable[Visit], delays_ms: Sequence[int]) -> list[Visi
     for (flight_id, attempt), runs in by_attempt.items():
         before = by_attempt.get((flight_id, attempt - 1), ())
         # The run that failed is not known where there are several: the earliest gives a bound that is sure.
-        sure_ms = min((_soonest_next_ms(visit, delays_ms) for visit in before), default=0)
+        sure_ms = min((_soonest_next_ms(visit, delays_ms) for visit in before), default=0) - CLOCK_GRAIN_MS
         early += [visit for visit in runs if visit.started_ms < max(sure_ms, visit.due_at_ms or 0)]
     return early
 

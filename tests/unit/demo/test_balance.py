@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from retryapp.demo.balance import Balance, Evidence, HandOff, Station, count, early_visits
+from retryapp.demo.balance import CLOCK_GRAIN_MS, Balance, Evidence, HandOff, Station, count, early_visits
 from retryapp.demo.data import Fate
 from retryapp.demo.visits import Outcome, Visit
 
@@ -131,8 +131,8 @@ def test_a_flight_never_delivered_is_lost() -> None:
 @pytest.mark.parametrize(
     ("second", "is_early"),
     [
-        (visit(2, Outcome.DONE, attempt=2, at=13_004), True),
-        (visit(2, Outcome.DONE, attempt=2, at=13_005), False),
+        (visit(2, Outcome.DONE, attempt=2, at=13_005 - CLOCK_GRAIN_MS - 1), True),
+        (visit(2, Outcome.DONE, attempt=2, at=13_005 - CLOCK_GRAIN_MS), False),
         (visit(2, Outcome.DONE, attempt=2, at=13_010, due=13_011), True),
         (visit(2, Outcome.DONE, attempt=2, at=13_010, due=13_010), False),
     ],
@@ -149,15 +149,15 @@ def test_early_is_judged_by_due_time_and_by_retry_after(second: Visit, *, is_ear
 def test_without_retry_after_the_policy_says_the_soonest_time(outcome: Outcome, soonest: int) -> None:
     """Attempt 2 may not arrive before the first delay has passed; a time-out counts from its arrival."""
     first = visit(2, outcome)
-    assert early_visits([first, visit(2, Outcome.DONE, attempt=2, at=soonest - 1)], DELAYS) != []
-    assert early_visits([first, visit(2, Outcome.DONE, attempt=2, at=soonest)], DELAYS) == []
+    assert early_visits([first, visit(2, Outcome.DONE, attempt=2, at=soonest - CLOCK_GRAIN_MS - 1)], DELAYS) != []
+    assert early_visits([first, visit(2, Outcome.DONE, attempt=2, at=soonest - CLOCK_GRAIN_MS)], DELAYS) == []
 
 
 def test_of_repeated_runs_the_earliest_bounds_the_next() -> None:
     """Which of two runs failed for good is not known, so only the sure bound counts."""
     runs = [visit(2, Outcome.RESET, at=10_000), visit(2, Outcome.RESET, at=12_000)]
-    assert early_visits([*runs, visit(2, Outcome.DONE, attempt=2, at=11_005)], DELAYS) == []
-    assert early_visits([*runs, visit(2, Outcome.DONE, attempt=2, at=11_004)], DELAYS) != []
+    assert early_visits([*runs, visit(2, Outcome.DONE, attempt=2, at=11_005 - CLOCK_GRAIN_MS)], DELAYS) == []
+    assert early_visits([*runs, visit(2, Outcome.DONE, attempt=2, at=11_004 - CLOCK_GRAIN_MS)], DELAYS) != []
 
 
 def test_a_repeated_run_is_counted_and_allowed() -> None:
