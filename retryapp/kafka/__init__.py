@@ -7,6 +7,7 @@ commands work with all workers down.
 from retryapp.kafka.admin import ClusterState, KafkaAdmin, OffsetRange, TopicState
 from retryapp.kafka.compare import Problem
 from retryapp.kafka.connection import KafkaConnection
+from retryapp.kafka.discovery import find_handlers
 from retryapp.kafka.errors import (
     AccessDeniedError,
     KafkaRequestError,
@@ -41,6 +42,7 @@ __all__ = [
     "check_owner_mark",
     "claim_owner_mark",
     "ensure_topics",
+    "find_handlers",
     "fold_changelog",
     "plan_topics",
     "read_changelog",

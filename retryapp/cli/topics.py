@@ -1,0 +1,42 @@
+"""``retryapp topics``: make an application's topics."""
+
+from __future__ import annotations
+
+import click
+
+from retryapp.cli._app import app_option, load_handlers
+from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli.plan import chosen_options, plan_choices, plan_facts
+from retryapp.kafka import KafkaAdmin, ensure_topics, plan_topics
+
+
+@click.group(name="topics")
+def command() -> None:
+    """Make an application's topics."""
+
+
+@command.command()
+@app_option(required=True)
+@plan_choices
+@json_option
+def create(*, app_spec: str, create_main: int | None, allow_low_replication: bool, as_json: bool) -> ExitCode:
+    """Make the topics that are missing and mark whose they are. Safe to repeat, and beside workers that start.
+
+    A topic that is there is never changed: one that does not serve is an error (exit code 3), and nothing is made.
+    'retryapp plan' shows all of it beforehand.
+
+    \b
+    Examples:
+      retryapp topics create -A billing
+      retryapp topics create -A billing --create-main 6
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    application = load_handlers(app_spec)
+    options = chosen_options(application, create_main=create_main, allow_low_replication=allow_low_replication)
+    admin = KafkaAdmin(application.connection)
+    before = plan_topics(admin, application.topologies, options)
+    after = ensure_topics(admin, application.topologies, options)
+    created = [step.topic for step in before.to_create]
+    text = [f"made {topic}" for topic in created]
+    text.append(f"{len(after.steps)} topics are as they have to be on {after.bootstrap}")
+    emit({"created": created, **plan_facts(after)}, "\n".join(text), as_json=as_json)
+    return ExitCode.FINE

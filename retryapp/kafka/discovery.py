@@ -1,0 +1,45 @@
+"""Which handlers a group has, from the topics alone: for commands that run without the application."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka.admin import KafkaAdmin
+from retryapp.kafka.owner import read_owner_mark
+
+CHANGELOG_SUFFIX: Final = ".pending.changelog"
+DLQ_SUFFIX: Final = ".dlq"
+
+
+def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
+    """Return the handlers of a group whose topics are there, by main topic.
+
+    A name does not tell where the group ends and the main topic begins; the owner mark in the changelog does. Topics
+    without a mark are taken for this group's.
+
+    Args:
+        admin: the cluster.
+        group: consumer group (app id).
+
+    Returns:
+        Topologies that know the names common to all handlers; how their retry topics are cut is not known.
+    """
+    prefix = f"{group}."
+    names = [name for name in admin.topic_names() if name.startswith(prefix)]
+    changelogs = {main: name for name in names if (main := _main(name, prefix, CHANGELOG_SUFFIX))}
+    mains = {main for name in names if (main := _main(name, prefix, DLQ_SUFFIX))} | set(changelogs)
+    return tuple(
+        HandlerTopology(group=group, main=main)
+        for main in sorted(mains)
+        if main not in changelogs or _is_owner(admin, changelogs[main], group)
+    )
+
+
+def _main(name: str, prefix: str, suffix: str) -> str:
+    return name.removeprefix(prefix).removesuffix(suffix) if name.endswith(suffix) else ""
+
+
+def _is_owner(admin: KafkaAdmin, changelog: str, group: str) -> bool:
+    owner = read_owner_mark(admin.connection, changelog)
+    return owner is None or owner.group == group
