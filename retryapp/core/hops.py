@@ -160,7 +160,9 @@ def to_redelivery(row: PendingRow, *, topology: HandlerTopology, partition: int)
     return Outgoing(topology.redelivery, partition, row.key, row.value, row.headers)
 
 
-def to_dead_letter(record: Record, *, topology: HandlerTopology, metadata: RetryMetadata, max_bytes: int) -> Outgoing:
+def to_dead_letter(
+    record: Record, *, topology: HandlerTopology, metadata: RetryMetadata, max_bytes: int
+) -> tuple[Outgoing, RetryMetadata]:
     """Return the copy that waits no more; it always fits, whatever has to be left out.
 
     What is left out first: the traceback, the history, the end of the message. If the record still does not fit, its
@@ -174,7 +176,7 @@ def to_dead_letter(record: Record, *, topology: HandlerTopology, metadata: Retry
         max_bytes: the dead-letter topic's ``max.message.bytes``.
 
     Returns:
-        The copy for the dead-letter topic; ``decode_metadata`` of its headers says what was kept.
+        The copy for the dead-letter topic, and the metadata that it carries: its reason may have become ``too-large``.
 
     Raises:
         ValueError: the metadata has no reason.
@@ -191,14 +193,14 @@ def to_dead_letter(record: Record, *, topology: HandlerTopology, metadata: Retry
     whole = (record.key, value, foreign, marked)
     without_value = (record.key, b"", (), dropped)
     without_key = (None, b"", (), dropped)
-    out = Outgoing(topology.dlq, record.partition, None, b"", encode_metadata(dropped))
+    out, carried = Outgoing(topology.dlq, record.partition, None, b"", ()), dropped
     for key, kept, headers, told in (whole, without_value, without_key):
         for shorter in _shorter(told, max_bytes, record_size(key, kept, headers)):
             ours = encode_metadata(shorter)
-            out = Outgoing(topology.dlq, record.partition, key, kept, headers + ours)
+            out, carried = Outgoing(topology.dlq, record.partition, key, kept, headers + ours), shorter
             if record_size(key, kept, out.headers) <= max_bytes:
-                return out
-    return out  # the limit is below our shortest headers: nothing is left to leave out
+                return out, carried
+    return out, carried  # the limit is below our shortest headers: nothing is left to leave out
 
 
 def _shorter(metadata: RetryMetadata, max_bytes: int, payload_bytes: int) -> Iterator[RetryMetadata]:

@@ -52,8 +52,8 @@ def salvage(
         error: what was found.
         group: the app id.
         handler: qualified name of the handler function.
-        topic_id: short topic id of ``record.topic``: if the origin is unreadable, the place where the damage was found
-            takes its place, so that the dead letter still has coordinates that exist.
+        topic_id: short id of the handler's main topic; used only if the origin is unreadable: then the place where the
+            damage was found takes its place, so that the dead letter still has coordinates that can be looked at.
         policy_digest: digest of the handler's policy.
         now_ms: the time, epoch milliseconds.
 

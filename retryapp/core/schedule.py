@@ -3,14 +3,9 @@
 A schedule of n delays means n + 1 attempts. Three kinds, each with a constructor and a text that reads back to an equal
 schedule:
 
-=================  ========================================  =============================================
-kind               constructor                               text
-=================  ========================================  =============================================
-explicit sequence  ``sequence("5m", "5m", "1h")``            ``5m*2 1h``
-fixed              ``fixed("30s", 5)``                       ``fixed(30s, 5)``
-exponential        ``exp("1s", cap="10m", jitter=0.2,        ``exp(1s, x2, cap=10m, jitter=0.2, 8)``
-                   retries=8)``
-=================  ========================================  =============================================
+* explicit sequence: ``sequence("5m", "5m", "1h")`` is ``5m*2 1h``
+* fixed: ``fixed("30s", 5)`` is ``fixed(30s, 5)``
+* exponential: ``exp("1s", cap="10m", jitter=0.2, retries=8)`` is ``exp(1s, x2, cap=10m, jitter=0.2, 8)``
 
 Invariants: every delay is from 1 ms to ten years; jitter only shortens, so a cap is never exceeded; the random number
 is an argument, so the same number gives the same delay.

@@ -247,9 +247,12 @@ def test_a_redelivered_record_may_be_handed_on_as_read_or_as_seen(record: Record
     md = h.decode_metadata(came.headers)
     assert md is not None
     second = failed(record, md, Dead(DeadReason.EXHAUSTED))
-    letter = to_dead_letter(came if raw else restore(came, md), topology=TOPOLOGY, metadata=second, max_bytes=1_000_000)
+    letter, carried = to_dead_letter(
+        came if raw else restore(came, md), topology=TOPOLOGY, metadata=second, max_bytes=1_000_000
+    )
     kept = h.decode_metadata(letter.headers)
     assert kept is not None
+    assert kept == carried
     dead = Record(letter.topic, letter.partition, 1, 2, letter.key, letter.value, letter.headers)
     assert restore(dead, kept) == record
     assert kept.failure_id == failure_id(GROUP, origin_of(record))
@@ -261,9 +264,10 @@ def test_a_dead_letter_always_fits_and_keeps_its_coordinates(
 ) -> None:
     """Whatever the limit, there is a dead letter; above the shortest headers it fits; it never loses its origin."""
     big = replace(record, value=None if record.value is None else record.value + b"x" * blow)
-    letter = to_dead_letter(big, topology=TOPOLOGY, metadata=md, max_bytes=max_bytes)
+    letter, carried = to_dead_letter(big, topology=TOPOLOGY, metadata=md, max_bytes=max_bytes)
     kept = h.decode_metadata(letter.headers)
     assert kept is not None
+    assert kept == carried
     assert kept.origin == md.origin
     assert kept.attempt == md.attempt
     size = record_size(letter.key, letter.value, letter.headers)
@@ -356,9 +360,10 @@ def test_any_damaged_record_becomes_a_readable_dead_letter(
     md = salvage(
         record, error, group=GROUP, handler="f", topic_id="kq8G0bTz", policy_digest="d", now_ms=1_700_000_000_000
     )
-    letter = to_dead_letter(record, topology=TOPOLOGY, metadata=md, max_bytes=1_000_000)
+    letter, carried = to_dead_letter(record, topology=TOPOLOGY, metadata=md, max_bytes=1_000_000)
     kept = h.decode_metadata(letter.headers)
     assert kept is not None
+    assert kept == carried
     assert kept.reason == "damaged"
     assert kept.attempt >= 0
     assert (letter.key, letter.value) == (key, value or b"")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from retryapp.core import hops
 from retryapp.core.classify import DeadReason, Failure, classify
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.errors import DamagedMetadataError
@@ -18,7 +19,6 @@ from retryapp.core.hops import (
     for_replay,
     record_size,
     restore,
-    to_dead_letter,
     to_redelivery,
     to_tier,
 )
@@ -74,6 +74,13 @@ def said(outgoing: Outgoing) -> RetryMetadata:
     metadata = decode_metadata(outgoing.headers)
     assert metadata is not None
     return metadata
+
+
+def to_dead_letter(record: Record, *, topology: HandlerTopology, metadata: RetryMetadata, max_bytes: int) -> Outgoing:
+    """Return the copy, having checked that its headers say what is returned beside it."""
+    outgoing, carried = hops.to_dead_letter(record, topology=topology, metadata=metadata, max_bytes=max_bytes)
+    assert said(outgoing) == carried
+    return outgoing
 
 
 AGAIN = RetryAt(62_000, 60_000, "1m")
