@@ -1,0 +1,57 @@
+"""What becomes of a record whose own `retry-*` headers cannot be trusted: a dead letter with reason `damaged`.
+
+Key, value and foreign headers are kept; of the metadata, what can still be read (`core.salvage`).
+"""
+
+from __future__ import annotations
+
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.hops import to_dead_letter
+from retryapp.core.record import Record
+from retryapp.core.salvage import salvage
+from retryapp.engine.handler import Handler
+from retryapp.engine.turn import Turn
+from retryapp.ports import Event, Observation, TopicPartition
+
+
+def bury_damaged(
+    handler: Handler, record: Record, error: DamagedMetadataError, *, now_ms: int, topic_id: str, max_bytes: int
+) -> Turn:
+    """Return the turn that sends a damaged record to the dead-letter topic.
+
+    Args:
+        handler: whose record it is.
+        record: as read from a retry or redelivery topic, or a row of the pending table.
+        error: what is damaged.
+        now_ms: epoch milliseconds.
+        topic_id: short id of the main topic.
+        max_bytes: largest record that the dead-letter topic takes.
+    """
+    metadata = salvage(
+        record,
+        error,
+        group=handler.group,
+        handler=handler.name,
+        topic_id=topic_id,
+        policy_digest=handler.policy.digest,
+        now_ms=now_ms,
+    )
+    outgoing, metadata = to_dead_letter(record, topology=handler.topology, metadata=metadata, max_bytes=max_bytes)
+    return Turn(
+        source=TopicPartition(record.topic, record.partition),
+        next_offset=record.offset + 1,
+        publishes=(outgoing,),
+        observations=(
+            Observation(
+                event=Event.DEAD,
+                handler=handler.main,
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                failure_id=metadata.failure_id,
+                reason=metadata.reason,
+                error_type=metadata.error_type,
+                message=metadata.error_message,
+            ),
+        ),
+    )

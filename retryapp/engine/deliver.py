@@ -1,0 +1,253 @@
+"""Deliver: one delivery of a record to its handler becomes one turn.
+
+1. decode metadata and value; 2. run the handler, bounded in time; 3. on a failure ask `core.decide`; 4. return the turn:
+nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead letter.
+
+The handler runs outside any transaction. Everything that it raises is a failure of the record, never of the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from retryapp.core.classify import Failure, classify
+from retryapp.core.decide import RetryAt, decide
+from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.headers import RetryMetadata
+from retryapp.core.hops import Outgoing, after_failure, arriving, first_failed_ms, restore, to_dead_letter, to_tier
+from retryapp.core.lifecycle import Succeeded
+from retryapp.core.record import Origin, Record, failure_id
+from retryapp.engine.damage import bury_damaged
+from retryapp.engine.handler import Delivery, Handler, call
+from retryapp.engine.park import waiting_metadata
+from retryapp.engine.turn import Turn, to_event
+from retryapp.ports import Clock, Event, Observation, Random, TopicPartition
+
+
+class HandlerTimeoutError(RetryAppError):
+    """A handler ran longer than its policy allows; the run was cancelled and counts as a retryable failure."""
+
+    def __init__(self, handler: str, timeout_ms: int) -> None:
+        self.timeout_ms = timeout_ms
+        super().__init__(f"handler {handler} did not finish within {timeout_ms} ms (RetryPolicy(timeout=…))")
+
+
+class RunAbortedError(Exception):
+    """The run was given up because its lane ended; its record will be read again by whoever owns it next."""
+
+
+class Run:
+    """One running delivery, which its partition may give up."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self._scope: asyncio.Timeout | None = None
+
+    def enter(self, scope: asyncio.Timeout) -> None:
+        """Note the scope in which the handler runs."""
+        self._scope = scope
+        if self.aborted:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cancel the handler; its outcome will be ignored."""
+        self.aborted = True
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """What deliveries of one handler and partition share."""
+
+    handler: Handler
+    clock: Clock
+    random: Random
+    topic_id: str
+    """Short id of the main topic."""
+    max_bytes: int
+    """Largest record that our topics take."""
+
+
+async def deliver(station: Station, record: Record, run: Run) -> Turn:
+    """Deliver a record of the main or the redelivery topic once.
+
+    Args:
+        station: whose delivery it is.
+        record: as read.
+        run: lets the partition give the delivery up.
+
+    Returns:
+        The turn that settles the record.
+
+    Raises:
+        RunAbortedError: the run was given up; there is no outcome.
+    """
+    handler, clock = station.handler, station.clock
+    try:
+        metadata = None if record.topic == handler.main else waiting_metadata(record)
+    except DamagedMetadataError as exc:
+        return bury_damaged(handler, record, exc, now_ms=clock.wall_ms(), topic_id=station.topic_id, max_bytes=station.max_bytes)
+    if metadata is None:
+        seen = arriving(record)
+        origin = Origin(record.topic, station.topic_id, record.partition, record.offset)
+    else:
+        seen = restore(record, metadata)
+        origin = metadata.origin
+        # fired by another worker whose clock runs ahead: wait the difference, never deliver early
+        while (early_ms := (metadata.due_at_ms or 0) - clock.wall_ms()) > 0:
+            await clock.sleep(early_ms / 1000)
+    delivery = _delivery(handler, seen, origin, metadata, clock.wall_ms())
+    error = await _run(handler, seen, delivery, run)
+    if run.aborted:
+        raise RunAbortedError
+    ended_ms = clock.wall_ms()
+    if error is None:
+        return _succeeded(handler, record, delivery, metadata, ended_ms)
+    failed = _Failed(station, record, seen, delivery, metadata, ended_ms)
+    return failed.turn(classify(error, handler.policy.on))
+
+
+def _delivery(handler: Handler, seen: Record, origin: Origin, metadata: RetryMetadata | None, started_ms: int) -> Delivery:
+    common: dict[str, Any] = {
+        "failure_id": failure_id(handler.group, origin),
+        "origin": origin,
+        "timestamp_ms": seen.timestamp_ms,
+        "key": seen.key,
+        "raw_value": seen.value,
+        "headers": seen.headers,
+        "started_ms": started_ms,
+    }
+    if metadata is None:
+        return Delivery(attempt=1, **common)
+    return Delivery(
+        attempt=metadata.attempt + 1,
+        due_at_ms=metadata.due_at_ms,
+        first_failed_ms=metadata.first_failed_ms,
+        last_failed_ms=metadata.last_failed_ms,
+        last_error_type=metadata.error_type,
+        last_error_message=metadata.error_message,
+        replays=metadata.replays,
+        **common,
+    )
+
+
+async def _run(handler: Handler, seen: Record, delivery: Delivery, run: Run) -> BaseException | None:
+    """Run the handler; return what it raised."""
+    scope: asyncio.Timeout | None = None
+    task = asyncio.current_task()
+    try:
+        value = handler.decode(seen.value)
+        async with asyncio.timeout(handler.policy.timeout_ms / 1000) as scope:
+            run.enter(scope)
+            await call(handler, value, delivery)
+    except TimeoutError as exc:
+        ours = scope is not None and scope.expired()
+        return HandlerTimeoutError(handler.name, handler.policy.timeout_ms) if ours else exc
+    except asyncio.CancelledError as exc:
+        if task is not None and task.cancelling():
+            raise  # somebody ends this worker
+        return exc  # the handler cancelled itself: a failure like any other
+    except (KeyboardInterrupt, SystemExit) as exc:
+        return exc  # user code must not end the worker: the record is what failed
+    except BaseException as exc:  # noqa: BLE001 - the edge to user code: whatever it raises is the record's failure
+        return exc
+    return None
+
+
+def _succeeded(handler: Handler, record: Record, delivery: Delivery, metadata: RetryMetadata | None, ended_ms: int) -> Turn:
+    publishes: tuple[Outgoing, ...] = ()
+    if metadata is not None:
+        event = Succeeded(
+            group=handler.group,
+            handler=handler.name,
+            failure_id=delivery.failure_id,
+            origin=delivery.origin.text,
+            attempt=delivery.attempt,
+            replays=metadata.replays,
+            started_ms=delivery.started_ms,
+            ended_ms=ended_ms,
+            lateness_ms=max(0, delivery.lateness_ms or 0),
+        )
+        publishes = (to_event(event, topology=handler.topology, partition=record.partition),)
+    return Turn(
+        source=TopicPartition(record.topic, record.partition),
+        next_offset=record.offset + 1,
+        publishes=publishes,
+        observations=(_observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),),
+    )
+
+
+def _observation(event: Event, handler: Handler, record: Record, delivery: Delivery, ended_ms: int, **more: Any) -> Observation:
+    return Observation(
+        event=event,
+        handler=handler.main,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        failure_id=delivery.failure_id,
+        attempt=delivery.attempt,
+        lateness_ms=delivery.lateness_ms,
+        duration_ms=ended_ms - delivery.started_ms,
+        **more,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A failed delivery on its way to a turn."""
+
+    station: Station
+    record: Record
+    seen: Record
+    delivery: Delivery
+    metadata: RetryMetadata | None
+    failed_ms: int
+
+    def turn(self, failure: Failure) -> Turn:
+        handler, delivery = self.station.handler, self.delivery
+        decision = decide(
+            handler.policy,
+            attempt=delivery.attempt,
+            first_failed_ms=first_failed_ms(self.metadata, self.failed_ms),
+            failure=failure,
+            now_ms=self.failed_ms,
+            rng=self.station.random.random(),
+        )
+        metadata = after_failure(
+            self.metadata,
+            group=handler.group,
+            handler=handler.name,
+            origin=delivery.origin,
+            origin_timestamp_ms=self.seen.timestamp_ms,
+            attempt=delivery.attempt,
+            started_ms=delivery.started_ms,
+            failed_ms=self.failed_ms,
+            policy_digest=handler.policy.digest,
+            failure=failure,
+            decision=decision,
+        )
+        facts: dict[str, Any] = {
+            "error_class": failure.error_class,
+            "error_type": failure.error_type,
+            "message": failure.message,
+        }
+        failed = _observation(Event.FAILED, handler, self.record, delivery, self.failed_ms, **facts)
+        if isinstance(decision, RetryAt):
+            outgoing = to_tier(self.seen, topology=handler.topology, metadata=metadata)
+            facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
+            event = Event.SCHEDULED
+        else:
+            outgoing, metadata = to_dead_letter(
+                self.seen, topology=handler.topology, metadata=metadata, max_bytes=self.station.max_bytes
+            )
+            facts |= {"reason": metadata.reason, "trace": failure.trace}
+            event = Event.DEAD
+        return Turn(
+            source=TopicPartition(self.record.topic, self.record.partition),
+            next_offset=self.record.offset + 1,
+            publishes=(outgoing,),
+            observations=(failed, _observation(event, handler, self.record, delivery, self.failed_ms, **facts)),
+        )

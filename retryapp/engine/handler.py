@@ -1,0 +1,173 @@
+"""The handler's record: the user's function, its policy, its value type and its topics.
+
+Lives in the engine so that a test kit can run it without Faust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from retryapp.core.errors import ConfigurationError, UndecodableError
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.record import Headers, Origin
+from retryapp.core.topology import HandlerTopology
+
+HandlerFunction = Callable[..., Any]
+
+
+class HandlerSignatureError(ConfigurationError):
+    """A handler cannot be called with `(value)` or `(value, delivery)`."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        super().__init__(f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)` or with a second argument for the delivery")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What a handler may know of the record beside its value: pass a second argument to get it."""
+
+    failure_id: str
+    """`group/topic@id/partition/offset` of the first delivery; the same at every attempt, so usable as an idempotency key."""
+    attempt: int
+    """Number of this delivery; the first is 1."""
+    origin: Origin
+    """Where the record was first delivered."""
+    timestamp_ms: int
+    """Original timestamp of the record, epoch milliseconds."""
+    key: bytes | None
+    raw_value: bytes | None
+    """The value as it came, before decoding."""
+    headers: Headers
+    """The user's own headers, in order, duplicates kept."""
+    due_at_ms: int | None = None
+    """When this attempt was due, epoch milliseconds; None at the first attempt."""
+    started_ms: int = 0
+    """When this attempt began, epoch milliseconds."""
+    first_failed_ms: int | None = None
+    last_failed_ms: int | None = None
+    last_error_type: str | None = None
+    last_error_message: str | None = None
+    replays: int = 0
+    """How often the record was replayed from the dead-letter topic."""
+
+    @property
+    def lateness_ms(self) -> int | None:
+        """Time from due to start in milliseconds; None at the first attempt."""
+        return None if self.due_at_ms is None else self.started_ms - self.due_at_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A user's function for one main topic, with one policy."""
+
+    function: HandlerFunction
+    topology: HandlerTopology
+    policy: RetryPolicy
+    value_type: Any = bytes
+    concurrency: int = 1
+    """Handler runs at once per worker, counted apart for the main topic and for redeliveries."""
+    max_in_flight: int = 1000
+    """Records per source partition that are taken in and not settled yet."""
+    max_in_flight_bytes: int = 16 * 1024 * 1024
+    _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
+    _takes_delivery: bool = field(default=False, init=False, repr=False, compare=False)
+    _is_async: bool = field(default=True, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look at the signature and prepare the decoder once."""
+        if self.value_type is not bytes:
+            target = dict[str, Any] if self.value_type is dict else self.value_type
+            object.__setattr__(self, "_adapter", TypeAdapter(target))
+        object.__setattr__(self, "_takes_delivery", _takes_delivery(self.name, self.function))
+        object.__setattr__(self, "_is_async", _is_async(self.function))
+
+    @property
+    def name(self) -> str:
+        """Qualified name of the function, for people."""
+        return f"{getattr(self.function, '__module__', '?')}.{getattr(self.function, '__qualname__', repr(self.function))}"
+
+    @property
+    def main(self) -> str:
+        """The main topic."""
+        return self.topology.main
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self.topology.group
+
+    @property
+    def is_async(self) -> bool:
+        """Tell whether the function is a coroutine function; plain functions run in a thread."""
+        return self._is_async
+
+    def decode(self, value: bytes | None) -> Any:
+        """Turn the record's value into what the function takes.
+
+        Raises:
+            UndecodableError: the bytes are no such value; the record keeps its bytes.
+        """
+        if self._adapter is None:
+            return value
+        try:
+            return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
+        except (ValidationError, ValueError, RecursionError) as exc:
+            raise UndecodableError(self._type_name, _problem(exc)) from exc
+
+    def arguments(self, value: Any, delivery: Delivery) -> tuple[Any, ...]:
+        """Return the arguments of the call."""
+        return (value, delivery) if self._takes_delivery else (value,)
+
+    @property
+    def _type_name(self) -> str:
+        return getattr(self.value_type, "__name__", str(self.value_type))
+
+
+def _problem(exc: Exception) -> str:
+    """Say what is wrong with a value without repeating the value: messages travel in logs and headers."""
+    if isinstance(exc, ValidationError):
+        errors = exc.errors(include_url=False, include_input=False, include_context=False)
+        shown = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in errors[:5])
+        return shown if len(errors) <= 5 else f"{shown}; and {len(errors) - 5} more"
+    return type(exc).__name__
+
+
+def _is_async(function: HandlerFunction) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - callable objects with an async __call__
+
+
+def _takes_delivery(name: str, function: HandlerFunction) -> bool:
+    try:
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    except (TypeError, ValueError) as exc:
+        raise HandlerSignatureError(name, f"its signature cannot be read ({exc})") from exc
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
+        raise HandlerSignatureError(name, "it has keyword-only arguments without a default")
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        return True
+    required = sum(p.default is p.empty for p in positional)
+    if not positional or required > 2:
+        raise HandlerSignatureError(name, f"it takes {len(positional)} arguments")
+    return required == 2 or (len(positional) >= 2 and positional[1].default is None)
+
+
+async def call(handler: Handler, value: Any, delivery: Delivery) -> None:
+    """Run the function once: coroutine functions here, plain ones in a thread.
+
+    A plain function that is given up (time-out, shutdown) cannot be stopped: its thread runs on, its result is ignored.
+    """
+    arguments = handler.arguments(value, delivery)
+    if handler.is_async:
+        await handler.function(*arguments)
+        return
+    result = await asyncio.to_thread(handler.function, *arguments)
+    if inspect.isawaitable(result):
+        await result

@@ -1,0 +1,279 @@
+"""A lane: the turns of one handler and partition become transactions, in order, one at a time.
+
+Life of a lane (DESIGN section 4, rules 2 to 5):
+
+1. open: prove membership, take a new producer (fences the former owner), prove again, read committed offsets and the tail of
+   the changelog, set the consumer back, let records flow;
+2. serve: everything queued meanwhile joins the next transaction; offsets alone wait for a tick;
+3. on *any* error: drop all turns, hold the partition, give producer and store up, and open again. What was in an unknown
+   commit is settled by reading, never by repeating;
+4. finish (revoke, shutdown): commit what is queued, then give up.
+
+No turn outlives its producer: turns carry the session in which they were made, and those of an older one are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from retryapp.core.errors import LaneClosedError, RetryAppError
+from retryapp.engine.turn import Turn
+from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, LaneTransport, Observation, Observer, TopicPartition
+
+
+class NotMemberError(RetryAppError):
+    """This process is no member of the assignment's generation any more: another worker may own the lane."""
+
+
+class RebalancingError(RetryAppError):
+    """This process is still a member, but the assignment that the lane belongs to is ending."""
+
+
+class LaneState(StrEnum):
+    """Where a lane stands."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    IDLE = "idle"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLimits:
+    """Bounds of a lane."""
+
+    turns: int = 5_000
+    """Turns in one transaction."""
+    size: int = 4 * 1024 * 1024
+    """Bytes in one transaction, about."""
+    backlog: int = 10_000
+    """Turns that may wait; beyond it sources are told that there is no room."""
+    tick_s: float = 0.25
+    """Longest wait of an offset that comes with nothing else."""
+    open_s: float = 30.0
+    """Deadline of one opening."""
+    commit_s: float = 30.0
+    """Deadline of one transaction; must be above the producer's request time-out to let it report its own error."""
+    first_backoff_s: float = 0.1
+    last_backoff_s: float = 5.0
+
+
+class Lane:
+    """Carries the turns of one handler and partition. See the module's text."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        handler: str,
+        partition: int,
+        transport: LaneTransport,
+        clock: Clock,
+        observer: Observer,
+        on_open: Callable[[int, Mapping[TopicPartition, int]], None],
+        on_close: Callable[[], None],
+        on_room: Callable[[], None],
+        limits: LaneLimits | None = None,
+    ) -> None:
+        self.name = name
+        self.state = LaneState.OPENING
+        self.session = 0
+        self.last_error: str | None = None
+        self._handler = handler
+        self._partition = partition
+        self._transport = transport
+        self._clock = clock
+        self._observer = observer
+        self._on_open = on_open
+        self._on_close = on_close
+        self._on_room = on_room
+        self._limits = limits or LaneLimits()
+        self._queue: deque[Turn] = deque()
+        self._urgent = 0
+        self._wake = asyncio.Event()
+        self._finishing = False
+        self._failure: Exception | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_due = False
+
+    # -- what partitions call -----------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many turns the lane takes before it is full."""
+        return self._limits.backlog - len(self._queue) if self.state is LaneState.OPEN else 0
+
+    def submit(self, session: int, turn: Turn) -> None:
+        """Queue a turn.
+
+        Raises:
+            LaneClosedError: the session in which the turn was made is over; its records will be read again.
+        """
+        if self.state is not LaneState.OPEN or session != self.session:
+            raise LaneClosedError(self.name, f"session {session} is over")
+        self._queue.append(turn)
+        if turn.urgent:
+            self._urgent += 1
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._limits.tick_s, self._tick)
+
+    def finish(self) -> None:
+        """Commit what is queued and end `run`."""
+        self._finishing = True
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """Make the lane give up and open again: something outside it went wrong with its records."""
+        self._failure = error
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Open and serve until finished, cancelled or no longer a member."""
+        backoff_s = self._limits.first_backoff_s
+        try:
+            while not self._finishing:
+                try:
+                    async with asyncio.timeout(self._limits.open_s):
+                        await self._open()
+                    backoff_s = self._limits.first_backoff_s
+                    await self._serve()
+                    return
+                except (NotMemberError, RebalancingError) as exc:
+                    self.last_error = str(exc)
+                    self.state = LaneState.IDLE
+                    return
+                except Exception as exc:  # the edge of a lane: every error ends in the one procedure of rule 3
+                    await self._give_up(exc)
+                    if self._finishing:
+                        return
+                    await self._clock.sleep(backoff_s)
+                    backoff_s = min(backoff_s * 2, self._limits.last_backoff_s)
+        finally:
+            await self._close()
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        transport = self._transport
+        started_s = self._clock.monotonic_s()
+        self.state = LaneState.OPENING
+        await transport.prove()
+        await transport.fence()
+        await transport.prove()
+        starts = await transport.committed()
+        await transport.recover()
+        self.session += 1
+        self.state = LaneState.OPEN
+        self._on_open(self.session, starts)
+        await transport.release(starts)
+        self.last_error = None
+        self._report(Event.LANE_OPENED, duration_ms=round((self._clock.monotonic_s() - started_s) * 1000))
+
+    async def _give_up(self, exc: Exception) -> None:
+        self.last_error = f"{type(exc).__name__}: {exc}"
+        self._report(Event.LANE_FAILED, error_type=type(exc).__name__, message=str(exc))
+        self._drop()
+        try:
+            async with asyncio.timeout(self._limits.open_s):
+                await self._transport.hold()
+        except Exception as hold_error:  # holding may fail with the consumer gone; the next opening begins with a hold of its own
+            self.last_error = f"{self.last_error}; then {type(hold_error).__name__}: {hold_error}"
+        await self._transport.close()
+
+    async def _close(self) -> None:
+        was_open = self.state is LaneState.OPEN
+        self._drop()
+        if self.state is not LaneState.IDLE:
+            self.state = LaneState.CLOSED
+        await self._transport.close()
+        if was_open:
+            self._report(Event.LANE_CLOSED)
+
+    def _drop(self) -> None:
+        """Forget every turn that is not committed; their records are read again."""
+        turns, self._queue = self._queue, deque()
+        self._urgent = 0
+        self._tick_due = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.state is LaneState.OPEN:
+            self.state = LaneState.OPENING
+            self._on_close()
+        for turn in turns:
+            if turn.on_settled is not None:
+                turn.on_settled(False, ())
+
+    # -- serving ------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._tick_due = True
+        self._wake.set()
+
+    async def _serve(self) -> None:
+        self._failure = None
+        while True:
+            if not (self._failure or self._urgent or self._tick_due or self._finishing):
+                self._wake.clear()
+                await self._wake.wait()
+            if self._failure is not None:
+                raise self._failure
+            if self._queue:
+                await self._transact()
+            self._tick_due = False
+            if self._finishing and not self._queue:
+                return
+            if self._queue and not self._urgent and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(self._limits.tick_s, self._tick)
+
+    async def _transact(self) -> None:
+        turns, batch = self._take()
+        try:
+            async with asyncio.timeout(self._limits.commit_s):
+                receipt = await self._transport.commit(batch)
+            self._transport.apply(batch, receipt)
+        except BaseException:
+            # the outcome is unknown: nobody may believe in these turns until the topics were read again
+            self._queue.extendleft(reversed(turns))
+            raise
+        self._settle(turns, receipt)
+
+    def _take(self) -> tuple[list[Turn], LaneBatch]:
+        batch = LaneBatch()
+        turns: list[Turn] = []
+        size = 0
+        while self._queue and len(turns) < self._limits.turns:
+            turn = self._queue[0]
+            size += turn.size
+            if turns and size > self._limits.size:
+                break
+            self._queue.popleft()
+            turns.append(turn)
+            if turn.urgent:
+                self._urgent -= 1
+            if turn.source is not None:
+                batch.offsets[turn.source] = turn.next_offset
+            batch.publishes.extend(turn.publishes)
+            batch.puts.extend(turn.puts)
+            batch.removes.extend(turn.removes)
+        return turns, batch
+
+    def _settle(self, turns: list[Turn], receipt: LaneReceipt) -> None:
+        at = 0
+        for turn in turns:
+            n = len(turn.publishes)
+            if turn.on_settled is not None:
+                turn.on_settled(True, tuple(receipt.published_offsets[at : at + n]))
+            at += n
+            for observation in turn.observations:
+                self._observer.observe(observation)
+        self._on_room()
+
+    def _report(self, event: Event, **facts: object) -> None:
+        self._observer.observe(Observation(event=event, handler=self._handler, partition=self._partition, **facts))  # type: ignore[arg-type]

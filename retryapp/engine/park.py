@@ -1,0 +1,64 @@
+"""Park: a record of the retry topic becomes a row of the pending table.
+
+A record whose metadata cannot be read is not parked: when it is due is not known, and "no delay" would be a lie. It goes to
+the dead-letter topic with reason `damaged`, bytes untouched.
+"""
+
+from __future__ import annotations
+
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import RETRY_DUE_MS, RetryMetadata, decode_metadata
+from retryapp.core.record import Record
+from retryapp.core.rows import encode_row, row_key, row_of
+from retryapp.engine.damage import bury_damaged
+from retryapp.engine.handler import Handler
+from retryapp.engine.turn import Turn
+from retryapp.ports import Event, Observation, Row, TopicPartition
+
+
+def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_bytes: int) -> Turn:
+    """Return the turn that parks a tier record, or buries it when its metadata is damaged.
+
+    Args:
+        handler: whose record it is.
+        record: as read from the retry topic.
+        now_ms: epoch milliseconds.
+        topic_id: short id of the main topic, for coordinates of a damaged record.
+        max_bytes: largest record that the dead-letter topic takes.
+    """
+    try:
+        metadata = waiting_metadata(record)
+    except DamagedMetadataError as exc:
+        return bury_damaged(handler, record, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
+    due_at_ms = metadata.due_at_ms or 0
+    row = Row(row_key(due_at_ms, record.partition, metadata.origin.offset), encode_row(row_of(record)), metadata.tier or "?")
+    return Turn(
+        source=TopicPartition(record.topic, record.partition),
+        next_offset=record.offset + 1,
+        puts=(row,),
+        observations=(
+            Observation(
+                event=Event.PARKED,
+                handler=handler.main,
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                failure_id=metadata.failure_id,
+                attempt=metadata.attempt,
+                tier=metadata.tier,
+                due_at_ms=due_at_ms,
+            ),
+        ),
+    )
+
+
+def waiting_metadata(record: Record) -> RetryMetadata:
+    """Return the metadata of a record that waits or waited.
+
+    Raises:
+        DamagedMetadataError: there is none, it cannot be read, or it has no due time.
+    """
+    metadata = decode_metadata(record.headers)
+    if metadata is None or metadata.due_at_ms is None:
+        raise DamagedMetadataError(RETRY_DUE_MS, None, "a record on a retry or redelivery topic has a due time")
+    return metadata

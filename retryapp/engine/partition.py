@@ -1,0 +1,338 @@
+"""One partition of one handler: its stations (deliver, park, fire) round one lane.
+
+The partition lives as long as an assignment. Each time its lane opens it begins a session: empty windows at the committed
+offsets, no claims, a firing task; each time the lane closes, the session ends: running handlers are given up, their outcomes
+ignored, and everything is read again by whoever opens next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from retryapp.core.errors import LaneClosedError
+from retryapp.core.record import Record
+from retryapp.engine.deliver import Run, RunAbortedError, Station, deliver
+from retryapp.engine.fire import Ahead, fire
+from retryapp.engine.lane import Lane
+from retryapp.engine.park import park
+from retryapp.engine.progress import OffsetWindow, ProgressTally
+from retryapp.engine.turn import Turn, to_event
+from retryapp.ports import PendingTable, Source, TopicPartition
+
+FIRE_LIMIT = 500
+"""Rows in one firing."""
+FIRE_AHEAD = 2_000
+"""Fired records that the handler may have before it."""
+MAX_SLEEP_S = 60.0
+"""Longest sleep of the firing task; it wakes earlier for an earlier row."""
+PROGRESS_MS = 60_000
+"""Longest time between two `progress` events of a partition that has traffic."""
+_RECORD_OVERHEAD_BYTES = 200
+
+
+@dataclass(slots=True)
+class _Job:
+    partition: PartitionEngine
+    session: int
+    tp: TopicPartition
+    record: Record
+
+
+class DeliveryPool:
+    """Runs handlers, `concurrency` at once, for all partitions of a handler. One pool per share of concurrency."""
+
+    def __init__(self, concurrency: int, name: str) -> None:
+        self._concurrency = concurrency
+        self._name = name
+        self._jobs: deque[_Job] = deque()
+        self._available = asyncio.Semaphore(0)
+        self._workers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start the workers."""
+        self._workers = [
+            asyncio.create_task(self._work(), name=f"{self._name}-{n}") for n in range(self._concurrency)
+        ]
+
+    async def stop(self) -> None:
+        """Cancel the workers and wait for them."""
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        self._workers = []
+
+    def submit(self, job: _Job) -> None:
+        """Queue a delivery; bounded by the windows of the partitions."""
+        self._jobs.append(job)
+        self._available.release()
+
+    async def _work(self) -> None:
+        while True:
+            await self._available.acquire()
+            job = self._jobs.popleft()
+            if job.partition.alive(job.session):
+                await job.partition.run(job)
+
+
+class PartitionEngine:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        *,
+        station: Station,
+        partition: int,
+        first: DeliveryPool,
+        again: DeliveryPool,
+        source: Source,
+    ) -> None:
+        self.station = station
+        self.partition = partition
+        self.lane: Lane
+        topology = station.handler.topology
+        self._main = TopicPartition(topology.main, partition)
+        self._redelivery = TopicPartition(topology.redelivery, partition)
+        self._retry = frozenset(TopicPartition(topic, partition) for topic in topology.retry_topics)
+        self._first = first
+        self._again = again
+        self._source = source
+        self._pending: PendingTable | None = None
+        self._session = 0
+        self._draining = False
+        self._windows: dict[TopicPartition, OffsetWindow[Turn]] = {}
+        self._running: set[Run] = set()
+        self._settled = asyncio.Event()
+        self._claimed: set[bytes] = set()
+        self._ahead = Ahead()
+        self._fire_wake = asyncio.Event()
+        self._fire_task: asyncio.Task[None] | None = None
+        self._tally = ProgressTally(0, 0)
+        self._last_main = 0
+        self._fire_blocked = False
+
+    # -- session ------------------------------------------------------------------------------------------------
+
+    @property
+    def sources(self) -> tuple[TopicPartition, ...]:
+        """Partitions whose records come here."""
+        return (self._main, *sorted(self._retry), self._redelivery)
+
+    @property
+    def in_flight(self) -> int:
+        """Records taken in and not settled."""
+        return sum(len(window) for window in self._windows.values())
+
+    def alive(self, session: int) -> bool:
+        """Tell whether work of this session still counts."""
+        return session == self._session and not self._draining
+
+    def begin(self, session: int, starts: Mapping[TopicPartition, int], pending: PendingTable) -> None:
+        """Begin a session; the lane has just opened."""
+        self._session = session
+        self._windows = {tp: OffsetWindow() for tp in starts}
+        self._claimed = set()
+        self._ahead = Ahead()
+        self._pending = pending
+        self._tally = ProgressTally(starts[self._main], self.station.clock.wall_ms())
+        self._fire_task = asyncio.create_task(self._fire_loop(session), name=f"fire-{self.lane.name}")
+
+    def end(self) -> None:
+        """End the session: nothing of it counts any more."""
+        self._session = -1
+        self._pending = None
+        self._windows = {}
+        for run in list(self._running):
+            run.abort()
+        if self._fire_task is not None:
+            self._fire_task.cancel()
+            self._fire_task = None
+
+    async def drain(self, deadline_s: float) -> None:
+        """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them.
+
+        Args:
+            deadline_s: longest wait before they are given up.
+        """
+        self._draining = True
+        if self._fire_task is not None:
+            self._fire_task.cancel()
+            self._fire_task = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._wait_idle()
+        except TimeoutError:
+            for run in list(self._running):
+                run.abort()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self._wait_idle()
+            except TimeoutError:
+                pass  # a handler that swallows its cancellation: its outcome is ignored, the group must not wait for it
+
+        self._note_progress(self._session)
+
+    async def _wait_idle(self) -> None:
+        while self._running:
+            self._settled.clear()
+            await self._settled.wait()
+
+    # -- taking records in --------------------------------------------------------------------------------------
+
+    def room(self, tp: TopicPartition) -> int:
+        """Return how many records of `tp` may come in now."""
+        window = self._windows.get(tp)
+        if window is None or self._draining:
+            return 0
+        handler = self.station.handler
+        if window.bytes >= handler.max_in_flight_bytes:
+            return 0
+        return max(0, min(handler.max_in_flight - len(window), self.lane.room))
+
+    def accept(self, tp: TopicPartition, session: int, records: Sequence[Record]) -> None:
+        """Take records of a source partition, in offset order."""
+        if not self.alive(session):
+            return
+        window = self._windows[tp]
+        if tp in self._retry:
+            self._park(tp, session, window, records)
+            return
+        pool = self._first if tp == self._main else self._again
+        for record in records:
+            window.add(record.offset, len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD_BYTES)
+            pool.submit(_Job(self, session, tp, record))
+
+    def _park(self, tp: TopicPartition, session: int, window: OffsetWindow[Turn], records: Sequence[Record]) -> None:
+        station = self.station
+        now_ms = station.clock.wall_ms()
+        for record in records:
+            window.add(record.offset)
+            turn = park(station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes)
+            if turn.puts:
+                turn.on_settled = self._parked
+            window.finish(record.offset, turn)
+        self._release(tp, session, window)
+
+    def _parked(self, committed: bool, _offsets: tuple[int, ...]) -> None:
+        if committed:
+            self._fire_wake.set()
+
+    async def run(self, job: _Job) -> None:
+        """Run one delivery; called by a pool."""
+        run = Run()
+        self._running.add(run)
+        try:
+            turn = await deliver(self.station, job.record, run)
+        except RunAbortedError:
+            return
+        except Exception as exc:  # the edge of a delivery: a fault of ours must neither end the pool nor skip the record
+            if job.session == self._session:
+                self.lane.fail(exc)
+            return
+        finally:
+            self._running.discard(run)
+            self._settled.set()
+        if job.session == self._session:
+            window = self._windows[job.tp]
+            window.finish(job.record.offset, turn)
+            self._release(job.tp, job.session, window)
+
+    def _release(self, tp: TopicPartition, session: int, window: OffsetWindow[Turn]) -> None:
+        turns = window.release()
+        try:
+            for turn in turns:
+                self.lane.submit(session, turn)
+        except LaneClosedError:
+            return  # the session is over; the records will be read again
+        if turns and tp == self._main:
+            for turn in turns:
+                self._tally.count(ok=not turn.publishes)
+            self._last_main = turns[-1].next_offset
+            if self.station.clock.wall_ms() - self._tally.since_ms >= PROGRESS_MS:
+                self._note_progress(session)
+        if turns and tp == self._redelivery:
+            self._ahead.finished(turns[-1].next_offset)
+            self._fire_wake.set()
+        if turns:
+            self._source.wanted(tp)
+
+    def _note_progress(self, session: int) -> None:
+        """Say on the events topic what was counted since the last time."""
+        if not self._tally.received:
+            return
+        handler = self.station.handler
+        event = self._tally.event(
+            group=handler.group,
+            handler=handler.name,
+            main=handler.main,
+            partition=self.partition,
+            to_offset=self._last_main,
+            now_ms=self.station.clock.wall_ms(),
+        )
+        try:
+            self.lane.submit(session, Turn(publishes=(to_event(event, topology=handler.topology, partition=self.partition),)))
+        except LaneClosedError:
+            return  # what was counted is counted again when the records are read again
+
+    def on_room(self) -> None:
+        """The lane has committed: there may be room for what waited."""
+        if self._fire_blocked:
+            self._fire_wake.set()
+
+    # -- firing -------------------------------------------------------------------------------------------------
+
+    async def _fire_loop(self, session: int) -> None:
+        clock = self.station.clock
+        while self.alive(session):
+            self._fire_wake.clear()
+            next_due_ms = self._fire_due(session)
+            wait_s = MAX_SLEEP_S
+            if next_due_ms is not None:
+                # a row that is due already waits for room; room wakes this task
+                wait_s = min(wait_s, (next_due_ms - clock.wall_ms()) / 1000) if next_due_ms > clock.wall_ms() else wait_s
+            if wait_s > 0:
+                try:
+                    async with asyncio.timeout(wait_s):
+                        await self._fire_wake.wait()
+                except TimeoutError:
+                    pass
+
+    def _fire_due(self, session: int) -> int | None:
+        """Queue what is due, as far as there is room; return the next due time."""
+        station, pending = self.station, self._pending
+        while pending is not None and self.alive(session):
+            limit = min(FIRE_LIMIT, FIRE_AHEAD - len(self._ahead), self.lane.room)
+            self._fire_blocked = limit <= 0
+            now_ms = station.clock.wall_ms()
+            rows, next_due_ms = pending.due(now_ms, max(0, limit), self._claimed)
+            if not rows:
+                return next_due_ms
+            turn = fire(
+                station.handler,
+                rows,
+                partition=self.partition,
+                now_ms=now_ms,
+                topic_id=station.topic_id,
+                max_bytes=station.max_bytes,
+            )
+            keys = [key for key, _ in rows]
+            redelivered = [n for n, out in enumerate(turn.publishes) if out.topic == self._redelivery.topic]
+            turn.on_settled = self._on_fired(session, keys, redelivered)
+            self._claimed.update(keys)
+            self._ahead.queued(len(redelivered))
+            self.lane.submit(session, turn)
+        return None
+
+    def _on_fired(
+        self, session: int, keys: list[bytes], redelivered: list[int]
+    ) -> Callable[[bool, tuple[int, ...]], None]:
+        def settled(committed: bool, offsets: tuple[int, ...]) -> None:
+            if session != self._session:
+                return
+            self._claimed.difference_update(keys)
+            self._ahead.fired(len(redelivered), [offsets[n] for n in redelivered] if committed else ())
+            self._fire_wake.set()
+
+        return settled

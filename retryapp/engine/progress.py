@@ -1,0 +1,130 @@
+"""Which prefix of a partition's offsets has an outcome.
+
+Handlers finish in any order; offsets may only be committed as a prefix, and what a record publishes must not become
+visible before everything ahead of it is done, or a crash would repeat it. `OffsetWindow` holds outcomes back until all
+earlier records have theirs. Gaps in offsets (transaction markers, compaction) are normal: order is by arrival.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from retryapp.core.lifecycle import Progress
+
+T = TypeVar("T")
+
+
+class _Entry(Generic[T]):
+    __slots__ = ("done", "outcome", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.done = False
+        self.outcome: T
+
+
+class OffsetWindow(Generic[T]):
+    """The records of one source partition that are being worked on, in offset order.
+
+    Life of a record: `add` when it is taken in, `finish` with its outcome, and `release` hands outcomes out, oldest
+    first, once nothing before them is open.
+    """
+
+    __slots__ = ("_bytes", "_entries", "_index", "_last")
+
+    def __init__(self) -> None:
+        self._entries: deque[_Entry[T]] = deque()
+        self._index: dict[int, _Entry[T]] = {}
+        self._bytes = 0
+        self._last = -1
+
+    def __len__(self) -> int:
+        """Return how many records are not released yet."""
+        return len(self._entries)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the records that are not released yet."""
+        return self._bytes
+
+    def add(self, offset: int, size: int = 0) -> None:
+        """Take a record in.
+
+        Args:
+            offset: must be higher than every offset before.
+            size: bytes it holds in memory.
+
+        Raises:
+            ValueError: the offset is not higher; the source delivered something twice or out of order.
+        """
+        if offset <= self._last:
+            raise ValueError(f"offset {offset} after {self._last}: records of a partition must arrive in order")
+        self._last = offset
+        entry: _Entry[T] = _Entry(size)
+        self._entries.append(entry)
+        self._index[offset] = entry
+        self._bytes += size
+
+    def finish(self, offset: int, outcome: T) -> None:
+        """Note the outcome of a record.
+
+        Raises:
+            KeyError: the record is not in the window.
+        """
+        entry = self._index.pop(offset)
+        entry.outcome = outcome
+        entry.done = True
+
+    def release(self) -> list[T]:
+        """Return the outcomes of the finished prefix, in offset order."""
+        out: list[T] = []
+        entries = self._entries
+        while entries and entries[0].done:
+            entry = entries.popleft()
+            self._bytes -= entry.size
+            out.append(entry.outcome)
+        return out
+
+
+@dataclass(slots=True)
+class ProgressTally:
+    """Counts of one main-topic partition since the last `progress` event.
+
+    Offsets have gaps (transaction markers), so an offset range is never a count: records are counted as they are settled.
+    """
+
+    next_offset: int
+    """The last event, or the session's start, ended here."""
+    since_ms: int
+    received: int = 0
+    first_try_ok: int = 0
+    failed: int = 0
+
+    def count(self, *, ok: bool) -> None:
+        """Count one settled first delivery."""
+        self.received += 1
+        if ok:
+            self.first_try_ok += 1
+        else:
+            self.failed += 1
+
+    def event(self, *, group: str, handler: str, main: str, partition: int, to_offset: int, now_ms: int) -> Progress:
+        """Return the event for what was counted, and begin to count anew."""
+        event = Progress(
+            group=group,
+            handler=handler,
+            main=main,
+            partition=partition,
+            from_offset=self.next_offset,
+            to_offset=to_offset,
+            from_ms=self.since_ms,
+            to_ms=max(now_ms, self.since_ms),
+            received=self.received,
+            first_try_ok=self.first_try_ok,
+            failed=self.failed,
+        )
+        self.next_offset, self.since_ms = to_offset, event.to_ms
+        self.received = self.first_try_ok = self.failed = 0
+        return event

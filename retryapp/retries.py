@@ -1,0 +1,187 @@
+"""`Retries(app)`: retries for the handlers of a Faust app, without subclassing it.
+
+    app = faust.App("billing", broker="kafka://localhost:9092", store="rocksdb://")
+    retries = Retries(app)
+
+    @retries.handler("orders", value=Order, policy=RetryPolicy("5m*2 30m*3 1h"))
+    async def charge(order: Order) -> None: ...
+
+The decorated function is returned as it is, so it stays directly callable in a unit test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import faust
+
+from retryapp import web
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import ConfigurationError, InvalidSettingError
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.topology import HandlerTopology, Tiers, check_names
+from retryapp.engine.handler import Handler
+from retryapp.kafka import KafkaConnection, PlanOptions
+from retryapp.runtime.app import Runtime, RuntimeOptions
+from retryapp.runtime.view import RuntimeView
+from retryapp.runtime.worker import RetryWorker, runtime_of
+from retryapp.settings import load_settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+Duration = str | timedelta
+
+
+class NoRetriesError(ConfigurationError):
+    """An app was named that no `Retries` extends."""
+
+    def __init__(self, app: str) -> None:
+        self.app = app
+        super().__init__(f"app {app!r} has no Retries: write `retries = Retries(app)` and declare handlers with @retries.handler(topic)")
+
+
+class Retries:
+    """Extends a Faust app: declares handlers, and runs them when the app's worker runs.
+
+    Args:
+        app: any Faust app, not running yet. One `Retries` per app.
+        grace: how long handlers may run on after SIGTERM; what still runs then is given back. Default: `RETRYAPP_GRACE`.
+        drain: how long handlers may run on when a rebalance takes their partition away.
+        start_timeout: how long a start waits for a broker before it gives up (exit 3).
+        create_main_partitions: create missing main topics with so many partitions; None: a missing main topic is an error.
+        allow_low_replication: accept fewer than three copies of our topics on three or more brokers.
+        downtime: longest time that all workers may be down; retention of retry and redelivery topics follows.
+        dlq_retention: how long dead letters are kept; None: for ever. Default: 30 days.
+        admin_options: librdkafka properties for the administration client, where the app's credentials do not say enough
+            (`ssl.ca.location` with TLS).
+
+    Raises:
+        InvalidSettingError: the app has a `Retries` already.
+    """
+
+    def __init__(
+        self,
+        app: faust.App,
+        *,
+        grace: Duration | None = None,
+        drain: Duration = "5s",
+        start_timeout: Duration = "60s",
+        create_main_partitions: int | None = None,
+        allow_low_replication: bool = False,
+        downtime: Duration = "7d",
+        dlq_retention: Duration | None = "30d",
+        admin_options: Mapping[str, str] | None = None,
+    ) -> None:
+        if runtime_of(app) is not None:
+            raise InvalidSettingError("Retries(app)", app, "this app has a Retries already; declare all handlers with that one")
+        if app.configured:
+            raise InvalidSettingError(
+                "Retries(app)", app.conf.id, "make it right after faust.App(...), before the first topic, agent or look at app.conf"
+            )
+        self.app = app
+        options = RuntimeOptions(
+            grace_ms=load_settings().grace_ms if grace is None else parse_duration_ms(grace),
+            drain_ms=parse_duration_ms(drain),
+            start_timeout_ms=parse_duration_ms(start_timeout),
+            plan=PlanOptions(
+                create_main_partitions=create_main_partitions,
+                allow_low_replication=allow_low_replication,
+                downtime_ms=parse_duration_ms(downtime),
+                dlq_retention_ms=None if dlq_retention is None else parse_duration_ms(dlq_retention),
+            ),
+            admin_options=admin_options or {},
+        )
+        self._runtime = Runtime(app, options)
+        app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
+        app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
+        app._default_options[1].setdefault("Worker", RetryWorker)
+        app.on_after_configured.connect(self._on_after_configured)
+
+    def handler(
+        self,
+        topic: str,
+        *,
+        policy: RetryPolicy,
+        value: Any = bytes,
+        concurrency: int = 1,
+        tiers: str | Tiers = Tiers.SINGLE,
+        max_in_flight: int = 1000,
+    ) -> Callable[[F], F]:
+        """Declare the handler of a main topic.
+
+        Args:
+            topic: the main topic. One handler per topic and app.
+            policy: when and whether a failed record is tried again.
+            value: what the function takes: `bytes` (default; None for a null value), `dict` (JSON), a pydantic model, or any
+                type that pydantic can read from JSON. A value that does not decode takes the policy's path with its bytes kept.
+            concurrency: handler runs at once per worker; redeliveries have the same number for themselves.
+            tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
+            max_in_flight: records per partition that may be taken in and not settled.
+
+        Returns:
+            A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument.
+
+        Raises:
+            DuplicateHandlerError: the topic has a handler already.
+            HandlerSignatureError: the function cannot be called with a value.
+            InvalidTopicNameError, NameClashError: topic names that would not work.
+        """
+        if concurrency < 1:
+            raise InvalidSettingError("concurrency", concurrency, "at least 1")
+        if max_in_flight < concurrency:
+            raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
+
+        def declare(function: F) -> F:
+            topology = HandlerTopology(
+                group=self.app.conf.id, main=topic, tiers=Tiers(tiers), delays_ms=policy.schedule.nominal_delays_ms
+            )
+            handler = Handler(
+                function=function,
+                topology=topology,
+                policy=policy,
+                value_type=value,
+                concurrency=concurrency,
+                max_in_flight=max_in_flight,
+            )
+            others = [known for known in self.topologies if known.main != topic]
+            check_names([*others, topology])
+            self._runtime.serve(handler)
+            return function
+
+        return declare
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """The declared handlers."""
+        return tuple(served.handler for served in self._runtime.served.values())
+
+    @property
+    def topologies(self) -> tuple[HandlerTopology, ...]:
+        """The topics of each handler."""
+        return tuple(handler.topology for handler in self.handlers)
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """Address and security for administration and bounded reading."""
+        return self._runtime.connection
+
+    @property
+    def plan_options(self) -> PlanOptions:
+        """What was decided about topics."""
+        return self._runtime.options.plan
+
+    def _on_after_configured(self, app: Any, **_kwargs: Any) -> None:
+        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock)
+
+
+def retries_of(app: faust.App) -> Retries:
+    """Return the `Retries` that extends an app.
+
+    Raises:
+        NoRetriesError: there is none.
+    """
+    found = getattr(app, "_retryapp_retries", None)
+    if not isinstance(found, Retries):
+        raise NoRetriesError(str(app))
+    return found

@@ -1,0 +1,1 @@
+"""The retry protocol on Faust, aiokafka and RocksDB."""

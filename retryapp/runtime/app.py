@@ -1,0 +1,524 @@
+"""Wires a Faust app: topics, transport, agents, lanes, tables, the scheduler's life.
+
+The life of a worker:
+
+1. `prepare` (once, before anything is consumed): check the handlers, find or create topics, learn partition counts and ids;
+2. the sensor starts first of all services: delivery pools, tail reader;
+3. an assignment comes: one partition engine and one lane for each number of which this worker owns *all* the handler's topics;
+   lanes open once the rebalance is over;
+4. a revoke or SIGTERM comes: handlers get `drain` (`grace`) to finish, lanes commit what is done and close;
+5. the sensor stops last of all services.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import faust
+from faust.sensors import Sensor
+from mode.utils.logging import get_logger
+
+from retryapp.core.errors import (
+    BrokerUnreachableError,
+    DuplicateHandlerError,
+    InvalidSettingError,
+    LaneClosedError,
+)
+from retryapp.core.metadata import MAX_METADATA_BYTES
+from retryapp.core.lifecycle import PolicyUsed
+from retryapp.core.record import Record, short_topic_id
+from retryapp.engine.deliver import Station
+from retryapp.engine.handler import Handler
+from retryapp.engine.lane import Lane, LaneLimits
+from retryapp.engine.partition import DeliveryPool, PartitionEngine
+from retryapp.engine.turn import Turn, to_event
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, PlanOptions, ensure_topics
+from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.consumer import Intake, RetryTransport
+from retryapp.runtime.observers import CombinedObserver, LogObserver, MetricsObserver
+from retryapp.runtime.publisher import ClientSettings, KafkaLane, LanePlace, TailReader
+from retryapp.runtime.security import admin_connection, client_options
+from retryapp.runtime.store import StoreIdentity
+
+logger = get_logger(__name__)
+
+BATCH = 500
+"""Records that one Faust event carries to an agent."""
+_HALF_DAY_MS = 12 * 3600 * 1000
+"""Half of `delete.retention.ms` of our changelogs: a store unused for longer may hold rows whose tombstones are gone."""
+_REBALANCE_POLL_S = 0.01
+_CREATE_RETRY_S = 2.0
+
+SETTINGS: Mapping[str, tuple[Any, str]] = {
+    "stream_wait_empty": (False, "Faust's wait has no bound; ours has"),
+    "broker_commit_every": (10**9, "commits in the middle of fetching stall it"),
+    "broker_commit_interval": (0.25, "fewer repeats after a crash"),
+    "broker_session_timeout": (15.0, "seconds until a killed worker's partitions move"),
+    "broker_request_timeout": (30.0, "a request to a dead broker must not take minutes"),
+    "broker_rebalance_timeout": (30.0, "a rebalance must not wait minutes for a hanging worker"),
+    "topic_disable_leader": (True, "the leader topic is not used"),
+    "web_bind": ("127.0.0.1", "the pages have no login"),
+    "web_tables_enabled": (False, "shows table contents without a login"),
+    "web_router_enabled": (False, "not used"),
+}
+"""Faust settings that we change where the user has not decided: ours and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """What the user decides about the runtime."""
+
+    grace_ms: int = 25_000
+    """How long handlers may run on after SIGTERM."""
+    drain_ms: int = 5_000
+    """How long handlers may run on when a rebalance takes their partition."""
+    start_timeout_ms: int = 60_000
+    """How long a start waits for a broker."""
+    plan: PlanOptions = field(default_factory=PlanOptions)
+    admin_options: Mapping[str, str] = field(default_factory=dict)
+    """librdkafka properties for the administration client, beside what the app's credentials say."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one Faust event carries."""
+
+    tp: TopicPartition
+    session: int
+    records: list[Record]
+
+
+@dataclass(slots=True)
+class Served:
+    """A handler at run time."""
+
+    handler: Handler
+    first: DeliveryPool
+    again: DeliveryPool
+    partitions: int = 0
+    topic_id: str = ""
+    max_bytes: int = 0
+    changelog_id: str = ""
+    dlq_id: str = ""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A partition of a handler on this worker."""
+
+    engine: PartitionEngine
+    lane: Lane
+    transport: KafkaLane
+    task: asyncio.Task[None] | None = None
+
+
+class RetrySensor(Sensor):
+    """Starts before and stops after every other service of the app, and sees rebalances."""
+
+    def __init__(self, runtime: Runtime, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._runtime = runtime
+
+    async def on_start(self) -> None:
+        """Start the runtime."""
+        await self._runtime.start()
+
+    async def on_stop(self) -> None:
+        """Stop the runtime."""
+        await self._runtime.stop()
+
+    def on_rebalance_start(self, app: Any) -> dict[str, float]:
+        """Note when it began."""
+        return {"started_s": self._runtime.clock.monotonic_s()}
+
+    def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
+        """Tell how long it took."""
+        self._runtime.rebalanced(self._runtime.clock.monotonic_s() - state["started_s"])
+
+
+class Runtime:
+    """The retry protocol inside one Faust app. See the module's text."""
+
+    def __init__(self, app: faust.App, options: RuntimeOptions) -> None:
+        self.app = app
+        self.options = options
+        self.clock = SystemClock()
+        self.random = random.SystemRandom()
+        self.intake = Intake()
+        self.served: dict[str, Served] = {}
+        self.placed: dict[tuple[str, int], Placed] = {}
+        self.metrics = MetricsObserver(self._gauges)
+        self.observer = CombinedObserver(LogObserver(), self.metrics)
+        self.plan: Plan | None = None
+        self._by_tp: dict[TopicPartition, Placed] = {}
+        self._channels: dict[str, Any] = {}
+        self._handing: set[TopicPartition] = set()
+        self._reader: TailReader | None = None
+        self._clients: ClientSettings | None = None
+        self._suspending = asyncio.Lock()
+        self._sensor = RetrySensor(self)
+        self.intake.on_records = self.pump
+        self.intake.on_assigned = self._on_assigned
+        self.intake.on_revoked = self._on_revoked
+        self._change_settings()
+        app._new_transport = self._new_transport  # type: ignore[method-assign]  # Faust's only way to give an app another transport
+        app.on_configured.connect(self._on_configured)
+        app.on_after_configured.connect(self._on_after_configured)
+        app.on_before_shutdown.connect(self._on_before_shutdown)
+
+    # -- declaring ----------------------------------------------------------------------------------------------
+
+    def serve(self, handler: Handler) -> None:
+        """Add a handler.
+
+        Raises:
+            DuplicateHandlerError: its main topic has one already.
+        """
+        known = self.served.get(handler.main)
+        if known is not None:
+            raise DuplicateHandlerError(handler.main, handler.group, known.handler.name, handler.name)
+        self.served[handler.main] = Served(
+            handler,
+            DeliveryPool(handler.concurrency, f"deliver-{handler.main}"),
+            DeliveryPool(handler.concurrency, f"redeliver-{handler.main}"),
+        )
+        self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
+        if self.app.configured:
+            self._register_agents(handler)
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """Address and security for the administration client."""
+        return admin_connection(self.app, self.options.admin_options)
+
+    def _new_transport(self) -> RetryTransport:
+        return RetryTransport(self.app.conf.broker_consumer, self.app, intake=self.intake)
+
+    def _on_configured(self, _app: Any, conf: Any, **_kwargs: Any) -> None:
+        if str(conf.processing_guarantee.value) == "exactly_once":
+            raise InvalidSettingError("processing_guarantee", "exactly_once", "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own transactions, and Faust's lose records")
+
+    def _change_settings(self) -> None:
+        """Change Faust's defaults where the user has not decided; said once in the log."""
+        _, given = self.app._default_options
+        changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
+        given.update({name: ours for name, (ours, _) in changed.items()})
+        shown = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
+        logger.info("Faust settings changed by retryapp: %s", shown)
+
+    def _on_after_configured(self, _app: Any, **_kwargs: Any) -> None:
+        self.app.sensors.add(self._sensor)
+        for served in self.served.values():
+            self._register_agents(served.handler)
+
+    def _register_agents(self, handler: Handler) -> None:
+        """One supervised Faust agent per topic; each event carries a batch."""
+        for topic in handler.topology.consumed:
+            if topic in self._channels:
+                continue
+            channel = self.app.channel(maxsize=10_000)
+            self._channels[topic] = channel
+            self.app.agent(channel, name=f"retryapp.{topic}")(self._agent_body(topic))
+
+    def _agent_body(self, topic: str) -> Any:
+        async def take(stream: Any) -> None:
+            async for batch in stream:
+                self._accept(batch)
+
+        take.__name__ = take.__qualname__ = f"take_{topic}"
+        take.__doc__ = f"Takes records of {topic} for retryapp."
+        return take
+
+    # -- starting and stopping ----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Check handlers and topics, create what is missing; blocks. Safe to call twice.
+
+        Raises:
+            ConfigurationError: the program is wrong.
+            EnvironmentFault: broker or topics are.
+        """
+        if self.plan is not None or not self.served:
+            return
+        self._refuse_second_readers()
+        topologies = [served.handler.topology for served in self.served.values()]
+        admin = KafkaAdmin(self.connection)
+        plan = self._plan_patiently(admin, topologies)
+        for served in self.served.values():
+            topology = served.handler.topology
+            main = plan.states[topology.main]
+            served.partitions = main.partitions
+            served.topic_id = short_topic_id(main.topic_id)
+            served.changelog_id = plan.states[topology.pending_changelog].topic_id
+            served.dlq_id = plan.states[topology.dlq].topic_id
+            served.max_bytes = int(plan.states[topology.dlq].config["max.message.bytes"])
+        self.plan = plan
+
+    def _plan_patiently(self, admin: KafkaAdmin, topologies: list[Any]) -> Plan:
+        deadline_s = self.clock.monotonic_s() + self.options.start_timeout_ms / 1000
+        while True:
+            try:
+                return ensure_topics(admin, topologies, self.options.plan)
+            except BrokerUnreachableError as exc:
+                left_s = deadline_s - self.clock.monotonic_s()
+                if left_s <= 0:
+                    raise
+                logger.warning("Waiting for a broker, up to %.0f s more: %s", left_s, exc)
+
+    def _refuse_second_readers(self) -> None:
+        for agent in self.app.agents.values():
+            channel = agent._channel if isinstance(agent._channel, faust.Topic) else None
+            for topic in channel.topics if channel is not None else ():
+                if topic in self.intake.topics:
+                    main = next((s.handler for s in self.served.values() if topic in s.handler.topology.consumed), None)
+                    name = main.name if main else "retryapp"
+                    raise DuplicateHandlerError(topic, self.app.conf.id, f"the handler {name}", f"the agent {agent.name}")
+
+    async def start(self) -> None:
+        """Start pools and the shared reader; called by the sensor."""
+        if not self.served:
+            return
+        await asyncio.to_thread(self.prepare)
+        conf = self.app.conf
+        largest = max(served.max_bytes for served in self.served.values())
+        self._clients = ClientSettings(
+            connection=client_options(self.app),
+            client_id=conf.broker_client_id,
+            request_timeout_ms=int(conf.broker_request_timeout * 1000),
+            max_request_size=largest + MAX_METADATA_BYTES,
+        )
+        self._reader = TailReader(self._clients)
+        for served in self.served.values():
+            served.first.start()
+            served.again.start()
+
+    async def stop(self) -> None:
+        """Stop what `start` started."""
+        await self.suspend(0.0)
+        for served in self.served.values():
+            await served.first.stop()
+            await served.again.stop()
+        if self._reader is not None:
+            await self._reader.stop()
+
+    async def _on_before_shutdown(self, _app: Any, **_kwargs: Any) -> None:
+        await self.suspend(self.options.grace_ms / 1000)
+
+    # -- ownership ----------------------------------------------------------------------------------------------
+
+    async def _on_assigned(self, generation: int, member_id: str, actives: set[TopicPartition]) -> None:
+        for served in self.served.values():
+            for partition in range(served.partitions):
+                wanted = {TopicPartition(topic, partition) for topic in served.handler.topology.consumed}
+                mine = wanted & actives
+                if mine == wanted:
+                    self._place(served, partition, generation, member_id)
+                elif mine:
+                    missing = ", ".join(sorted(tp.topic for tp in wanted - mine))
+                    self.observer.observe(
+                        Observation(
+                            event=Event.LANE_INCOMPLETE,
+                            handler=served.handler.main,
+                            partition=partition,
+                            message=f"stays paused: another worker has this number of {missing}",
+                        )
+                    )
+
+    def _place(self, served: Served, partition: int, generation: int, member_id: str) -> None:
+        handler = served.handler
+        if self._clients is None or self._reader is None:
+            raise RuntimeError("an assignment came before the runtime was started")
+        station = Station(
+            handler=handler, clock=self.clock, random=self.random, topic_id=served.topic_id, max_bytes=served.max_bytes
+        )
+        engine = PartitionEngine(
+            station=station, partition=partition, first=served.first, again=served.again, source=_Pump(self)
+        )
+        transport = KafkaLane(
+            place=self._lane_place(served, partition, engine),
+            settings=self._clients,
+            consumer=self.intake.consumer,
+            reader=self._reader,
+            clock=self.clock,
+            generation=generation,
+            member_id=member_id,
+        )
+        limits = LaneLimits(tick_s=max(0.25, sum(s.partitions for s in self.served.values()) / 64))
+        key = (handler.main, partition)
+
+        def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
+            if transport.pending is None:
+                raise RuntimeError(f"lane {transport.place.name} opened without its table")
+            engine.begin(session, starts, transport.pending)
+            for tp in engine.sources:
+                self._handing.discard(tp)
+            self._note_policy(served, partition, engine, session)
+
+        def room() -> None:
+            engine.on_room()
+            for tp in engine.sources:
+                self.pump(tp)
+
+        lane = Lane(
+            name=transport.place.name,
+            handler=handler.main,
+            partition=partition,
+            transport=transport,
+            clock=self.clock,
+            observer=self.observer,
+            on_open=begin,
+            on_close=engine.end,
+            on_room=room,
+            limits=limits,
+        )
+        engine.lane = lane
+        placed = Placed(engine, lane, transport)
+        self.placed[key] = placed
+        for tp in engine.sources:
+            self._by_tp[tp] = placed
+        placed.task = asyncio.create_task(self._run_lane(lane), name=f"lane-{lane.name}")
+
+    def _lane_place(self, served: Served, partition: int, engine: PartitionEngine) -> LanePlace:
+        topology = served.handler.topology
+        return LanePlace(
+            name=f"{topology.prefix}.{partition}",
+            group=self.app.conf.id,
+            partition=partition,
+            sources=engine.sources,
+            main=TopicPartition(topology.main, partition),
+            changelog=TopicPartition(topology.pending_changelog, partition),
+            dlq=TopicPartition(topology.dlq, partition),
+            pending_identity=StoreIdentity(topic=topology.pending_changelog, topic_id=served.changelog_id, partition=partition),
+            dead_identity=StoreIdentity(topic=topology.dlq, topic_id=served.dlq_id, partition=partition),
+            store_dir=Path(self.app.conf.datadir) / "retryapp" / topology.prefix,
+            max_store_age_ms=_HALF_DAY_MS,
+            start_at_end=self.app.conf.consumer_auto_offset_reset == "latest",
+        )
+
+    def _note_policy(self, served: Served, partition: int, engine: PartitionEngine, session: int) -> None:
+        """Write the policy's text down once per start of a lane: headers carry its digest only."""
+        handler = served.handler
+        event = PolicyUsed(
+            group=handler.group,
+            handler=handler.name,
+            main=handler.main,
+            text=handler.policy.text,
+            digest=handler.policy.digest,
+            at_ms=self.clock.wall_ms(),
+        )
+        try:
+            engine.lane.submit(session, Turn(publishes=(to_event(event, topology=handler.topology, partition=partition),)))
+        except LaneClosedError:
+            logger.debug("Lane %s closed before its policy was noted", engine.lane.name)
+
+    async def _run_lane(self, lane: Lane) -> None:
+        while self.app.rebalancing:  # Faust has no signal after which positions are really settled
+            await asyncio.sleep(_REBALANCE_POLL_S)
+        await lane.run()
+
+    async def _on_revoked(self) -> None:
+        await self.suspend(self.options.drain_ms / 1000)
+
+    async def suspend(self, deadline_s: float) -> None:
+        """Let handlers finish, commit what is done, close every lane. Bounded by the deadline and a few seconds.
+
+        Args:
+            deadline_s: how long running handlers may go on.
+        """
+        async with self._suspending:
+            placed = list(self.placed.values())
+            if not placed:
+                return
+            await asyncio.gather(*(each.engine.drain(deadline_s) for each in placed))
+            tasks = []
+            for each in placed:
+                each.lane.finish()
+                if each.task is not None:
+                    tasks.append(each.task)
+            _, late = await asyncio.wait(tasks, timeout=_FINISH_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_FINISH_S)
+            for each in placed:
+                each.engine.end()
+            self.placed.clear()
+            self._by_tp.clear()
+            self._handing.clear()
+
+    # -- records ------------------------------------------------------------------------------------------------
+
+    def pump(self, tp: TopicPartition) -> None:
+        """Hand records of a partition to its agent, as many as the engine has room for."""
+        placed = self._by_tp.get(tp)
+        if placed is None or tp in self._handing or not self.intake.waiting(tp):
+            return
+        room = placed.engine.room(tp)
+        if room <= 0:
+            return
+        records = [_record(found) for found in self.intake.take(tp, min(room, BATCH))]
+        batch = _Batch(tp, placed.lane.session, records)
+        self._handing.add(tp)
+        subscribers = self._channels[tp.topic]._subscribers
+        for subscriber in subscribers:
+            subscriber.queue.put_nowait(batch)
+        if not subscribers:  # the agent is being restarted: nothing may be skipped
+            self._handing.discard(tp)
+            placed.lane.fail(RuntimeError(f"the agent of {tp.topic} is not running"))
+
+    def _accept(self, batch: _Batch) -> None:
+        self._handing.discard(batch.tp)
+        placed = self._by_tp.get(batch.tp)
+        if placed is None:
+            return
+        try:
+            placed.engine.accept(batch.tp, batch.session, batch.records)
+        except Exception as exc:  # the edge of an agent: a crash would skip the batch; the lane reads it again instead
+            logger.exception("Records of %s could not be taken in", batch.tp)
+            placed.lane.fail(exc)
+            return
+        self.pump(batch.tp)
+
+    def rebalanced(self, duration_s: float) -> None:
+        """Tell observers of a rebalance."""
+        for main in self.served:
+            self.observer.observe(Observation(event=Event.REBALANCED, handler=main, duration_ms=round(duration_s * 1000)))
+
+    def _gauges(self) -> Mapping[str, Any]:
+        from retryapp.runtime.view import partitions_of  # noqa: PLC0415 - the view reads the runtime, and gauges are the view's figures
+
+        return {main: partitions_of(self, main) for main in self.served}
+
+
+_FINISH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pump:
+    """`ports.Source` on the runtime."""
+
+    runtime: Runtime
+
+    def wanted(self, tp: TopicPartition) -> None:
+        """See `ports.Source.wanted`."""
+        self.runtime.pump(tp)
+
+
+def _record(found: Any) -> Record:
+    return Record(found.topic, found.partition, found.offset, found.timestamp, found.key, found.value, tuple(found.headers))
+
+
+def owners(app: faust.App, topic: str) -> Mapping[int, str]:
+    """Return the page address of the worker that has each partition of a topic."""
+    out: dict[int, str] = defaultdict(str)
+    for url, topics in app.assignor.external_topics_metadata().items():
+        for partition in topics.get(topic, ()):
+            out[int(partition)] = str(url)
+    return out

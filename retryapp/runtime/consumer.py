@@ -1,0 +1,339 @@
+"""The Faust consumer with our topics taken out of Faust's hands.
+
+Records of our topics never become Faust messages: they leave the fetcher as batches into an `Intake`, from where the engine
+takes them as it has room. Faust neither seeks, resumes, nor commits these partitions; lanes do (`runtime.publisher`). The
+user's own topics go the stock way, with two of Faust's faults mended:
+
+* only a fully acknowledged prefix of *delivered* offsets is committed (stock Faust can commit past an unacknowledged one);
+* partitions stay paused until a rebalance is over (stock Faust resumes them before it seeks, and loses what comes between).
+
+Positions, pauses and the coordinator belong to the consumer's thread; buffers and lanes to the main loop. `in_thread` goes
+from one to the other past the thread's own queue, which an idle poll may block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import aiokafka
+from aiokafka.errors import KafkaError
+from faust.transport.conductor import Conductor
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+from faust.types import TP
+from mode.utils.logging import get_logger
+
+from retryapp.ports import TopicPartition
+
+logger = get_logger(__name__)
+T = TypeVar("T")
+
+HIGH_WATER = 4_000
+"""Records of one partition in the intake above which its fetching stops; the bound is this plus one fetch."""
+LOW_WATER = 1_000
+"""Records below which fetching goes on."""
+_IDLE_POLL_S = 0.02
+
+
+class Stamped(dict[Any, Any]):
+    """What one fetch returned, with the epochs of its partitions at that moment, taken in the consumer's thread."""
+
+    stamp: Mapping[TopicPartition, int]
+
+
+class Intake:
+    """Records of our topics between the fetcher and the engine, one bounded buffer per partition."""
+
+    def __init__(self) -> None:
+        self.topics: frozenset[str] = frozenset()
+        """All topics that the engine consumes."""
+        self.epoch: dict[TopicPartition, int] = defaultdict(int)
+        """Rises whenever a partition is held; written in the consumer's thread only. Records with an older one are dropped."""
+        self.on_records: Callable[[TopicPartition], None] = lambda _tp: None
+        """Called when a partition has new records."""
+        self.on_assigned: Callable[[int, str, set[TopicPartition]], Awaitable[None]] | None = None
+        """Called with generation, member id and active partitions when the group gave them to us."""
+        self.on_revoked: Callable[[], Awaitable[None]] | None = None
+        """Called before the group takes partitions away; must be bounded in time."""
+        self.dropped_stale = 0
+        self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
+        self._consumer: RetryConsumer | None = None
+
+    def attach(self, consumer: RetryConsumer) -> None:
+        """Tell the intake its consumer."""
+        self._consumer = consumer
+
+    @property
+    def consumer(self) -> RetryConsumer:
+        """The consumer that fills this intake.
+
+        Raises:
+            RuntimeError: the app has not started its consumer.
+        """
+        if self._consumer is None:
+            raise RuntimeError("the consumer has not been started")
+        return self._consumer
+
+    def waiting(self, tp: TopicPartition) -> int:
+        """Return how many records of a partition wait here."""
+        return len(self._buffers[tp])
+
+    def put(self, records: Mapping[Any, list[Any]], stamp: Mapping[TopicPartition, int]) -> None:
+        """Take what a fetch returned; what belongs to an older epoch is thrown away (it will be read again)."""
+        for raw_tp, found in records.items():
+            tp = TopicPartition(raw_tp.topic, raw_tp.partition)
+            if stamp.get(tp, 0) != self.epoch.get(tp, 0):
+                self.dropped_stale += len(found)
+                continue
+            buffer = self._buffers[tp]
+            buffer.extend(found)
+            if len(buffer) >= HIGH_WATER:
+                self.consumer.on_buffer_full(TP(*tp))
+            self.on_records(tp)
+
+    def take(self, tp: TopicPartition, limit: int) -> list[Any]:
+        """Take at most `limit` records of a partition out, in order."""
+        buffer = self._buffers[tp]
+        taken = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
+        if taken and len(buffer) <= LOW_WATER:
+            self.consumer.on_buffer_drop(TP(*tp))
+        return taken
+
+    def clear(self, tps: Iterable[TopicPartition]) -> None:
+        """Throw buffered records away; between a hold and a seek, never after the seek."""
+        for tp in tps:
+            self._buffers[tp].clear()
+            self.consumer.on_buffer_drop(TP(*tp))
+
+
+class RetryConsumerThread(AIOKafkaConsumerThread):
+    """The consumer's thread: reads committed records only and stamps what it fetched."""
+
+    def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        consumer = super()._create_worker_consumer(transport)
+        # Faust's assignor keeps the topics of a handler together; without tables Faust would fall back to round robin
+        self._assignor = self.app.assignor
+        consumer._partition_assignment_strategy = [self._assignor]
+        consumer._isolation_level = "read_committed"
+        consumer._fetch_max_wait_ms = 100  # Faust's 1500 ms hold every other request of the thread up
+        return consumer
+
+    async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
+        records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
+        records.stamp = dict(self.consumer.intake.epoch)
+        return records
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        ours = [tp for tp in offsets if tp.topic in self.consumer.intake.topics]
+        if ours:  # a plain commit beside lane transactions moves offsets back or past an open one
+            raise RuntimeError(f"Faust tried to commit {ours}, which only lanes may")
+        return await super()._commit(offsets)
+
+
+class RetryConsumer(Consumer):
+    """Faust's consumer; see the module's text."""
+
+    _thread: RetryConsumerThread
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.intake: Intake = self.transport.intake
+        self.intake.attach(self)
+        self._delivered: dict[TP, deque[int]] = defaultdict(deque)
+        self._deferred: set[TP] = set()
+
+    def _new_consumer_thread(self) -> RetryConsumerThread:
+        return RetryConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    def ours(self, tp: Any) -> bool:
+        """Tell whether a partition belongs to the engine."""
+        return tp.topic in self.intake.topics
+
+    async def in_thread(self, function: Callable[[aiokafka.AIOKafkaConsumer], Any]) -> Any:
+        """Run a function (plain or async) with the client's consumer in the consumer's thread."""
+
+        async def run() -> Any:
+            result = function(self._thread._ensure_consumer())
+            return await result if inspect.isawaitable(result) else result
+
+        loop = self._thread.thread_loop
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop))
+
+    # -- membership ---------------------------------------------------------------------------------------------
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Hold our partitions, let Faust do its part, then have the lanes opened."""
+        await self.hold(TopicPartition(*tp) for tp in assigned if self.ours(tp))
+
+        def member(consumer: aiokafka.AIOKafkaConsumer) -> tuple[int, str]:
+            coordinator = consumer._coordinator
+            return coordinator.generation, coordinator.member_id
+
+        generation, member_id = await self.in_thread(member)
+        await super().on_partitions_assigned(assigned, generation_id)
+        actives = {TopicPartition(*tp) for tp in self.app.assignor.assigned_actives()}
+        if self.intake.on_assigned is not None:
+            await self.intake.on_assigned(generation, member_id, actives & {TopicPartition(*tp) for tp in assigned})
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        """Let the engine finish what runs, commit what is done of the user's topics, then let Faust do its part."""
+        self._deferred.clear()
+        if self.intake.on_revoked is not None:
+            await self.intake.on_revoked()
+        if revoked and not self.app.should_stop:
+            try:
+                await self.commit()
+            except KafkaError as exc:  # what was not committed is processed again; the rebalance must go on
+                logger.warning("Commit before a rebalance failed, records will be processed again: %r", exc)
+        for tp in revoked:
+            self._delivered.pop(tp, None)
+        self.intake.clear(TopicPartition(*tp) for tp in revoked if self.ours(tp))
+        await super().on_partitions_revoked(revoked)
+
+    # -- positions of our partitions ----------------------------------------------------------------------------
+
+    async def hold(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop fetching and make everything fetched so far stale."""
+        held = list(tps)
+
+        def pause(consumer: aiokafka.AIOKafkaConsumer) -> None:
+            assigned = consumer.assignment()
+            for tp in held:
+                if tp in assigned:
+                    consumer.pause(aiokafka.TopicPartition(*tp))
+                self.intake.epoch[tp] += 1
+
+        await self.in_thread(pause)
+        self.intake.clear(held)
+
+    async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Set positions and let records flow; the partitions must be held."""
+
+        def seek(consumer: aiokafka.AIOKafkaConsumer) -> None:
+            assigned = consumer.assignment()
+            for tp, offset in starts.items():
+                if tp not in assigned:
+                    raise RuntimeError(f"{tp} is not assigned any more")
+                consumer.seek(aiokafka.TopicPartition(*tp), offset)
+            consumer.resume(*(aiokafka.TopicPartition(*tp) for tp in starts))
+
+        await self.in_thread(seek)
+
+    async def perform_seek(self) -> None:
+        """Seek the user's own partitions to their committed offsets; never ours."""
+        self._delivered.clear()
+        others = [aiokafka.TopicPartition(*tp) for tp in self.assignment() if not self.ours(tp)]
+        if not others:  # an empty list would seek every partition
+            return
+        committed = await self.in_thread(lambda consumer: consumer.seek_to_committed(*others))
+        for tp, offset in committed.items():
+            known = offset is not None and offset >= 0
+            self._read_offset[TP(*tp)] = offset if known else None
+            if known and offset:
+                self._committed_offset[TP(*tp)] = offset
+
+    # -- the user's own topics ----------------------------------------------------------------------------------
+
+    def resume_partitions(self, tps: Iterable[TP]) -> None:
+        """Resume; during a rebalance only changelogs, the others once it is over (they would be lost before the seek)."""
+        tps = set(tps)
+        if self.app.rebalancing:
+            changelogs = self.app.tables.changelog_topics
+            self._deferred |= {tp for tp in tps if tp.topic not in changelogs}
+            tps = {tp for tp in tps if tp.topic in changelogs}
+        super().resume_partitions(tps)
+
+    def _resume_deferred(self) -> None:
+        if self._deferred and not self.app.rebalancing:
+            deferred, self._deferred = self._deferred, set()
+            super().resume_partitions(deferred & set(self.assignment()))
+
+    def _filter_tps_with_pending_acks(self, topics: Any = None) -> Any:
+        return (tp for tp in super()._filter_tps_with_pending_acks(topics) if not self.ours(tp))
+
+    def _new_offset(self, tp: TP) -> int | None:
+        delivered, acked, upto = self._delivered.get(tp), self._acked_index[tp], None
+        while delivered and delivered[0] in acked:
+            offset = delivered.popleft()
+            acked.discard(offset)
+            upto = offset + 1
+        self._acked[tp].clear()
+        return upto
+
+    async def _add_gap(self, *_args: Any) -> None:
+        """Gaps need no book-keeping: the prefix is counted in delivered records."""
+
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Faust's livelock warnings read its own acknowledgements, which our partitions do not have."""
+        if not self.ours(tp):
+            super().verify_event_path(now, tp)
+
+    # -- fetching -----------------------------------------------------------------------------------------------
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
+        """Fetch; hand ours to the intake, yield the user's."""
+        self._resume_deferred()
+        if self.flow_active and not self._get_active_partitions():
+            await self._stay_awake()
+            return
+        busy = self._deferred or self.app.rebalancing
+        records, active = await self._wait_next_records(min(timeout, 0.2) if busy else timeout)
+        generation = self.app.consumer_generation_id
+        if records is None or self.should_stop:
+            return
+        if not self.flow_active:
+            await self.perform_seek()
+            return
+        stamp = getattr(records, "stamp", {})
+        self.intake.put({tp: found for tp, found in records.items() if self.ours(tp)}, stamp)
+        others = {tp: found for tp, found in records.items() if not self.ours(tp)}
+        for tp, record in self.scheduler.iterate(others):
+            if not self.flow_active or self.app.consumer_generation_id != generation:
+                return
+            if active is None or tp in active or tp in self._buffered_partitions:
+                message = self._to_message(tp, record)
+                self._note_delivered(tp, message)
+                self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
+                yield tp, message
+
+    def _note_delivered(self, tp: TP, message: Any) -> None:
+        delivered = self._delivered[tp]
+        if self.app.topics.acks_enabled_for(message.topic) and (not delivered or message.offset > delivered[-1]):
+            delivered.append(message.offset)
+
+    async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:
+        # Faust hands its live set over; emptied in the meantime it would mean "all partitions"
+        frozen = None if active_partitions is None else frozenset(active_partitions)
+        return await super()._getmany(frozen, timeout)  # type: ignore[arg-type]
+
+    async def _stay_awake(self) -> None:
+        """Wait with nothing to fetch, and do not look idle to `max_poll_interval` meanwhile."""
+
+        def touch(consumer: aiokafka.AIOKafkaConsumer) -> None:
+            consumer._subscription._last_fetch_ended = time.monotonic()
+
+        await self.in_thread(touch)
+        await asyncio.sleep(_IDLE_POLL_S)
+
+
+class RetryConductor(Conductor):
+    """Faust's conductor, which also subscribes to the engine's topics."""
+
+    async def _update_indices(self) -> Iterable[str]:
+        topics = await super()._update_indices()
+        return set(topics) | self.app.transport.intake.topics
+
+
+class RetryTransport(Transport):
+    """Faust's transport with our consumer and conductor."""
+
+    Consumer: ClassVar[Any] = RetryConsumer
+    Conductor: ClassVar[Any] = RetryConductor
+
+    def __init__(self, *args: Any, intake: Intake, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.intake = intake

@@ -1,0 +1,81 @@
+"""A folder and a port for each worker process: many workers on one machine, started in one folder, never meet.
+
+Each process locks the first free `worker-N` below the data folder for as long as it lives (the lock goes with the process,
+so a killed worker leaves none), and takes the next free port for its pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from retryapp.core.errors import DiskFullError, PortTakenError, StoreBrokenError
+
+MAX_WORKERS = 256
+"""Workers of one group on one machine; beyond it a leftover of something else is likelier than a fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """A locked folder; keep it for the life of the process."""
+
+    number: int
+    path: Path
+    lock: IO[str]
+
+    def release(self) -> None:
+        """Give the folder back."""
+        with contextlib.suppress(OSError):
+            self.lock.close()
+
+
+def claim_place(base: Path) -> WorkerPlace:
+    """Lock the first free `worker-N` below `base`.
+
+    Raises:
+        StoreBrokenError: the folder cannot be written, or all are taken.
+        DiskFullError: no room.
+    """
+    for number in range(1, MAX_WORKERS + 1):
+        path = base / f"worker-{number}"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = (path / "lock").open("a+")
+        except OSError as exc:
+            if exc.errno == errno.ENOSPC:
+                raise DiskFullError(str(path), str(exc)) from exc
+            raise StoreBrokenError(str(path), str(exc)) from exc
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        return WorkerPlace(number, path, lock)
+    raise StoreBrokenError(str(base), f"all of worker-1 to worker-{MAX_WORKERS} are locked by running workers")
+
+
+def free_port(host: str, first: int, attempts: int = 200) -> int:
+    """Return the first port from `first` on that nobody listens on.
+
+    Raises:
+        PortTakenError: none of `attempts` ports is free.
+    """
+    for port in range(first, min(first + attempts, 65_536)):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise PortTakenError(host, first, f"None of the {attempts} ports from there on is free; set RETRYAPP_WEB_PORT")

@@ -1,0 +1,346 @@
+"""Kafka as one lane sees it: membership, a fencing producer, committed offsets, the changelog's tail, transactions.
+
+`KafkaLane` is `ports.LaneTransport` on aiokafka and RocksDB. What it does at each step and why stands in DESIGN section 4,
+rules 1 to 4 and 10; the traps that it steps round:
+
+* a heartbeat with the generation and member id *of the assignment* proves membership; the client's own heartbeat would send
+  those of the moment, and a zombie may have rejoined;
+* the producer is new at every opening: InitProducerId ends and fences what the former owner had open, and offsets read after it
+  are stable; a producer that saw an error is never used again;
+* the changelog is read to its end by *position*: its last record is usually a transaction marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as ClientTopicPartition
+from aiokafka.errors import (
+    IllegalGenerationError,
+    KafkaError,
+    NoError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+    for_code,
+)
+from aiokafka.protocol.group import HeartbeatRequest
+from aiokafka.structs import OffsetAndMetadata
+from mode.utils.logging import get_logger
+
+from retryapp.core.errors import EnvironmentFault
+from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.ports import Clock, DeadRow, LaneBatch, LaneReceipt, TopicPartition
+from retryapp.runtime.consumer import RetryConsumer
+from retryapp.runtime.deadletters import RocksDeadLetterTable
+from retryapp.runtime.pending import RocksPendingTable
+from retryapp.runtime.store import StoreIdentity
+
+logger = get_logger(__name__)
+
+TRANSACTION_TIMEOUT_MS = 15_000
+"""The broker aborts a transaction that stays open for longer; with all workers dead, committed readers wait this long."""
+_CLOSE_S = 5.0
+_TAIL_BATCH = 10_000
+
+
+class OffsetsGoneError(EnvironmentFault):
+    """A committed offset lies before the first record that the topic still has: records were deleted unread."""
+
+    def __init__(self, tp: TopicPartition, committed: int, first: int) -> None:
+        self.topic = tp.topic
+        self.partition = tp.partition
+        self.committed = committed
+        self.first = first
+        super().__init__(
+            f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic begins at {first}: up to {first - committed} records were deleted "
+            f"unread. Find out why (retention.ms, DeleteRecords), then accept the loss by setting the group's offset to {first}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Settings that every client of a lane shares; `connection` holds address and security, as keyword arguments of aiokafka."""
+
+    connection: Mapping[str, Any]
+    client_id: str
+    request_timeout_ms: int
+    max_request_size: int
+    compression_type: str | None = "lz4"
+
+
+@dataclass(slots=True, kw_only=True)
+class LanePlace:
+    """Where a lane belongs and what it writes to."""
+
+    name: str
+    group: str
+    partition: int
+    sources: Sequence[TopicPartition]
+    main: TopicPartition
+    changelog: TopicPartition
+    dlq: TopicPartition
+    pending_identity: StoreIdentity
+    dead_identity: StoreIdentity
+    store_dir: Any
+    """Folder of the handler's stores; the partition's lie in `pending/{p}` and `dead/{p}` below it."""
+    max_store_age_ms: int
+    start_at_end: bool = False
+    """Where a main topic without committed offsets begins: the app's `consumer_auto_offset_reset`."""
+
+
+class TailReader:
+    """One read-committed consumer without a group, shared by all lanes of a worker: reads a partition up to its end."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._consumer: AIOKafkaConsumer | None = None
+        self._lock = asyncio.Lock()
+
+    async def _started(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            consumer = AIOKafkaConsumer(
+                client_id=f"{self._settings.client_id}-tail",
+                group_id=None,
+                enable_auto_commit=False,
+                auto_offset_reset="none",
+                isolation_level="read_committed",
+                max_partition_fetch_bytes=max(4 << 20, self._settings.max_request_size),
+                request_timeout_ms=self._settings.request_timeout_ms,
+                fetch_max_wait_ms=50,
+                **self._settings.connection,
+            )
+            await consumer.start()
+            self._consumer = consumer
+        return self._consumer
+
+    async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the first and the end offset (of committed records) of partitions."""
+        async with self._lock:
+            consumer = await self._started()
+            client_tps = [ClientTopicPartition(*tp) for tp in tps]
+            first = await consumer.beginning_offsets(client_tps)
+            end = await consumer.end_offsets(client_tps)
+            return {tp: (first[tp], end[tp]) for tp in tps}  # type: ignore[index]
+
+    async def read(self, tp: TopicPartition, start: int, sink: Any) -> int:
+        """Read from `start` to the present end; call `sink(records, next_offset)` for each batch.
+
+        Returns:
+            The end offset that was reached.
+        """
+        async with self._lock:
+            consumer = await self._started()
+            client_tp = ClientTopicPartition(*tp)
+            end = int((await consumer.end_offsets([client_tp]))[client_tp])
+            first = int((await consumer.beginning_offsets([client_tp]))[client_tp])
+            start = max(start, first)
+            if start >= end:
+                return end
+            consumer.assign([client_tp])
+            try:
+                consumer.seek(client_tp, start)
+                while True:
+                    found = await consumer.getmany(client_tp, timeout_ms=10, max_records=_TAIL_BATCH)
+                    position = int(await consumer.position(client_tp))
+                    records = found.get(client_tp, [])
+                    if records or position >= end:
+                        sink(records, position)
+                        await asyncio.sleep(0)
+                    if position >= end:
+                        return end
+            finally:
+                consumer.assign([])
+
+    async def stop(self) -> None:
+        """Close the consumer."""
+        if self._consumer is not None:
+            consumer, self._consumer = self._consumer, None
+            await consumer.stop()
+
+
+@dataclass(slots=True)
+class KafkaLane:
+    """`ports.LaneTransport` on aiokafka and RocksDB. See the module's text."""
+
+    place: LanePlace
+    settings: ClientSettings
+    consumer: RetryConsumer
+    reader: TailReader
+    clock: Clock
+    generation: int
+    member_id: str
+    pending: RocksPendingTable | None = None
+    dead: RocksDeadLetterTable | None = None
+    _producer: AIOKafkaProducer | None = None
+    _doubted: bool = False
+    _bounds: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+
+    async def prove(self) -> None:
+        """See `ports.LaneTransport.prove`."""
+
+        async def beat(client: AIOKafkaConsumer) -> type[BaseException]:
+            coordinator = client._coordinator
+            await coordinator.ensure_coordinator_known()
+            response = await coordinator._send_req(HeartbeatRequest(coordinator.group_id, self.generation, self.member_id))
+            error: type[BaseException] = for_code(response.error_code)
+            return error
+
+        error = await self.consumer.in_thread(beat)
+        if error is NoError:
+            return
+        if error is RebalanceInProgressError:
+            raise RebalancingError(f"lane {self.place.name}: the group is rebalancing")
+        if error in (UnknownMemberIdError, IllegalGenerationError):
+            raise NotMemberError(f"lane {self.place.name}: not a member of generation {self.generation} any more")
+        raise error
+
+    async def fence(self) -> None:
+        """See `ports.LaneTransport.fence`."""
+        producer = AIOKafkaProducer(
+            client_id=f"{self.settings.client_id}-{self.place.name}",
+            transactional_id=self.place.name,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            max_batch_size=262_144,
+            max_request_size=self.settings.max_request_size,
+            request_timeout_ms=self.settings.request_timeout_ms,
+            compression_type=self.settings.compression_type,
+            linger_ms=0,
+            **self.settings.connection,
+        )
+        self._producer = producer
+        await producer.start()
+
+    async def committed(self) -> Mapping[TopicPartition, int]:
+        """See `ports.LaneTransport.committed`."""
+        client_tps = [ClientTopicPartition(*tp) for tp in self.place.sources]
+        got: Mapping[Any, OffsetAndMetadata] = await self.consumer.in_thread(lambda c: c._coordinator.fetch_committed_offsets(client_tps))
+        bounds = await self.reader.bounds(self.place.sources)
+        starts: dict[TopicPartition, int] = {}
+        for tp in self.place.sources:
+            found = got.get(ClientTopicPartition(*tp))
+            committed = -1 if found is None else found.offset
+            first, end = bounds[tp]
+            if committed < 0:
+                starts[tp] = end if tp == self.place.main and self.place.start_at_end else first
+            elif committed < first:
+                raise OffsetsGoneError(tp, committed, first)
+            else:
+                starts[tp] = committed
+        missing = [tp for tp in self.place.sources if ClientTopicPartition(*tp) not in got or got[ClientTopicPartition(*tp)].offset < 0]
+        if missing:  # a start that is not written down would be decided anew after a crash
+            await self.commit(LaneBatch(offsets={tp: starts[tp] for tp in missing}))
+        return starts
+
+    async def recover(self) -> None:
+        """See `ports.LaneTransport.recover`."""
+        now_ms = self.clock.wall_ms()
+        place = self.place
+        pending = RocksPendingTable(
+            place.store_dir / "pending" / str(place.partition), place.pending_identity, now_ms=now_ms, max_age_ms=place.max_store_age_ms
+        )
+        self.pending = pending
+        self.dead = dead = RocksDeadLetterTable(place.store_dir / "dead" / str(place.partition), place.dead_identity, now_ms=now_ms)
+        for table in (pending, dead):
+            if table.dropped:
+                logger.warning("Local store of lane %s dropped and rebuilt: %s", place.name, table.dropped)
+        applied = 0
+
+        def into_pending(records: list[Any], position: int) -> None:
+            nonlocal applied
+            applied += len(records)
+            pending.recover(((r.key or b"", r.value) for r in records), position)
+
+        def into_dead(records: list[Any], position: int) -> None:
+            dead.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
+
+        end = await self.reader.read(place.changelog, pending.next_offset, into_pending)
+        if pending.next_offset > end:
+            raise StoreAheadError(place.name, pending.next_offset, end)
+        if applied:
+            pending.recount()
+        await self.reader.read(place.dlq, dead.next_offset, into_dead)
+        dead.forget_before((await self.reader.bounds([place.dlq]))[place.dlq][0])
+
+    async def release(self, starts: Mapping[TopicPartition, int]) -> None:
+        """See `ports.LaneTransport.release`."""
+        await self.consumer.reposition(starts)
+
+    async def hold(self) -> None:
+        """See `ports.LaneTransport.hold`."""
+        await self.consumer.hold(self.place.sources)
+
+    async def commit(self, batch: LaneBatch) -> LaneReceipt:
+        """See `ports.LaneTransport.commit`. The steps, in order:
+
+        1. begin; 2. publish hand-offs and changelog; 3. offsets into the transaction; 4. await every acknowledgement; 5. commit.
+        """
+        producer = self._producer
+        if producer is None:
+            raise RuntimeError(f"lane {self.place.name} has no producer")
+        topic, partition = self.place.changelog
+        await producer.begin_transaction()
+        sent = [await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers)) for o in batch.publishes]
+        logged = [await producer.send(topic, row.value, key=row.key, partition=partition) for row in batch.puts]
+        logged += [await producer.send(topic, None, key=removal.key, partition=partition) for removal in batch.removes]
+        if batch.offsets:
+            offsets = {ClientTopicPartition(*tp): OffsetAndMetadata(offset, "") for tp, offset in batch.offsets.items()}
+            await producer.send_offsets_to_transaction(offsets, self.place.group)
+        published = [(await future).offset for future in sent]
+        written = [(await future).offset for future in logged]
+        await producer.commit_transaction()
+        return LaneReceipt(published, max(written) if written else None)
+
+    def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
+        """See `ports.LaneTransport.apply`."""
+        if self.pending is None or self.dead is None:
+            raise RuntimeError(f"lane {self.place.name} has no local store")
+        self._doubted = True
+        self.pending.touch(self.clock.wall_ms())
+        if batch.puts or batch.removes:
+            self.pending.write(batch.puts, batch.removes, receipt.changelog_offset)
+        dead = [
+            DeadRow(offset, outgoing.headers)
+            for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)
+            if outgoing.topic == self.place.dlq.topic
+        ]
+        if dead:
+            self.dead.write(dead, dead[-1].offset + 1)
+        self._doubted = False
+
+    async def close(self) -> None:
+        """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
+        producer, self._producer = self._producer, None
+        pending, self.pending = self.pending, None
+        dead, self.dead = self.dead, None
+        for table in (pending, dead):
+            if table is not None:
+                (table.drop if self._doubted else table.close)()
+        self._doubted = False
+        if producer is not None:
+            await _stop(producer, self.place.name)
+
+
+class StoreAheadError(EnvironmentFault):
+    """A local store knows more of a changelog than the changelog has: the topic was cut or made again under its name."""
+
+    def __init__(self, lane: str, store: int, end: int) -> None:
+        self.lane = lane
+        self.store = store
+        self.end = end
+        super().__init__(
+            f"lane {lane}: the local store has read its changelog up to offset {store}, but the changelog ends at {end}. It was truncated; "
+            f"remove the local store to accept the changelog as it is"
+        )
+
+
+async def _stop(producer: AIOKafkaProducer, name: str) -> None:
+    """Stop a producer without waiting for what it cannot deliver: the next owner's InitProducerId ends its transaction."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await producer.stop()
+    except (KafkaError, TimeoutError, RuntimeError, AssertionError) as exc:
+        logger.info("Producer of lane %s did not stop cleanly: %r", name, exc)

@@ -1,0 +1,81 @@
+"""The worker process: a folder and a port of its own, and errors that a person can act on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import faust
+from faust.exceptions import AlreadyConfiguredWarning
+from faust.worker import Worker
+
+from retryapp.core.errors import RetryAppError
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.place import WorkerPlace, claim_place, free_port
+from retryapp.settings import load_settings
+
+FAUST_PORT = 6066
+
+
+def runtime_of(app: Any) -> Runtime | None:
+    """Return the runtime that extends an app, or None."""
+    return getattr(app, "_retryapp_runtime", None)
+
+
+class RetryWorker(Worker):
+    """Faust's worker, for apps with a `Retries`."""
+
+    place: WorkerPlace | None = None
+
+    def __init__(self, app: faust.App, *args: Any, **kwargs: Any) -> None:
+        try:
+            with warnings.catch_warnings():  # nothing has used these settings for anything yet
+                warnings.simplefilter("ignore", AlreadyConfiguredWarning)
+                self.place = _settle(app)
+        except RetryAppError as exc:
+            _leave(exc)
+        super().__init__(app, *args, **kwargs)
+
+    def execute_from_commandline(self) -> NoReturn:
+        """Prepare topics, then run; a named error is one line and its exit code, never a traceback."""
+        runtime = runtime_of(self.app)
+        if runtime is not None:
+            try:
+                runtime.prepare()
+            except RetryAppError as exc:
+                _leave(exc)
+            except KeyboardInterrupt:
+                raise SystemExit(130) from None
+        super().execute_from_commandline()
+
+
+def _settle(app: faust.App) -> WorkerPlace:
+    """Give this process a folder and, unless the user chose one, a port; print both."""
+    settings = load_settings()
+    conf = app.conf
+    base = Path(conf.datadir)
+    if str(base) == f"{conf.name}-data":  # the user chose none
+        base = settings.datadir / conf.id
+    place = claim_place(base)
+    conf.datadir = place.path
+    if conf.web_bind == "127.0.0.1" and settings.web_bind != "127.0.0.1":
+        conf.web_bind = settings.web_bind
+    shown = "no pages"
+    if conf.web_enabled:
+        if conf.web_port == FAUST_PORT:
+            conf.web_port = free_port(conf.web_bind, settings.web_port + place.number - 1)
+        if conf.web_bind == "127.0.0.1":
+            conf.web_host = "127.0.0.1"
+        conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
+        shown = f"pages {conf.canonical_url}/retries/"
+    print(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}", file=sys.stderr, flush=True)  # noqa: T201 - said before logging is set up, whatever its level
+    return place
+
+
+def _leave(error: RetryAppError) -> NoReturn:
+    logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
+    print(f"retryapp: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
+    raise SystemExit(error.exit_code)
