@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import DamagedMetadataError, InvalidDurationError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.ports import Clock, DeadEntry, HandlerInfo, PartitionInfo, WorkerView
 from retryapp.web.errors import PageError, bad_parameter, elsewhere, not_found, not_open
@@ -70,7 +71,6 @@ class Answers:
         partitions = self.view.partitions(main)
         return {
             "handler": {**_handler_facts(info), **_totals(partitions)},
-            "tiers": sorted({tier for item in partitions for tier in item.pending_by_tier}),
             "partitions": [_partition_facts(item) for item in partitions],
         }
 
@@ -132,7 +132,7 @@ class Answers:
         """
         cursor = {p: o for p, o in (question.before or {}).items() if p in partitions}
         streams = [self._dead_rows(main, p, cursor.get(p)) for p in partitions]
-        merged = heapq.merge(*streams, key=lambda row: -(row["last_failed_ms"] or 0))
+        merged = heapq.merge(*streams, key=_newest_first)
         records: list[Facts] = []
         scanned = 0
         for row in merged:
@@ -307,6 +307,11 @@ def _web_url(url: str | None) -> str | None:
     return url.rstrip("/") if url is not None and url.startswith(("http://", "https://")) else None
 
 
+def _newest_first(row: Facts) -> float:
+    """Sort by time of the last failure; where that is unreadable the row comes at once, not holding back those below."""
+    return float("-inf") if row["last_failed_ms"] is None else -row["last_failed_ms"]
+
+
 def _handler_facts(info: HandlerInfo) -> Facts:
     return {
         "group": info.group,
@@ -335,12 +340,24 @@ def _partition_facts(info: PartitionInfo) -> Facts:
         "state": info.state,
         "owner_url": _web_url(info.owner_url),
         "pending": info.pending if here else None,
-        "pending_by_tier": dict(info.pending_by_tier) if here else None,
+        "pending_by_tier": _by_length(info.pending_by_tier) if here else None,
         "next_due_ms": info.next_due_ms if here else None,
         "dead": info.dead if here else None,
         "in_flight": info.in_flight if here else None,
         "last_error": info.last_error,
     }
+
+
+def _by_length(by_tier: Mapping[str, int]) -> dict[str, int]:
+    """Return counts by tier, the shortest delay first; names that are no delay come last."""
+
+    def length(tier: str) -> tuple[float, str]:
+        try:
+            return parse_duration_ms(tier), tier
+        except InvalidDurationError:
+            return float("inf"), tier
+
+    return {tier: by_tier[tier] for tier in sorted(by_tier, key=length)}
 
 
 def _totals(infos: Sequence[PartitionInfo]) -> Facts:
@@ -355,7 +372,7 @@ def _totals(infos: Sequence[PartitionInfo]) -> Facts:
         "partitions_here": len(here),
         "partitions_open": sum(item.state == _OPEN for item in here),
         "pending": sum(item.pending for item in here),
-        "pending_by_tier": by_tier,
+        "pending_by_tier": _by_length(by_tier),
         "next_due_ms": min((item.next_due_ms for item in here if item.next_due_ms is not None), default=None),
         "dead": sum(item.dead for item in here),
         "in_flight": sum(item.in_flight for item in here),

@@ -65,7 +65,7 @@ class Page(web.View):
             ),
         )
 
-    put = patch = delete = post
+    put = patch = delete = options = search = post
 
     def _present(self, request: web.Request, question: Question, facts: Facts) -> web.Response:
         if question.as_json:

@@ -1,0 +1,150 @@
+"""Every error of every address has one shape, and questions for other workers find their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+BASE = "/retries/shop.orders"
+
+ERRORS = [
+    ("/retries/nothing", 404, "no-such-handler"),
+    ("/retries/nothing/", 404, "no-such-handler"),
+    ("/retries/nothing/pending", 404, "no-such-handler"),
+    ("/retries/nothing/pending/0/1", 404, "no-such-handler"),
+    ("/retries/nothing/dead", 404, "no-such-handler"),
+    ("/retries/nothing/dead/0/1", 404, "no-such-handler"),
+    ("/retries/nothing/find?id=billing/nothing@a/0/1", 404, "no-such-handler"),
+    ("/retries/a/b/c/d/e", 404, "no-such-page"),
+    (f"{BASE}/pending/0/x", 404, "no-such-page"),
+    (f"{BASE}/pending/0/99999999999999999999999", 404, "no-such-page"),
+    (f"{BASE}/dead/-1/1", 404, "no-such-page"),
+    (f"{BASE}/pending/0/9223372036854775807", 404, "not-pending"),
+    (f"{BASE}/pending/0/77", 404, "not-pending"),
+    (f"{BASE}/pending/6/77", 404, "no-such-partition"),
+    (f"{BASE}/pending?partition=6", 404, "no-such-partition"),
+    (f"{BASE}/dead?partition=99", 404, "no-such-partition"),
+    (f"{BASE}/dead/0/237", 404, "not-dead"),
+    (f"{BASE}/find?id=billing/shop.orders@kq8G0bTz/0/77", 404, "not-failed"),
+    (f"{BASE}/find?id=billing/shop.orders@otherid0/0/10001", 404, "not-failed"),
+    (f"{BASE}/find?id=nonsense", 400, "bad-parameter"),
+    (f"{BASE}/find?id=", 400, "bad-parameter"),
+    (f"{BASE}/find?id=other/shop.orders@kq8G0bTz/0/77", 400, "bad-parameter"),
+    (f"{BASE}/pending?limit=0", 400, "bad-parameter"),
+    (f"{BASE}/pending?limit=501", 400, "bad-parameter"),
+    (f"{BASE}/pending?limit=%C2%B2", 400, "bad-parameter"),
+    (f"{BASE}/pending?partition=-1", 400, "bad-parameter"),
+    (f"{BASE}/pending?after=zz", 400, "bad-parameter"),
+    (f"{BASE}/pending?after=00", 400, "bad-parameter"),
+    (f"{BASE}/dead?before=1", 400, "bad-parameter"),
+    (f"{BASE}/dead?before=a-b", 400, "bad-parameter"),
+    ("/retries/?refresh=0", 400, "bad-parameter"),
+    ("/retries/?format=xml", 400, "bad-parameter"),
+    (f"{BASE}/pending?partition=4", 503, "partition-not-open"),
+    (f"{BASE}/dead/4/1", 503, "partition-not-open"),
+    (f"{BASE}/pending?partition=3", 409, "partition-elsewhere"),
+    (f"{BASE}/dead/3/1", 409, "partition-elsewhere"),
+    (f"{BASE}/pending/2/1?routed=1", 409, "partition-elsewhere"),
+    (f"{BASE}/pending/2/1", 307, "partition-elsewhere"),
+    (f"{BASE}/pending?partition=2", 307, "partition-elsewhere"),
+    (f"{BASE}/dead/2/1", 307, "partition-elsewhere"),
+    (f"{BASE}/find?id=billing/shop.orders@kq8G0bTz/2/77", 307, "partition-elsewhere"),
+]
+
+
+def assert_shape(body: str, code: str) -> None:
+    """Check the one shape of errors."""
+    error = json.loads(body)
+    assert set(error) == {"error"}
+    assert set(error["error"]) == {"code", "message", "hint"}
+    assert error["error"]["code"] == code
+    assert all(isinstance(text, str) and text for text in error["error"].values())
+
+
+@pytest.mark.parametrize(("path", "status", "code"), ERRORS)
+async def test_errors_have_one_shape(site: Any, path: str, status: int, code: str) -> None:
+    """Without a browser, every error is JSON with code, message and hint; a browser gets the same words."""
+    got, headers, body = await site.get(path)
+    assert (got, headers["Content-Type"]) == (status, "application/json; charset=utf-8")
+    assert_shape(body, code)
+    got, headers, page = await site.get(path, accept="text/html,application/xhtml+xml")
+    assert (got, headers["Content-Type"]) == (status, "text/html; charset=utf-8")
+    assert code in page
+    joined = path + ("&" if "?" in path else "?") + "format=json"
+    if "format=xml" not in path:
+        assert_shape((await site.get(joined, accept="text/html"))[2], code)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/", f"{BASE}/pending/0/1", "/retries/metrics", "/retries/x/y/z"])
+async def test_pages_only_show(site: Any, method: str, path: str) -> None:
+    """Any other method is refused in the same shape."""
+    async with site.session.request(method, site.url + path) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "GET, HEAD"
+        assert_shape(await response.text(), "method-not-allowed")
+
+
+@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/", f"{BASE}/pending", f"{BASE}/dead"])
+async def test_a_bug_is_an_error_in_the_same_shape(
+    site: Any, worker: Any, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader gets no traceback, the log does."""
+    worker.broken = True
+    status, _, body = await site.get(path)
+    assert status == 500
+    assert_shape(body, "page-failed")
+    assert "ZeroDivisionError" not in body
+    assert any(record.message == "retryapp.page_failed" and record.exc_info for record in caplog.records)
+
+
+async def test_the_redirect_keeps_the_question(site: Any) -> None:
+    """Path and query go along, with the mark that stops a second redirect."""
+    _, headers, _ = await site.get(f"{BASE}/pending?partition=2&limit=3&format=json")
+    assert headers["Location"] == (
+        "http://127.0.0.1:6067/retries/shop.orders/pending?partition=2&limit=3&format=json&routed=1"
+    )
+
+
+async def test_a_question_reaches_the_worker_that_has_the_partition(
+    site: Any,
+    worker: Any,
+    serve: Callable[[Any], AbstractAsyncContextManager[str]],
+    another_worker: Callable[[str], Any],
+) -> None:
+    """Two real servers: the first sends the reader to the second, which answers."""
+    other = another_worker(site.url)
+    other.parts["shop.orders"] = [
+        replace(item, state="open" if item.partition == 2 else "elsewhere", owner_url=site.url)
+        for item in other.parts["shop.orders"]
+    ]
+    async with serve(other) as url:
+        worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=f"{url}/")
+        status, _, body = await site.get(f"{BASE}/dead?partition=2&format=json", follow=True)
+        assert (status, json.loads(body)["partition"]) == (200, 2)
+
+
+async def test_two_workers_that_point_at_each_other_do_not_send_a_reader_round(
+    site: Any,
+    worker: Any,
+    serve: Callable[[Any], AbstractAsyncContextManager[str]],
+    another_worker: Callable[[str], Any],
+) -> None:
+    """While a partition moves, the second worker says so instead of sending the reader back."""
+    async with serve(another_worker(site.url)) as url:
+        worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=url)
+        status, _, body = await site.get(f"{BASE}/dead?partition=2", follow=True)
+        assert status == 409
+        assert_shape(body, "partition-elsewhere")
+
+
+async def test_an_owner_address_that_is_no_web_address_is_not_followed(site: Any, worker: Any) -> None:
+    """Addresses come from the group's metadata, which others can write."""
+    worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url="javascript:alert(1)")
+    assert (await site.get(f"{BASE}/dead?partition=2"))[0] == 409
+    assert "javascript:" not in (await site.get(f"{BASE}/"))[2]

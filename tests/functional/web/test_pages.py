@@ -1,0 +1,379 @@
+"""The pages over real HTTP: what they show, as HTML and as JSON, and what they never show."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+EVIL = "<script>alert(1)</script>"
+BASE = "/retries/shop.orders"
+HTML_PAGES = [
+    "/retries/",
+    f"{BASE}/",
+    "/retries/flights/",
+    f"{BASE}/pending",
+    "/retries/flights/pending",
+    f"{BASE}/pending?partition=1",
+    f"{BASE}/pending/0/10001",
+    f"{BASE}/pending/1/42",
+    f"{BASE}/pending/1/43",
+    f"{BASE}/dead",
+    f"{BASE}/dead?partition=1",
+    f"{BASE}/dead?reason=rejected&limit=3",
+    "/retries/flights/dead",
+    f"{BASE}/dead/0/238",
+    f"{BASE}/dead/1/5",
+    f"{BASE}/dead/1/7",
+    f"{BASE}/dead/1/9",
+    f"{BASE}/dead/1/12",
+]
+
+
+async def facts(site: Any, path: str, expected: int = 200) -> Any:
+    """Return the JSON of a page."""
+    status, headers, body = await site.get(path + ("&" if "?" in path else "?") + "format=json")
+    assert status == expected, body
+    assert headers["Content-Type"] == "application/json; charset=utf-8"
+    return json.loads(body)
+
+
+class Outline(HTMLParser):
+    """Collects tags, links and text; refuses tags that are closed out of order."""
+
+    void = frozenset({"meta", "link", "input", "br", "hr", "img"})
+
+    def __init__(self, html: str) -> None:
+        """Read a whole page."""
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(html)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag and its link."""
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
+        if tag not in self.void and tag not in {"li", "option"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the tag that is open."""
+        if tag not in {"li", "option"}:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Collect text."""
+        self.text += data
+
+
+@pytest.mark.parametrize("path", HTML_PAGES)
+async def test_every_page_is_whole_html_with_a_title_and_safe_headers(site: Any, path: str) -> None:
+    """A page nests its tags, has one heading, loads nothing and runs nothing."""
+    status, headers, body = await site.get(path)
+    assert status == 200
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+    page = Outline(body)
+    assert page.tags.count("h1") == page.tags.count("title") == 1
+    assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
+    assert all(link.startswith(("/retries/", "?", "#", "http://127.0.0.1:6067/")) for link in page.links), page.links
+
+
+@pytest.mark.parametrize("path", HTML_PAGES)
+async def test_every_link_of_a_page_leads_somewhere(site: Any, path: str) -> None:
+    """No link of ours is answered with an error."""
+    page = Outline((await site.get(path))[2])
+    base = path.partition("?")[0]
+    for link in {link for link in page.links if link.startswith(("/", "?"))}:
+        target = link if link.startswith("/") else base + link
+        if not target.endswith("/find"):
+            assert (await site.get(target))[0] == 200, target
+
+
+@pytest.mark.parametrize("path", HTML_PAGES)
+async def test_every_page_has_its_facts_as_json(site: Any, path: str) -> None:
+    """The same address with format=json is JSON in ASCII."""
+    assert await facts(site, path)
+
+
+async def test_style_is_allowed_by_its_own_hash(site: Any) -> None:
+    """The one style of the page is the one whose hash stands in the policy."""
+    import base64
+    import hashlib
+
+    _, headers, body = await site.get("/retries/")
+    style = re.search(r"<style>(.*?)</style>", body, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in headers["Content-Security-Policy"]
+
+
+async def test_index_sums_up_what_is_on_this_worker(site: Any) -> None:
+    """Totals leave out partitions of other workers; the earliest due time wins."""
+    index = await facts(site, "/retries/")
+    orders, flights = index["handlers"]
+    assert (orders["pending"], orders["dead"], orders["in_flight"]) == (1_204_397, 135, 11)
+    assert (orders["partitions_here"], orders["partitions_open"], orders["partitions"]) == (4, 3, 6)
+    assert orders["next_due_ms"] == 1_759_999_999_100
+    assert list(orders["pending_by_tier"].items()) == [("5m", 1_204_372), ("30m", 24), ("1h", 1)]
+    assert flights["next_due_ms"] is None
+    assert index["workers"] == ["http://127.0.0.1:6067"]
+    assert index["ready"] is True
+
+
+async def test_times_are_shown_as_distance_and_as_utc(site: Any) -> None:
+    """A due time reads "in 4m 59s" and has its instant beside it."""
+    page = Outline((await site.get(f"{BASE}/"))[2])
+    assert "in 4m 59s" in page.text
+    assert "2025-10-09 08:58:19.000 UTC" in page.text
+
+
+async def test_handler_page_tells_where_a_partition_is(site: Any) -> None:
+    """Numbers of other workers' partitions are not guessed; the owner's page is linked."""
+    handler = await facts(site, f"{BASE}/")
+    assert [item["state"] for item in handler["partitions"]] == [
+        "open", "open", "elsewhere", "elsewhere", "opening", "open",
+    ]  # fmt: skip
+    assert handler["partitions"][2]["pending"] is None
+    assert handler["partitions"][4]["last_error"].endswith("not a member of generation 12")
+    assert "http://127.0.0.1:6067/retries/shop.orders/" in Outline((await site.get(f"{BASE}/"))[2]).links
+
+
+async def test_paging_through_what_waits_gives_every_record_once_in_due_order(site: Any) -> None:
+    """Following `next` to the end visits all 62 records, sorted by due time."""
+    path: str | None = f"{BASE}/pending?limit=7&format=json"
+    seen: list[tuple[int, str]] = []
+    while path:
+        page = json.loads((await site.get(path))[2])
+        seen += [(record["due_at_ms"], record["failure_id"]) for record in page["records"]]
+        assert len(page["records"]) <= 7
+        path = page["next"]
+    assert len(seen) == len(set(seen)) == 62
+    assert [due for due, _ in seen] == sorted(due for due, _ in seen)
+
+
+async def test_a_page_that_is_exactly_full_is_the_last_one(site: Any, worker: Any) -> None:
+    """No link to an empty page."""
+    assert (await facts(site, f"{BASE}/pending?limit=62"))["next"] is None
+    assert (await facts(site, f"{BASE}/pending?limit=61"))["next"] is not None
+
+
+async def test_paging_through_dead_letters_gives_every_one_once_newest_first(site: Any) -> None:
+    """Partitions are merged by the time of the last failure."""
+    path: str | None = f"{BASE}/dead?limit=9&format=json"
+    seen: list[tuple[int, int]] = []
+    times: list[int] = []
+    while path:
+        page = json.loads((await site.get(path))[2])
+        seen += [(record["partition"], record["offset"]) for record in page["records"]]
+        times += [record["last_failed_ms"] for record in page["records"] if record["last_failed_ms"]]
+        path = page["next"]
+    assert len(seen) == len(set(seen)) == 124
+    assert times == sorted(times, reverse=True)
+    assert seen[0] == (1, 12), "a time that cannot be read holds nothing back"
+
+
+async def test_dead_letters_can_be_asked_for_by_reason(site: Any) -> None:
+    """The filter holds over pages."""
+    page = await facts(site, f"{BASE}/dead?reason=rejected&limit=30")
+    assert {record["reason"] for record in page["records"]} == {"rejected"}
+    assert len(page["records"]) == 30
+    rest = json.loads((await site.get(page["next"]))[2])
+    assert len(rest["records"]) == 10
+    assert rest["next"] is None
+
+
+async def test_a_search_by_reason_is_bounded(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rare reason ends the page after so many rows, with a link to go on."""
+    monkeypatch.setattr("retryapp.web.answers.SCAN_ROWS", 50)
+    page = await facts(site, f"{BASE}/dead?reason=expired")
+    assert page["records"] == []
+    assert page["scanned"] == 50
+    assert page["next"] is not None
+    assert "there are more on the next page" in (await site.get(f"{BASE}/dead?reason=expired"))[2]
+
+
+@pytest.mark.parametrize("path", [f"{BASE}/pending?limit=500", f"{BASE}/dead?limit=500"])
+@pytest.mark.parametrize("form", ["html", "json"])
+async def test_lists_hold_no_payload(site: Any, path: str, form: str) -> None:
+    """Neither key, value nor foreign header of any record stands in a list."""
+    body = (await site.get(f"{path}&format={form}"))[2]
+    for part in ("customer-", "4711", "traceparent", "north", "Zo", "user's own"):
+        assert part not in body
+
+
+async def test_one_waiting_record_shows_key_value_and_headers(site: Any) -> None:
+    """JSON is laid out with its numbers as they were sent."""
+    record = (await facts(site, f"{BASE}/pending/0/10001"))["record"]
+    assert record["key"] == {
+        "kind": "text",
+        "size_bytes": 10,
+        "shown_bytes": 10,
+        "truncated": False,
+        "text": "customer-1",
+    }
+    assert record["value"]["kind"] == "json"
+    assert '"amount":19.90' in record["value"]["text"]
+    assert {"name": "tenant", "value": "north"} in record["headers"]
+    assert {"name": "retry-attempt", "value": "2"} in record["retry_headers"]
+    assert [entry["attempt"] for entry in record["metadata"]["history"]] == [1, 2]
+    assert '"amount": 19.90,' in Outline((await site.get(f"{BASE}/pending/0/10001"))[2]).text
+
+
+async def test_users_header_with_one_of_our_names_is_shown_as_the_users(site: Any) -> None:
+    """Shielded headers have their own names on the page."""
+    record = (await facts(site, f"{BASE}/pending/1/43"))["record"]
+    assert {"name": "retry-reason", "value": "the user's own"} in record["headers"]
+    assert {"name": "null", "value": None} in record["headers"]
+    assert {"name": "bin", "value": "0xfffe"} in record["headers"]
+
+
+async def test_bytes_are_dumped_in_hex(site: Any) -> None:
+    """A value that is no text is base64 in JSON and a dump on the page."""
+    record = (await facts(site, f"{BASE}/pending/1/42"))["record"]
+    assert record["value"]["kind"] == "binary"
+    assert record["key"]["kind"] == "null"
+    assert "00000000  00 01 fe ff 20 62" in Outline((await site.get(f"{BASE}/pending/1/42"))[2]).text
+
+
+async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site: Any) -> None:
+    """Reason, attempts, first and last failure, trace, origin and the value that is read on demand."""
+    letter = await facts(site, f"{BASE}/dead/0/238")
+    record = letter["record"]
+    assert letter["topic"] == "billing.shop.orders.dlq"
+    assert (record["reason"], record["attempt"]) == ("non-retryable", 7)
+    assert record["origin"] == {"topic": "shop.orders", "topic_id": "kq8G0bTz", "partition": 0, "offset": 2119}
+    assert record["value"]["text"].startswith('{"id":4711')
+    assert record["read_from"] == "billing.shop.orders.dlq[0]@238"
+    text = Outline((await site.get(f"{BASE}/dead/0/238"))[2]).text
+    assert 'File "billing.py", line 21, in charge' in text
+
+
+async def test_null_value_of_a_dead_letter_is_shown_as_null(site: Any) -> None:
+    """The mark of the headers restores what travelled as empty."""
+    assert (await facts(site, f"{BASE}/dead/1/7"))["record"]["value"]["kind"] == "null"
+
+
+async def test_too_large_dead_letter_shows_the_value_of_the_main_topic(site: Any) -> None:
+    """Its value was dropped from the copy; what is shown is cut and says so."""
+    record = (await facts(site, f"{BASE}/dead/1/5"))["record"]
+    assert record["read_from"] == "shop.orders[1]@8"
+    assert (record["value"]["size_bytes"], record["value"]["shown_bytes"]) == (240_000, 65_536)
+    assert record["value"]["truncated"] is True
+    assert "Only the first 65,536 of 240,000 bytes are shown." in (await site.get(f"{BASE}/dead/1/5"))[2]
+
+
+async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Any, worker: Any) -> None:
+    """A record that retention took, or a broker that is down, costs the value only."""
+    worker.records.clear()
+    record = (await facts(site, f"{BASE}/dead/0/238"))["record"]
+    assert "no longer on the topic" in record["unread"]
+    assert record["reason"] == "non-retryable"
+    worker.broker_down = True
+    status, _, body = await site.get(f"{BASE}/dead/0/238")
+    assert status == 200
+    assert "no Kafka broker answers" in body
+
+
+async def test_damaged_metadata_is_shown_as_damaged(site: Any) -> None:
+    """A dead letter whose headers cannot be read has a line in the list and a page."""
+    listed = (await facts(site, f"{BASE}/dead?partition=1"))["records"]
+    damaged = next(record for record in listed if record["offset"] == 12)
+    assert damaged["failure_id"] is None
+    assert "retry-attempt" in damaged["damaged"] or "retry-" in damaged["damaged"]
+    assert "cannot be trusted" in (await site.get(f"{BASE}/dead/1/12"))[2]
+
+
+async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Any, worker: Any) -> None:
+    """A row that cannot be decoded does not take the page with it."""
+    worker.waiting[0] = replace(worker.waiting[0], value=b"\xff\x00")
+    offset = 10_000
+    assert "damaged row" in (await facts(site, f"{BASE}/pending/0/{offset}"))["record"]["damaged"]
+    assert "damaged row" in (await site.get(f"{BASE}/pending"))[2]
+    assert (await site.get(f"{BASE}/pending/0/{offset}"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [f"{BASE}/pending/1/43", f"{BASE}/pending?partition=1", f"{BASE}/dead/1/9", f"{BASE}/dead?partition=1"],
+)
+async def test_what_users_send_is_escaped(site: Any, path: str) -> None:
+    """Markup in key, value, header name, header value, error type, message and trace stays text."""
+    body = (await site.get(path))[2]
+    assert EVIL not in body
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in body
+
+
+async def test_what_a_request_sends_is_escaped(site: Any) -> None:
+    """Markup in an address or a parameter comes back as text, on pages and in errors."""
+    for path in (
+        f"/retries/{EVIL.replace('/', '%2F')}/",
+        f"{BASE}/dead?reason={EVIL}",
+        f"{BASE}/pending?x={EVIL}%22%3E",
+        f"{BASE}/pending?limit={EVIL}",
+        f"{BASE}/find?id={EVIL}",
+        f"/retries/a/b/c/{EVIL}",
+    ):
+        _, _, body = await site.get(path, accept="text/html")
+        assert "<script" not in body, path
+
+
+async def test_failure_id_leads_to_its_record(site: Any) -> None:
+    """Waiting and dead records are found by the id that logs and headers have."""
+    for failure_id, target in (
+        ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001"),
+        ("billing/shop.orders@kq8G0bTz/0/2119", f"{BASE}/dead/0/238"),
+    ):
+        status, headers, _ = await site.get(f"{BASE}/find?id={failure_id}")
+        assert (status, headers["Location"]) == (303, target)
+        assert (await site.get(target))[0] == 200
+    _, headers, _ = await site.get(f"{BASE}/find?id=billing/shop.orders@kq8G0bTz/0/2119&format=json")
+    assert headers["Location"] == f"{BASE}/dead/0/238?format=json"
+
+
+async def test_addresses_without_their_last_slash_are_sent_on(site: Any) -> None:
+    """A hand-typed address works, its query kept."""
+    for path, target in (("/retries", "/retries/"), (f"{BASE}?format=json", f"{BASE}/?format=json")):
+        status, headers, _ = await site.get(path)
+        assert (status, headers["Location"]) == (308, target)
+
+
+async def test_a_page_can_load_itself_again(site: Any) -> None:
+    """Without scripts, by the browser."""
+    assert '<meta http-equiv="refresh" content="5">' in (await site.get(f"{BASE}/?refresh=5"))[2]
+    assert "http-equiv" not in (await site.get(f"{BASE}/"))[2]
+
+
+async def test_health_ready_and_metrics_answer_machines(site: Any, worker: Any) -> None:
+    """Health is always fine while serving; ready follows the worker; metrics are Prometheus text."""
+    assert (await facts(site, "/retries/health")) == {"ok": True}
+    assert (await facts(site, "/retries/ready")) == {"ok": True}
+    worker.is_ready = False
+    assert (await facts(site, "/retries/health")) == {"ok": True}
+    assert (await facts(site, "/retries/ready", 503))["error"]["code"] == "not-ready"
+    status, headers, body = await site.get("/retries/metrics")
+    assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert "retryapp_fired_total 1.0" in body
+
+
+async def test_head_answers_like_get_without_a_body(site: Any) -> None:
+    """HEAD is for probes."""
+    async with site.session.head(f"{site.url}/retries/ready") as response:
+        assert response.status == 200
+        assert await response.read() == b""
+
+
+async def test_app_without_handlers_says_so(site: Any, worker: Any) -> None:
+    """No empty table."""
+    worker.infos = []
+    assert "This app has no handlers." in (await site.get("/retries/"))[2]
