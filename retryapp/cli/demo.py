@@ -9,7 +9,7 @@ import click
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
 from retryapp.demo.data import TOTAL_FLIGHTS
-from retryapp.demo.run import DEFAULT_RATE, DEFAULT_RECORDS, DemoOptions, run_demo
+from retryapp.demo.run import DEFAULT_RATE, DEFAULT_RECORDS, LEAST_FEED_S, DemoOptions, run_demo
 from retryapp.settings import current_settings
 
 
@@ -25,14 +25,13 @@ from retryapp.settings import current_settings
 @click.option(
     "--rate",
     type=click.FloatRange(1, 100_000),
-    default=DEFAULT_RATE,
-    show_default=True,
-    help="Flights a second.",
+    default=None,
+    help=f"Flights a second. [default: {DEFAULT_RATE:g}, less for fewer than {DEFAULT_RATE * LEAST_FEED_S:,.0f}]",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Which flights fail at first, how and how often.")
 @click.option("--keep", is_flag=True, help="Leave all running at the end, until Ctrl-C, and keep the logs.")
 @json_option
-def command(*, records: int, all_records: bool, rate: float, seed: int, keep: bool, as_json: bool) -> int:
+def command(*, records: int, all_records: bool, rate: float | None, seed: int, keep: bool, as_json: bool) -> int:
     """Watch real records fail, wait, come back on time, and end done or dead.
 
     Starts a Kafka broker, a failing HTTP service and two workers; feeds flights of 2013; kills one worker in mid-run;

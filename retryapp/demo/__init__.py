@@ -15,8 +15,8 @@ __all__ = ["app", "retries"]
 def __getattr__(name: str) -> Any:
     """Import the Faust application on first use (PEP 562)."""
     if name in __all__:
-        # Not `retryapp.demo.app`: the import system would bind that module here, over the application.
-        module = import_module("retryapp.demo.application")
+        # Importing the module binds it here as `app`; the application takes its place.
+        module = import_module("retryapp.demo.app")
         globals().update({public: getattr(module, public) for public in __all__})
         return globals()[name]
     message = f"module {__name__!r} has no attribute {name!r}"

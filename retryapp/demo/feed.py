@@ -16,6 +16,7 @@ from retryapp.core.errors import EnvironmentFault
 from retryapp.demo.clock import monotonic_s, wall_ms
 from retryapp.demo.data import Flight
 from retryapp.kafka import KafkaConnection
+from retryapp.kafka.connection import client_log
 
 _TURN_S = 0.01
 _FLUSH_S = 30.0
@@ -43,7 +44,9 @@ class Feeder(threading.Thread):
             rate: flights a second.
         """
         super().__init__(name="feeder", daemon=True)
-        self._producer = Producer(connection.client_config(enable_idempotence=True, linger_ms=5, acks="all"))
+        self._producer = Producer(
+            connection.client_config(enable_idempotence=True, linger_ms=5, acks="all"), logger=client_log
+        )
         self._topic = topic
         self._flights = flights
         self._rate = rate

@@ -96,14 +96,18 @@ def pause_after(kill_ms: int, fed_ms: Mapping[int, int], partitions: Mapping[int
         visits: the service's log.
 
     Returns:
-        The latest of the partitions' first deliveries of a flight fed after the kill; `kill_ms` where there is none.
+        The latest of the partitions' first deliveries of a flight fed after the kill; where nothing was fed any more,
+        the last of all first deliveries, or `kill_ms`.
     """
+    first = first_visits(visits)
     served: dict[int, int] = {}
-    for flight_id, visit in first_visits(visits).items():
+    for flight_id, visit in first.items():
         if fed_ms.get(flight_id, 0) > kill_ms and flight_id in partitions:
             partition = partitions[flight_id]
             served[partition] = min(visit.started_ms, served.get(partition, visit.started_ms))
-    return max(served.values(), default=kill_ms)
+    if served:
+        return max(served.values())
+    return max((visit.started_ms for visit in first.values() if visit.started_ms > kill_ms), default=kill_ms)
 
 
 def waiting_at(visits: Iterable[Visit], moments_ms: Sequence[int]) -> list[int]:

@@ -39,7 +39,9 @@ from retryapp.jvm import Progress
 
 DEFAULT_RECORDS = 20_000
 DEFAULT_RATE = 500.0
-"""Flights a second."""
+"""Flights a second, at most."""
+LEAST_FEED_S = 12.0
+"""Unless told otherwise a small run is fed more slowly, over this time: outage and kill need their time in it."""
 OUTAGE_AT = 0.3
 """The outage begins when this share of the flights has been asked for."""
 KILL_AT = 0.45
@@ -62,10 +64,16 @@ class DemoOptions:
 
     cache_dir: Path
     records: int = DEFAULT_RECORDS
-    rate: float = DEFAULT_RATE
+    rate: float | None = None
+    """Flights a second; none: `DEFAULT_RATE`, or less for a small run."""
     seed: int = 1
     keep: bool = False
     live: bool = False
+
+    @property
+    def flights_per_s(self) -> float:
+        """The rate that follows."""
+        return min(DEFAULT_RATE, self.records / LEAST_FEED_S) if self.rate is None else self.rate
 
 
 def run_demo(options: DemoOptions, console: Console, *, progress: Progress | None = None) -> Balance:
@@ -141,7 +149,7 @@ class _Run:
         self._say_addresses()
         self._stage.await_workers()
         flights = islice(read_flights(), self._options.records)
-        feeder = Feeder(self._stage.connection, MAIN_TOPIC, flights, rate=self._options.rate)
+        feeder = Feeder(self._stage.connection, MAIN_TOPIC, flights, rate=self._options.flights_per_s)
         watch = TopicWatch(self._stage.connection, stations(self._stage.topology), partitions=PARTITIONS)
         try:
             feeder.start()
@@ -157,10 +165,11 @@ class _Run:
         fates = list(self._fates.values())
         total, dead = len(fates), len(fates) - fates.count(Fate.DONE)
         self._view.say(
-            f"{total:,} flights of {TOTAL_FLIGHTS:,}, {self._options.rate:g} a second, seed {self._options.seed}\n"
+            f"{total:,} flights of {TOTAL_FLIGHTS:,}, {self._options.flights_per_s:.0f} a second, "
+            f"seed {self._options.seed}\n"
             f"policy: {RetryPolicy(POLICY).text}, one retry topic per delay\n"
             f"By the data alone {dead:,} flights must end dead, about one in six: {fates.count(Fate.NOT_FOUND):,} have "
-            f"a tail number that is not among the planes (404), {fates.count(Fate.UNPROCESSABLE):,} never arrived (422). "
+            f"a tail number that no plane has (404), {fates.count(Fate.UNPROCESSABLE):,} never arrived (422). "
             f"Everything else must recover, through 503s, time-outs, resets and an outage of {OUTAGE_S:g} s."
         )
 

@@ -10,7 +10,8 @@
 4. 200 with the plane.
 
 Every request is one line of the log, written before its answer leaves. `GET /health` says whether the outage is on,
-`GET /stats` what was counted. It listens on the loopback interface and prints its address as its first line.
+`GET /stats` what was counted. It listens on the loopback interface, unless told otherwise, and prints its address as
+its first line.
 """
 
 from __future__ import annotations
@@ -195,9 +196,9 @@ async def serve(service: EnrichmentService, *, host: str, port: int) -> tuple[we
     return runner, int(bound[1])
 
 
-async def _run(service: EnrichmentService, port: int) -> None:
-    runner, bound = await serve(service, host="127.0.0.1", port=port)
-    click.echo(f"listening on http://127.0.0.1:{bound}")
+async def _run(service: EnrichmentService, host: str, port: int) -> None:
+    runner, bound = await serve(service, host=host, port=port)
+    click.echo(f"listening on http://{host}:{bound}")
     try:
         await asyncio.Event().wait()
     finally:
@@ -205,9 +206,8 @@ async def _run(service: EnrichmentService, port: int) -> None:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port on loopback; 0 takes a free one."
-)
+@click.option("--host", default="127.0.0.1", help="Address to bind to; another than loopback only within a container.")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 takes a free one.")
 @click.option(
     "--log", "log_path", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Log of requests."
 )
@@ -221,6 +221,7 @@ async def _run(service: EnrichmentService, port: int) -> None:
 @click.option("--latency-ms", type=click.FloatRange(0), default=4.0, help="What a healthy answer takes.")
 def main(
     *,
+    host: str,
     port: int,
     log_path: Path,
     seed: int,
@@ -236,7 +237,7 @@ def main(
     log = VisitLog(log_path)
     service = EnrichmentService(planes=load_planes(), plan=plan, outage=outage, log=log, latency_s=latency_ms / 1000)
     try:
-        asyncio.run(_run(service, port))
+        asyncio.run(_run(service, host, port))
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
     finally:

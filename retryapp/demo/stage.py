@@ -25,6 +25,7 @@ from retryapp.demo.processes import Child, stop_all
 from retryapp.demo.settings import DEFAULT_GROUP, MAIN_TOPIC, PREFIX
 from retryapp.jvm import Progress
 from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka.connection import client_log
 
 WORKERS = 2
 READY_TIMEOUT_S = 60.0
@@ -114,7 +115,7 @@ class Stage:
         Raises:
             ChildFailedError: a worker ended, or was not ready in time.
         """
-        admin = AdminClient(self.connection.client_config())
+        admin = AdminClient(self.connection.client_config(), logger=client_log)
         topics = KafkaAdmin(self.connection)
         deadline_s = monotonic_s() + READY_TIMEOUT_S
         while not (self._is_complete(admin) and set(self.topology.owned) <= set(topics.topic_names())):

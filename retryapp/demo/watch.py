@@ -12,6 +12,7 @@ from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.demo.balance import HandOff, Station
 from retryapp.kafka import KafkaConnection, read_topic
+from retryapp.kafka.connection import client_log
 
 _BATCH = 2_000
 
@@ -87,7 +88,8 @@ class TopicWatch:
                 auto_offset_reset="earliest",
                 allow_auto_create_topics=False,
                 fetch_wait_max_ms=100,
-            )
+            ),
+            logger=client_log,
         )
         self._consumer.assign([TopicPartition(topic, number, 0) for topic in topics for number in range(partitions)])
 

@@ -66,4 +66,5 @@ def test_a_pause_ends_when_the_last_partition_is_served() -> None:
     visits = [visit(1, Outcome.DONE, at=900), visit(2, Outcome.DONE, at=700), visit(3, Outcome.DONE, at=800)]
     fed, partitions = {1: 400, 2: 600, 3: 610}, {1: 1, 2: 0, 3: 1}
     assert pause_after(500, fed, partitions, visits) == 800
-    assert pause_after(650, fed, partitions, visits) == 650
+    assert pause_after(650, fed, partitions, visits) == 900  # nothing fed any more: the last first delivery
+    assert pause_after(950, fed, partitions, visits) == 950

@@ -8,14 +8,12 @@ from __future__ import annotations
 import faust
 from mode import Service
 
-from retryapp.core.policy import RetryPolicy
-from retryapp.core.verdicts import Reject, RetryLater
+from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy
 from retryapp.demo.client import EnrichmentClient
 from retryapp.demo.data import Flight
-from retryapp.demo.policy import CONCURRENCY, POLICY, SESSION_TIMEOUT_S
+from retryapp.demo.policy import CONCURRENCY, PARTITIONS, POLICY, SESSION_TIMEOUT_S
 from retryapp.demo.settings import MAIN_TOPIC, DemoSettings
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, FAILURE_ID_HEADER, WORKER_HEADER
-from retryapp.retries import Delivery, Retries
 
 settings = DemoSettings()
 client = EnrichmentClient(settings.service_url, timeout_s=settings.timeout_s)
@@ -27,7 +25,7 @@ app = faust.App(
     broker_session_timeout=SESSION_TIMEOUT_S,  # a killed worker's partitions move after this
     broker_heartbeat_interval=1.0,
 )
-retries = Retries(app)
+retries = Retries(app, create_main_partitions=PARTITIONS)
 
 
 @app.service
