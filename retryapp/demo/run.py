@@ -208,7 +208,7 @@ class _Run:
         self._visits += visits
         self._tally.add_visits(visits, feeder.fed_ms)
         self._tally.add_handoffs(handoffs)
-        return self._tally.snapshot()
+        return self._tally.snapshot(wall_ms())
 
     def _disturb(self, feeder: Feeder, now: Snapshot, now_s: float) -> None:
         """Kill one worker in mid-run, and start it again later."""

@@ -27,6 +27,9 @@ class Snapshot:
     pending: int
     most_pending: int
     next_due_ms: int | None
+    """The earliest due time still ahead; what is due and on its way does not count."""
+    early: int
+    """Deliveries before the due time that they were told."""
     dead_by_reason: Mapping[str, int]
     rejected_by_status: Mapping[str, int]
     lateness: Quantiles
@@ -71,6 +74,7 @@ class Tally:
         self._fired_ahead: set[tuple[str, int]] = set()
         self._most_pending = 0
         self._requests = 0
+        self._early = 0
         self._lateness: deque[int] = deque(maxlen=RECENT)
         self._healthy: deque[int] = deque(maxlen=RECENT)
         self._healthy_many: deque[int] = deque(maxlen=RECENT)
@@ -83,6 +87,7 @@ class Tally:
             self._outcomes.append(visit.outcome.value)
             if visit.due_at_ms is not None:
                 self._lateness.append(visit.started_ms - visit.due_at_ms)
+                self._early += visit.started_ms < visit.due_at_ms
             if visit.flight_id not in self._seen:
                 self._seen.add(visit.flight_id)
                 self._measure(visit, fed_ms)
@@ -106,14 +111,15 @@ class Tally:
                 self._parked[key] = handoff.due_at_ms or 0
         self._most_pending = max(self._most_pending, len(self._parked))
 
-    def snapshot(self) -> Snapshot:
-        """Say how things stand."""
+    def snapshot(self, now_ms: int) -> Snapshot:
+        """Say how things stand; `now_ms` is the time as epoch milliseconds."""
         return Snapshot(
             done_at_first_try=len(self._first),
             done_after_retry=len(self._retried),
             pending=len(self._parked),
             most_pending=self._most_pending,
-            next_due_ms=min(self._parked.values(), default=None),
+            next_due_ms=min((due for due in self._parked.values() if due > now_ms), default=None),
+            early=self._early,
             dead_by_reason=dict(self._reasons),
             rejected_by_status=dict(self._statuses),
             lateness=quantiles(self._lateness),

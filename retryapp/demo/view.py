@@ -97,7 +97,7 @@ def table_of(scene: Scene) -> Table:
     table.add_row("done after retry", f"[green]{now.done_after_retry:,}[/]")
     table.add_row("waiting", f"[yellow]{now.pending:,}[/]{_due_text(scene)}   most so far {now.most_pending:,}")
     table.add_row("dead", f"[red]{now.dead:,}[/]{_reasons_text(now.dead_by_reason, now.rejected_by_status)}")
-    table.add_row("late by", f"{_figures(now.lateness)}   never early")
+    table.add_row("late by", f"{_figures(now.lateness)}   early: {now.early:,}")
     table.add_row("healthy records take", _figures(now.healthy))
     table.add_row("  while 1,000 wait", _figures(now.healthy_while_many_wait))
     table.add_row("service answers", "  ".join(f"{name} {count}" for name, count in sorted(now.last_outcomes.items())))
