@@ -150,14 +150,14 @@ def _drain(
     silent_s = 0.0
     hints: list[str] = []
     while todo:
-        messages = consumer.consume(BATCH, POLL_S)
-        if not messages:
+        first = consumer.poll(POLL_S)  # returns at once when something is there; consume() would wait for a full batch
+        if first is None:
             silent_s += POLL_S
             if silent_s >= silence_s:
                 reason = "; ".join(dict.fromkeys(hints)) or f"nothing from topic {topic}"
                 raise BrokerUnreachableError(connection.bootstrap, f"silent for {silence_s:g} s: {reason}")
             continue
-        for message in messages:
+        for message in (first, *consumer.consume(BATCH, 0)):
             number = message.partition()
             error = message.error()
             if error is not None and error.name() != END_OF_PARTITION:

@@ -1,0 +1,224 @@
+"""``pending`` and ``dead``: they read the topics, with no worker anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retryapp.core.rows import row_key
+from retryapp.kafka import KafkaAdmin
+
+FAR_MS = 4_000_000_000_000
+
+
+def test_waiting_records_are_listed_by_due_time(retryapp, shop):
+    """Puts less removals, next due first; what has fired is not listed."""
+    shop.wait(0, 7, FAR_MS + 3_000)
+    shop.wait(1, 7, FAR_MS + 1_000)
+    shop.wait(2, 9, FAR_MS + 2_000)
+    shop.fire(2, 9, FAR_MS + 2_000)
+    done = retryapp("pending", "list", *shop.place, "--json")
+    assert done.code == 0
+    assert [record["failure_id"] for record in done.json["records"]] == [shop.failure_id(1, 7), shop.failure_id(0, 7)]
+    first = done.json["records"][0]
+    assert (first["main"], first["due_at_ms"], first["attempt"]) == (shop.topology.main, FAR_MS + 1_000, 2)
+    assert (first["tier"], first["error_type"], first["damaged"]) == ("5m", "builtins.TimeoutError", None)
+    assert (done.json["matching"], done.json["next"]) == (2, None)
+
+
+def test_the_list_for_people_has_times_both_ways(retryapp, shop):
+    """Relative and absolute, UTC; one record a line even in a pipe."""
+    shop.wait(0, 1, FAR_MS)
+    done = retryapp("pending", "list", *shop.place)
+    line = next(line for line in done.out.splitlines() if shop.failure_id(0, 1) in line)
+    assert "2096-10-02 07:06:40.000 UTC" in line
+    assert "in " in line
+    assert "builtins.TimeoutError" in line
+    assert "1 of 1 waiting" in done.out
+
+
+def test_pages_follow_each_other(retryapp, shop):
+    """Every record is on exactly one page, in order, also when the marked one has fired meanwhile."""
+    for offset in range(5):
+        shop.wait(offset % 3, offset, FAR_MS + offset)
+    first = retryapp("pending", "list", *shop.place, "--limit", 2, "--json").json
+    shop.fire(1, 1, FAR_MS + 1)
+    second = retryapp("pending", "list", *shop.place, "--limit", 2, "--after", first["next"], "--json").json
+    third = retryapp("pending", "list", *shop.place, "--limit", 2, "--after", second["next"], "--json").json
+    pages = [[record["origin_offset"] for record in page["records"]] for page in (first, second, third)]
+    assert pages == [[0, 1], [2, 3], [4]]
+    assert third["next"] is None
+
+
+def test_filters_narrow_the_list(retryapp, shop):
+    """By partition, by due time from now and absolute, by main topic."""
+    shop.wait(0, 1, 1_700_000_000_000)
+    shop.wait(1, 2, FAR_MS)
+
+    def offsets(*options: object) -> list[int]:
+        records = retryapp("pending", "list", *shop.place, *options, "--json").json["records"]
+        return [record["origin_offset"] for record in records]
+
+    assert offsets("--partition", 1) == [2]
+    assert offsets("--due-before", "10m") == [1]
+    assert offsets("--due-before", "2023-11-14T22:13:20") == []
+    assert offsets("--due-before", "2023-11-14T22:13:20.001") == [1]
+    assert offsets("--due-before", "2200-01-01") == [1, 2]
+    assert offsets("--topic", shop.topology.main) == [1, 2]
+
+
+def test_one_waiting_record_is_shown_decoded(retryapp, shop):
+    """Metadata, the user's headers and the value, for people and as JSON."""
+    shop.wait(2, 5, FAR_MS, value=b'{"id":7,"amount":1.10}', headers=(("trace", b"t-1"), ("raw", b"\xff"), ("n", None)))
+    identity = shop.failure_id(2, 5)
+    done = retryapp("pending", "show", "--broker", shop.connection.bootstrap, identity)
+    assert done.code == 0
+    for text in (identity, '"amount": 1.10', "trace: t-1", "raw: 0xff", "n: (null)", "billing.charge", "no answer"):
+        assert text in done.out
+    assert "attempt 1 2023-11-14 22:13:20.000 UTC builtins.OSError" in done.out
+    told = retryapp("pending", "show", *shop.place, identity, "--json").json
+    assert told["found"] is True
+    assert told["metadata"]["attempt"] == 2
+    assert told["value"]["text"] == '{"id":7,"amount":1.10}'
+    assert retryapp("pending", "show", *shop.place, identity, "--raw").out == '{"id":7,"amount":1.10}'
+
+
+def test_what_is_not_text_is_a_hex_dump(retryapp, shop):
+    """Bytes that are not UTF-8 are shown as such; control characters never reach the terminal."""
+    shop.wait(0, 1, FAR_MS, value=b"\x80\x01retry")
+    shop.wait(0, 2, FAR_MS, value=b"a\x1b[31mb")
+    assert "80 01 72 65 74 72 79" in retryapp("pending", "show", *shop.place, shop.failure_id(0, 1)).out
+    assert "\x1b" not in retryapp("pending", "show", *shop.place, shop.failure_id(0, 2)).out
+
+
+def test_a_record_that_does_not_wait_is_a_finding(retryapp, shop):
+    """Exit code 1, also when another offset of the partition waits, or the topic was made anew."""
+    shop.wait(0, 1, FAR_MS)
+    for identity in (shop.failure_id(0, 2), shop.failure_id(1, 1), shop.failure_id(0, 1).replace("@", "@x")):
+        done = retryapp("pending", "show", *shop.place, identity, "--json")
+        assert (done.code, done.json) == (1, {"found": False, "failure_id": identity})
+        assert retryapp("dead", "show", *shop.place, identity).code == 1
+
+
+def test_a_damaged_row_is_listed_and_not_a_failure(retryapp, shop):
+    """It shows what the key says and what is wrong."""
+    shop._publish(shop.topology.pending_changelog, 0, row_key(FAR_MS, 0, 3), b"\x09junk")
+    shop.wait(0, 4, FAR_MS + 1)
+    done = retryapp("pending", "list", *shop.place, "--json")
+    assert [record["failure_id"] for record in done.json["records"]] == [None, shop.failure_id(0, 4)]
+    assert "damaged row" in done.json["records"][0]["damaged"]
+    assert "(damaged)" in retryapp("pending", "list", *shop.place).out
+    assert retryapp("pending", "show", *shop.place, shop.failure_id(0, 3)).code == 0
+
+
+def test_dead_letters_are_listed_latest_first(retryapp, shop):
+    """With reason; filtered by reason and partition; paged."""
+    shop.bury(0, 1)
+    shop.bury(1, 2, reason="rejected", error_type="retryapp.Reject", attempt=1)
+    shop.bury(0, 3, reason="rejected")
+    done = retryapp("dead", "list", *shop.place, "--json").json
+    assert done["matching"] == 3
+    assert {record["failure_id"] for record in done["records"]} == {
+        shop.failure_id(0, 1),
+        shop.failure_id(1, 2),
+        shop.failure_id(0, 3),
+    }
+    instants = [record["dead_ms"] for record in done["records"]]
+    assert instants == sorted(instants, reverse=True)
+    rejected = retryapp("dead", "list", *shop.place, "--reason", "rejected", "--json").json
+    assert {record["reason"] for record in rejected["records"]} == {"rejected"}
+    assert rejected["matching"] == 2
+    assert len(retryapp("dead", "list", *shop.place, "--partition", 0, "--json").json["records"]) == 2
+    first = retryapp("dead", "list", *shop.place, "--limit", 2, "--json").json
+    rest = retryapp("dead", "list", *shop.place, "--limit", 2, "--after", first["next"], "--json").json
+    assert [r["failure_id"] for r in first["records"] + rest["records"]] == [r["failure_id"] for r in done["records"]]
+    assert rest["next"] is None
+    text = retryapp("dead", "list", *shop.place).out
+    assert "3 of 3 dead letters" in text
+
+
+def test_one_dead_letter_is_shown(retryapp, shop):
+    """The last one of a record that died twice, with traceback and value."""
+    shop.bury(0, 1, value=b"first")
+    shop.bury(0, 1, value="zwölf".encode(), error_trace="File charge.py\nTimeoutError", reason="expired", replays=1)
+    done = retryapp("dead", "show", "--broker", shop.connection.bootstrap, shop.failure_id(0, 1))
+    assert done.code == 0
+    for text in ("expired", "zwölf", "File charge.py", "TimeoutError", "trace: t-1"):
+        assert text in done.out
+    assert "first" not in done.out.replace("first failed", "")
+    told = retryapp("dead", "show", *shop.place, shop.failure_id(0, 1), "--json").json
+    assert (told["metadata"]["reason"], told["value"]["kind"]) == ("expired", "text")
+
+
+def test_a_null_value_is_shown_as_null(retryapp, shop):
+    """It travels as empty with a mark."""
+    shop.bury(0, 1, value=b"", null_value=True)
+    told = retryapp("dead", "show", *shop.place, shop.failure_id(0, 1), "--json").json
+    assert told["value"]["kind"] == "null"
+
+
+def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
+    """Group ``shop`` is not group ``shop.x``, although its topics begin like it: the owner mark tells."""
+    shop.wait(0, 1, FAR_MS)
+    done = retryapp("pending", "list", "--broker", shop.connection.bootstrap, "--group", "shop", "--json")
+    assert done.code == 3
+    assert "shop" in done.json["error"]["message"]
+
+
+def test_an_empty_group_says_so(retryapp, shop):
+    """Nothing waits: fine."""
+    assert retryapp("pending", "list", *shop.place).out.strip() == "nothing waits"
+    assert retryapp("dead", "list", *shop.place).out.strip() == "no dead letters"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["pending", "list"], 2, "--broker"),
+        (["pending", "list", "--broker", "127.0.0.1:1"], 2, "--group"),
+        (["dead", "list", "-A", "x", "--broker", "b"], 2, "--broker"),
+        (["pending", "show", "nonsense", "--broker", "127.0.0.1:1"], 2, "no failure id"),
+        (["pending", "show", "g/t@abcdefgh/0/1"], 2, "-A MODULE"),
+        (["dead", "list", "--broker", "b", "--group", "g", "--reason", "bad luck"], 2, "bad luck"),
+        (["pending", "list", "--broker", "b", "--group", "g", "--due-before", "10"], 2, "10"),
+        (["pending", "list", "--broker", "b", "--group", "g", "--due-before", "5 parsecs"], 2, "unit"),
+        (["pending", "list", "--broker", "b", "--group", "g", "--after", "7"], 2, "page mark"),
+        (["pending", "list", "-A", "no_such_module"], 2, "no_such_module"),
+        (["plan", "-A", ":app"], 2, "no module is named"),
+    ],
+)
+def test_wrong_usage_ends_with_2(retryapp, arguments, code, message):
+    """One line that names the option or value, before any broker is asked."""
+    done = retryapp(*arguments)
+    assert done.code == code
+    assert message in done.err
+    assert "Traceback" not in done.err
+
+
+def test_client_properties_come_from_a_file(retryapp, shop, tmp_path: Path):
+    """Comments and spaces pass; a wrong property or line is named, a value never."""
+    good = tmp_path / "good.properties"
+    good.write_text("# ours\nclient.id = me\n\n")
+    assert retryapp("dead", "list", *shop.place, "--client-config", good).code == 0
+    wrong = tmp_path / "wrong.properties"
+    wrong.write_text("sasl.passwort=geheim\n")
+    done = retryapp("dead", "list", *shop.place, "--client-config", wrong)
+    assert done.code == 2
+    assert "sasl.passwort" in done.err
+    assert "geheim" not in done.err
+    wrong.write_text("geheim\n")
+    done = retryapp("dead", "list", *shop.place, "--client-config", wrong)
+    assert done.code == 2
+    assert "line 1" in done.err
+    assert "geheim" not in done.err
+
+
+def test_looking_makes_no_topics(retryapp, bootstrap):
+    """A mistyped main topic is an environment error, and nothing is created."""
+    done = retryapp("dead", "list", "--broker", bootstrap, "--group", "no-group", "--topic", "no-main")
+    assert done.code == 3
+    assert "no-group.no-main.dlq" in done.err
+    from retryapp.kafka import KafkaConnection
+
+    assert not [n for n in KafkaAdmin(KafkaConnection(bootstrap)).topic_names() if n.startswith("no-group")]
