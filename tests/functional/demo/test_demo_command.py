@@ -1,0 +1,77 @@
+"""`retryapp demo` as a whole: real broker, real service, two real workers, one of them killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from retryapp.demo.data import Fate, count_fates
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.broker, pytest.mark.timeout(240)]
+
+RECORDS = 900
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return everything that the command has started."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def demo(tmp_path: Path, cache_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a small demo whose temporary folders are below `tmp_path`; nothing of it is left at the end."""
+    with (tmp_path / "stderr.txt").open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "retryapp.cli.main", "demo", "--records", str(RECORDS), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path), "RETRYAPP_CACHE_DIR": str(cache_dir)},
+        )
+    yield process
+    if process.poll() is None:
+        process.terminate()
+    process.communicate(timeout=30)
+
+
+def test_every_flight_is_accounted_for(demo: subprocess.Popen[str], tmp_path: Path) -> None:
+    """The run ends in order, with the fates that the data announce, one kill, and no folder left."""
+    stdout, _ = demo.communicate(timeout=200)
+    said = (tmp_path / "stderr.txt").read_text()
+    assert demo.returncode == 0, said
+    counted = json.loads(stdout.splitlines()[-1])
+    fates = count_fates(RECORDS)
+    assert (counted["fed"], counted["done"]) == (RECORDS, fates[Fate.DONE])
+    assert counted["dead_by_reason"] == {"rejected": RECORDS - fates[Fate.DONE]}
+    assert [counted[key] for key in ("lost", "early", "duplicated_handoffs", "kills")] == [0, 0, 0, 1]
+    assert 0 <= counted["lateness_ms"]["p50"] <= counted["lateness_ms"]["p99"] <= counted["lateness_ms"]["max"]
+    assert (
+        said.index("policy: 1s 2s 4s 8s*3")
+        < said.index("pages of the workers: http://127.0.0.1:")
+        < said.index("  fed ")
+    )
+    assert list(tmp_path.iterdir()) == [tmp_path / "stderr.txt"]
+
+
+def test_an_interrupted_run_leaves_nothing_behind(demo: subprocess.Popen[str], tmp_path: Path) -> None:
+    """After Ctrl-C in mid-run no process and no folder is left, and the exit code says so."""
+    deadline = time.monotonic() + 90
+    while "done" not in (tmp_path / "stderr.txt").read_text():
+        assert demo.poll() is None, (tmp_path / "stderr.txt").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    children = descendants(demo)
+    assert len(children) >= 4
+    demo.send_signal(signal.SIGINT)
+    stdout, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert json.loads(stdout)["error"]["type"] == "Interrupted"
+    assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "stderr.txt"]
