@@ -143,7 +143,9 @@ class PendingTable(Protocol):
     One owner at a time; every call is synchronous and short. Keys and values are those of `core.rows`.
     """
 
-    def due(self, now_ms: int, limit: int, claimed: Collection[bytes] = ()) -> tuple[list[tuple[bytes, bytes]], int | None]:
+    def due(
+        self, now_ms: int, limit: int, claimed: Collection[bytes] = ()
+    ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         """Return what is due and the next due time.
 
         Args:
@@ -327,7 +329,9 @@ class WorkerView(Protocol):
         """Return all partitions of the handler, those of other workers with their owner's address."""
         ...
 
-    def pending_page(self, main: str, *, after: bytes | None, limit: int, partition: int | None = None) -> Sequence[PendingEntry]:
+    def pending_page(
+        self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
+    ) -> Sequence[PendingEntry]:
         """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
         ...
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import faust
 
@@ -22,12 +22,14 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
-from retryapp.engine.handler import Handler
+from retryapp.engine.handler import Delivery, Handler
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.runtime.app import Runtime, RuntimeOptions
 from retryapp.runtime.view import RuntimeView
 from retryapp.runtime.worker import RetryWorker, runtime_of
 from retryapp.settings import load_settings
+
+__all__ = ["Delivery", "NoRetriesError", "Retries", "retries_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Duration = str | timedelta
@@ -38,7 +40,9 @@ class NoRetriesError(ConfigurationError):
 
     def __init__(self, app: str) -> None:
         self.app = app
-        super().__init__(f"app {app!r} has no Retries: write `retries = Retries(app)` and declare handlers with @retries.handler(topic)")
+        super().__init__(
+            f"app {app!r} has no Retries: write `retries = Retries(app)` and declare handlers with @retries.handler(topic)"
+        )
 
 
 class Retries:
@@ -74,10 +78,14 @@ class Retries:
         admin_options: Mapping[str, str] | None = None,
     ) -> None:
         if runtime_of(app) is not None:
-            raise InvalidSettingError("Retries(app)", app, "this app has a Retries already; declare all handlers with that one")
+            raise InvalidSettingError(
+                "Retries(app)", app, "this app has a Retries already; declare all handlers with that one"
+            )
         if app.configured:
             raise InvalidSettingError(
-                "Retries(app)", app.conf.id, "make it right after faust.App(...), before the first topic, agent or look at app.conf"
+                "Retries(app)",
+                app.conf.id,
+                "make it right after faust.App(...), before the first topic, agent or look at app.conf",
             )
         self.app = app
         options = RuntimeOptions(
@@ -95,8 +103,8 @@ class Retries:
         self._runtime = Runtime(app, options)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
-        app._default_options[1].setdefault("Worker", RetryWorker)
-        app.on_after_configured.connect(self._on_after_configured)
+        cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
+        app.on_after_configured.connect(cast("Any", self._on_after_configured))
 
     def handler(
         self,

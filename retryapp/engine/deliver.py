@@ -89,7 +89,9 @@ async def deliver(station: Station, record: Record, run: Run) -> Turn:
     try:
         metadata = None if record.topic == handler.main else waiting_metadata(record)
     except DamagedMetadataError as exc:
-        return bury_damaged(handler, record, exc, now_ms=clock.wall_ms(), topic_id=station.topic_id, max_bytes=station.max_bytes)
+        return bury_damaged(
+            handler, record, exc, now_ms=clock.wall_ms(), topic_id=station.topic_id, max_bytes=station.max_bytes
+        )
     if metadata is None:
         seen = arriving(record)
         origin = Origin(record.topic, station.topic_id, record.partition, record.offset)
@@ -110,7 +112,9 @@ async def deliver(station: Station, record: Record, run: Run) -> Turn:
     return failed.turn(classify(error, handler.policy.on))
 
 
-def _delivery(handler: Handler, seen: Record, origin: Origin, metadata: RetryMetadata | None, started_ms: int) -> Delivery:
+def _delivery(
+    handler: Handler, seen: Record, origin: Origin, metadata: RetryMetadata | None, started_ms: int
+) -> Delivery:
     common: dict[str, Any] = {
         "failure_id": failure_id(handler.group, origin),
         "origin": origin,
@@ -157,7 +161,9 @@ async def _run(handler: Handler, seen: Record, delivery: Delivery, run: Run) -> 
     return None
 
 
-def _succeeded(handler: Handler, record: Record, delivery: Delivery, metadata: RetryMetadata | None, ended_ms: int) -> Turn:
+def _succeeded(
+    handler: Handler, record: Record, delivery: Delivery, metadata: RetryMetadata | None, ended_ms: int
+) -> Turn:
     publishes: tuple[Outgoing, ...] = ()
     if metadata is not None:
         event = Succeeded(
@@ -180,7 +186,9 @@ def _succeeded(handler: Handler, record: Record, delivery: Delivery, metadata: R
     )
 
 
-def _observation(event: Event, handler: Handler, record: Record, delivery: Delivery, ended_ms: int, **more: Any) -> Observation:
+def _observation(
+    event: Event, handler: Handler, record: Record, delivery: Delivery, ended_ms: int, **more: Any
+) -> Observation:
     return Observation(
         event=event,
         handler=handler.main,

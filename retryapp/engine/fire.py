@@ -47,7 +47,9 @@ class Ahead:
             self._fired.popleft()
 
 
-def fire(handler: Handler, rows: Sequence[tuple[bytes, bytes]], *, partition: int, now_ms: int, topic_id: str, max_bytes: int) -> Turn:
+def fire(
+    handler: Handler, rows: Sequence[tuple[bytes, bytes]], *, partition: int, now_ms: int, topic_id: str, max_bytes: int
+) -> Turn:
     """Return the turn that fires rows.
 
     Args:
@@ -71,10 +73,14 @@ def fire(handler: Handler, rows: Sequence[tuple[bytes, bytes]], *, partition: in
         try:
             row = decode_row(value)
             metadata = decode_metadata(row.headers)
-            failure_id, attempt, tier = (metadata.failure_id, metadata.attempt, metadata.tier) if metadata else (None, None, None)
+            failure_id, attempt, tier = (
+                (metadata.failure_id, metadata.attempt, metadata.tier) if metadata else (None, None, None)
+            )
         except (DamagedRowError, DamagedMetadataError) as exc:
             found = Record(handler.topology.pending_changelog, partition, place.origin_offset, -1, key, value)
-            error = exc if isinstance(exc, DamagedMetadataError) else DamagedMetadataError(RETRY_VERSION, None, str(exc))
+            error = (
+                exc if isinstance(exc, DamagedMetadataError) else DamagedMetadataError(RETRY_VERSION, None, str(exc))
+            )
             buried = bury_damaged(handler, found, error, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
             publishes.extend(buried.publishes)
             observations.extend(buried.observations)

@@ -26,7 +26,9 @@ class HandlerSignatureError(ConfigurationError):
 
     def __init__(self, name: str, problem: str) -> None:
         self.name = name
-        super().__init__(f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)` or with a second argument for the delivery")
+        super().__init__(
+            f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)` or with a second argument for the delivery"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,9 @@ class Handler:
     @property
     def name(self) -> str:
         """Qualified name of the function, for people."""
-        return f"{getattr(self.function, '__module__', '?')}.{getattr(self.function, '__qualname__', repr(self.function))}"
+        return (
+            f"{getattr(self.function, '__module__', '?')}.{getattr(self.function, '__qualname__', repr(self.function))}"
+        )
 
     @property
     def main(self) -> str:

@@ -136,25 +136,30 @@ class Lane:
         """Open and serve until finished, cancelled or no longer a member."""
         backoff_s = self._limits.first_backoff_s
         try:
-            while not self._finishing:
+            while not self._ending():
                 try:
                     async with asyncio.timeout(self._limits.open_s):
                         await self._open()
                     backoff_s = self._limits.first_backoff_s
                     await self._serve()
-                    return
                 except (NotMemberError, RebalancingError) as exc:
                     self.last_error = str(exc)
                     self.state = LaneState.IDLE
                     return
-                except Exception as exc:  # the edge of a lane: every error ends in the one procedure of rule 3
+                except Exception as exc:  # noqa: BLE001 - every error ends in one procedure
                     await self._give_up(exc)
-                    if self._finishing:
+                    if self._ending():
                         return
                     await self._clock.sleep(backoff_s)
                     backoff_s = min(backoff_s * 2, self._limits.last_backoff_s)
         finally:
             await self._close()
+
+    def _failed(self) -> bool:
+        return self._failure is not None
+
+    def _ending(self) -> bool:
+        return self._finishing
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -181,7 +186,7 @@ class Lane:
         try:
             async with asyncio.timeout(self._limits.open_s):
                 await self._transport.hold()
-        except Exception as hold_error:  # holding may fail with the consumer gone; the next opening begins with a hold of its own
+        except Exception as hold_error:  # noqa: BLE001 - the consumer may be gone
             self.last_error = f"{self.last_error}; then {type(hold_error).__name__}: {hold_error}"
         await self._transport.close()
 
@@ -219,7 +224,7 @@ class Lane:
     async def _serve(self) -> None:
         self._failure = None
         while True:
-            if not (self._failure or self._urgent or self._tick_due or self._finishing):
+            if not (self._failed() or self._urgent or self._tick_due or self._ending()):
                 self._wake.clear()
                 await self._wake.wait()
             if self._failure is not None:
@@ -227,7 +232,7 @@ class Lane:
             if self._queue:
                 await self._transact()
             self._tick_due = False
-            if self._finishing and not self._queue:
+            if self._ending() and not self._queue:
                 return
             if self._queue and not self._urgent and self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(self._limits.tick_s, self._tick)

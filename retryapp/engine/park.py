@@ -31,7 +31,9 @@ def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_by
     except DamagedMetadataError as exc:
         return bury_damaged(handler, record, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
     due_at_ms = metadata.due_at_ms or 0
-    row = Row(row_key(due_at_ms, record.partition, metadata.origin.offset), encode_row(row_of(record)), metadata.tier or "?")
+    row = Row(
+        row_key(due_at_ms, record.partition, metadata.origin.offset), encode_row(row_of(record)), metadata.tier or "?"
+    )
     return Turn(
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.offset + 1,

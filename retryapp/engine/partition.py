@@ -53,9 +53,7 @@ class DeliveryPool:
 
     def start(self) -> None:
         """Start the workers."""
-        self._workers = [
-            asyncio.create_task(self._work(), name=f"{self._name}-{n}") for n in range(self._concurrency)
-        ]
+        self._workers = [asyncio.create_task(self._work(), name=f"{self._name}-{n}") for n in range(self._concurrency)]
 
     async def stop(self) -> None:
         """Cancel the workers and wait for them."""
@@ -227,7 +225,7 @@ class PartitionEngine:
             turn = await deliver(self.station, job.record, run)
         except RunAbortedError:
             return
-        except Exception as exc:  # the edge of a delivery: a fault of ours must neither end the pool nor skip the record
+        except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the pool
             if job.session == self._session:
                 self.lane.fail(exc)
             return
@@ -272,7 +270,9 @@ class PartitionEngine:
             now_ms=self.station.clock.wall_ms(),
         )
         try:
-            self.lane.submit(session, Turn(publishes=(to_event(event, topology=handler.topology, partition=self.partition),)))
+            self.lane.submit(
+                session, Turn(publishes=(to_event(event, topology=handler.topology, partition=self.partition),))
+            )
         except LaneClosedError:
             return  # what was counted is counted again when the records are read again
 
@@ -291,7 +291,9 @@ class PartitionEngine:
             wait_s = MAX_SLEEP_S
             if next_due_ms is not None:
                 # a row that is due already waits for room; room wakes this task
-                wait_s = min(wait_s, (next_due_ms - clock.wall_ms()) / 1000) if next_due_ms > clock.wall_ms() else wait_s
+                wait_s = (
+                    min(wait_s, (next_due_ms - clock.wall_ms()) / 1000) if next_due_ms > clock.wall_ms() else wait_s
+                )
             if wait_s > 0:
                 try:
                     async with asyncio.timeout(wait_s):

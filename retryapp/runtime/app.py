@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faust
 from faust.sensors import Sensor
@@ -30,8 +30,8 @@ from retryapp.core.errors import (
     InvalidSettingError,
     LaneClosedError,
 )
-from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.core.lifecycle import PolicyUsed
+from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.core.record import Record, short_topic_id
 from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Handler
@@ -54,7 +54,6 @@ BATCH = 500
 _HALF_DAY_MS = 12 * 3600 * 1000
 """Half of `delete.retention.ms` of our changelogs: a store unused for longer may hold rows whose tombstones are gone."""
 _REBALANCE_POLL_S = 0.01
-_CREATE_RETRY_S = 2.0
 
 SETTINGS: Mapping[str, tuple[Any, str]] = {
     "stream_wait_empty": (False, "Faust's wait has no bound; ours has"),
@@ -154,7 +153,9 @@ class Runtime:
         self.intake = Intake()
         self.served: dict[str, Served] = {}
         self.placed: dict[tuple[str, int], Placed] = {}
-        self.metrics = MetricsObserver(self._gauges)
+        self.gauges: Callable[[], Mapping[str, Any]] = dict
+        """Asked at each scrape of the metrics; the view sets it."""
+        self.metrics = MetricsObserver(lambda: self.gauges())
         self.observer = CombinedObserver(LogObserver(), self.metrics)
         self.plan: Plan | None = None
         self._by_tp: dict[TopicPartition, Placed] = {}
@@ -169,9 +170,9 @@ class Runtime:
         self.intake.on_revoked = self._on_revoked
         self._change_settings()
         app._new_transport = self._new_transport  # type: ignore[method-assign]  # Faust's only way to give an app another transport
-        app.on_configured.connect(self._on_configured)
-        app.on_after_configured.connect(self._on_after_configured)
-        app.on_before_shutdown.connect(self._on_before_shutdown)
+        app.on_configured.connect(cast("Any", self._on_configured))
+        app.on_after_configured.connect(cast("Any", self._on_after_configured))
+        app.on_before_shutdown.connect(cast("Any", self._on_before_shutdown))
 
     # -- declaring ----------------------------------------------------------------------------------------------
 
@@ -203,13 +204,18 @@ class Runtime:
 
     def _on_configured(self, _app: Any, conf: Any, **_kwargs: Any) -> None:
         if str(conf.processing_guarantee.value) == "exactly_once":
-            raise InvalidSettingError("processing_guarantee", "exactly_once", "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own transactions, and Faust's lose records")
+            raise InvalidSettingError(
+                "processing_guarantee",
+                "exactly_once",
+                "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own transactions, and Faust's lose records",
+            )
 
     def _change_settings(self) -> None:
         """Change Faust's defaults where the user has not decided; said once in the log."""
         _, given = self.app._default_options
+        options = cast("dict[str, Any]", given)
         changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
-        given.update({name: ours for name, (ours, _) in changed.items()})
+        options.update({name: ours for name, (ours, _) in changed.items()})
         shown = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
         logger.info("Faust settings changed by retryapp: %s", shown)
 
@@ -279,7 +285,9 @@ class Runtime:
                 if topic in self.intake.topics:
                     main = next((s.handler for s in self.served.values() if topic in s.handler.topology.consumed), None)
                     name = main.name if main else "retryapp"
-                    raise DuplicateHandlerError(topic, self.app.conf.id, f"the handler {name}", f"the agent {agent.name}")
+                    raise DuplicateHandlerError(
+                        topic, self.app.conf.id, f"the handler {name}", f"the agent {agent.name}"
+                    )
 
     async def start(self) -> None:
         """Start pools and the shared reader; called by the sensor."""
@@ -395,7 +403,9 @@ class Runtime:
             main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
-            pending_identity=StoreIdentity(topic=topology.pending_changelog, topic_id=served.changelog_id, partition=partition),
+            pending_identity=StoreIdentity(
+                topic=topology.pending_changelog, topic_id=served.changelog_id, partition=partition
+            ),
             dead_identity=StoreIdentity(topic=topology.dlq, topic_id=served.dlq_id, partition=partition),
             store_dir=Path(self.app.conf.datadir) / "retryapp" / topology.prefix,
             max_store_age_ms=_HALF_DAY_MS,
@@ -414,12 +424,14 @@ class Runtime:
             at_ms=self.clock.wall_ms(),
         )
         try:
-            engine.lane.submit(session, Turn(publishes=(to_event(event, topology=handler.topology, partition=partition),)))
+            engine.lane.submit(
+                session, Turn(publishes=(to_event(event, topology=handler.topology, partition=partition),))
+            )
         except LaneClosedError:
             logger.debug("Lane %s closed before its policy was noted", engine.lane.name)
 
     async def _run_lane(self, lane: Lane) -> None:
-        while self.app.rebalancing:  # Faust has no signal after which positions are really settled
+        while self.app.rebalancing:  # noqa: ASYNC110 - Faust has no signal after which positions are really settled
             await asyncio.sleep(_REBALANCE_POLL_S)
         await lane.run()
 
@@ -489,12 +501,9 @@ class Runtime:
     def rebalanced(self, duration_s: float) -> None:
         """Tell observers of a rebalance."""
         for main in self.served:
-            self.observer.observe(Observation(event=Event.REBALANCED, handler=main, duration_ms=round(duration_s * 1000)))
-
-    def _gauges(self) -> Mapping[str, Any]:
-        from retryapp.runtime.view import partitions_of  # noqa: PLC0415 - the view reads the runtime, and gauges are the view's figures
-
-        return {main: partitions_of(self, main) for main in self.served}
+            self.observer.observe(
+                Observation(event=Event.REBALANCED, handler=main, duration_ms=round(duration_s * 1000))
+            )
 
 
 _FINISH_S = 5.0
@@ -512,13 +521,15 @@ class _Pump:
 
 
 def _record(found: Any) -> Record:
-    return Record(found.topic, found.partition, found.offset, found.timestamp, found.key, found.value, tuple(found.headers))
+    return Record(
+        found.topic, found.partition, found.offset, found.timestamp, found.key, found.value, tuple(found.headers)
+    )
 
 
 def owners(app: faust.App, topic: str) -> Mapping[int, str]:
     """Return the page address of the worker that has each partition of a topic."""
     out: dict[int, str] = defaultdict(str)
-    for url, topics in app.assignor.external_topics_metadata().items():
+    for url, topics in cast("Any", app.assignor).external_topics_metadata().items():
         for partition in topics.get(topic, ()):
             out[int(partition)] = str(url)
     return out

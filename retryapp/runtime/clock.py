@@ -54,5 +54,6 @@ class SystemClock:
         elif not self._jumped:
             self._jumped = True
             logger.warning(
-                "The system clock is %s ms away from the time counted since the last second: it jumped. Due times go on by the counted time", difference_ms
+                "The system clock is %s ms away from the time counted since the last second: it jumped. Due times go on by the counted time",
+                difference_ms,
             )

@@ -18,7 +18,7 @@ import inspect
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, cast
 
 import aiokafka
 from aiokafka.errors import KafkaError
@@ -30,8 +30,6 @@ from mode.utils.logging import get_logger
 from retryapp.ports import TopicPartition
 
 logger = get_logger(__name__)
-T = TypeVar("T")
-
 HIGH_WATER = 4_000
 """Records of one partition in the intake above which its fetching stops; the bound is this plus one fetch."""
 LOW_WATER = 1_000
@@ -113,6 +111,8 @@ class Intake:
 class RetryConsumerThread(AIOKafkaConsumerThread):
     """The consumer's thread: reads committed records only and stamps what it fetched."""
 
+    consumer: RetryConsumer
+
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
         # Faust's assignor keeps the topics of a handler together; without tables Faust would fall back to round robin
@@ -141,7 +141,7 @@ class RetryConsumer(Consumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.intake: Intake = self.transport.intake
+        self.intake: Intake = cast("RetryTransport", self.transport).intake
         self.intake.attach(self)
         self._delivered: dict[TP, deque[int]] = defaultdict(deque)
         self._deferred: set[TP] = set()
@@ -272,7 +272,7 @@ class RetryConsumer(Consumer):
         if not self.ours(tp):
             super().verify_event_path(now, tp)
 
-    # -- fetching -----------------------------------------------------------------------------------------------
+    # -- fetching ----------------------------------------------------------------------------------------
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         """Fetch; hand ours to the intake, yield the user's."""
@@ -280,7 +280,7 @@ class RetryConsumer(Consumer):
         if self.flow_active and not self._get_active_partitions():
             await self._stay_awake()
             return
-        busy = self._deferred or self.app.rebalancing
+        busy = bool(self._deferred) or bool(self.app.rebalancing)
         records, active = await self._wait_next_records(min(timeout, 0.2) if busy else timeout)
         generation = self.app.consumer_generation_id
         if records is None or self.should_stop:
@@ -294,7 +294,7 @@ class RetryConsumer(Consumer):
         for tp, record in self.scheduler.iterate(others):
             if not self.flow_active or self.app.consumer_generation_id != generation:
                 return
-            if active is None or tp in active or tp in self._buffered_partitions:
+            if not active or tp in active or tp in self._buffered_partitions:
                 message = self._to_message(tp, record)
                 self._note_delivered(tp, message)
                 self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
@@ -325,7 +325,7 @@ class RetryConductor(Conductor):
 
     async def _update_indices(self) -> Iterable[str]:
         topics = await super()._update_indices()
-        return set(topics) | self.app.transport.intake.topics
+        return set(topics) | cast("RetryTransport", self.app.transport).intake.topics
 
 
 class RetryTransport(Transport):

@@ -75,7 +75,7 @@ class RocksDeadLetterTable:
         """See `ports.DeadLetterTable.page`."""
         start = _ROWS_END if before is None else _row_key(before)
         out: list[DeadRow] = []
-        for key, value in self._store.db.items(backwards=True, from_key=start):
+        for key, value in self._store.items(start, backwards=True):
             if key >= start:
                 continue
             if len(out) >= limit or not key.startswith(_ROW):
@@ -107,7 +107,7 @@ class RocksDeadLetterTable:
         """
         gone: list[bytes] = []
         batch = self._store.batch()
-        for key, value in self._store.db.items():
+        for key, value in self._store.items(_ROW):
             if key >= _row_key(first_offset):
                 break
             gone.append(key)

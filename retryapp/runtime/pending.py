@@ -24,6 +24,7 @@ from retryapp.ports import Removal, Row
 from retryapp.runtime.store import Store, StoreIdentity
 
 _INDEX = b"\x01"
+_ROWS_START = b"\x00"
 _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
 _BULK = 4_000
@@ -64,7 +65,9 @@ class RocksPendingTable:
         """The table reflects the changelog up to here, exclusive."""
         return self._store.meta.next_offset
 
-    def due(self, now_ms: int, limit: int, claimed: Collection[bytes] = ()) -> tuple[list[tuple[bytes, bytes]], int | None]:
+    def due(
+        self, now_ms: int, limit: int, claimed: Collection[bytes] = ()
+    ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         """See `ports.PendingTable.due`."""
         bound = due_bound(now_ms + 1)
         found: list[tuple[bytes, bytes]] = []
@@ -169,8 +172,7 @@ class RocksPendingTable:
         self._store.remove()
 
     def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        items = self._store.db.items(from_key=start) if start else self._store.db.items()
-        for key, value in items:
+        for key, value in self._store.items(start or _ROWS_START):
             if key >= _ROWS_END:
                 return
             yield key, value

@@ -13,6 +13,7 @@ rules 1 to 4 and 10; the traps that it steps round:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from aiokafka.errors import (
     IllegalGenerationError,
     KafkaError,
     NoError,
+    NotEnoughReplicasError,
     RebalanceInProgressError,
     UnknownMemberIdError,
     for_code,
@@ -41,8 +43,37 @@ from retryapp.runtime.store import StoreIdentity
 
 logger = get_logger(__name__)
 
+
+class _FirstRefusals(logging.Filter):
+    """Passes the client's "not enough replicas" warnings only when they go on.
+
+    A broker answers so when a transaction follows another before the former's markers are written (KIP-890); the client
+    tries again at once. One that lasts for `_LASTING_S` is about replicas.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[object, tuple[float, float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether to write the line."""
+        if not isinstance(record.args, tuple) or NotEnoughReplicasError not in record.args:
+            return True
+        first_s, last_s = self._seen.get(record.args[0], (record.created, 0.0))
+        if record.created - last_s > 1.0:
+            first_s = record.created
+        self._seen[record.args[0]] = (first_s, record.created)
+        return record.created - first_s > _LASTING_S
+
+
+_LASTING_S = 2.0
+logging.getLogger("aiokafka.producer.sender").addFilter(_FirstRefusals())
+
 TRANSACTION_TIMEOUT_MS = 15_000
 """The broker aborts a transaction that stays open for longer; with all workers dead, committed readers wait this long."""
+_RETRY_BACKOFF_MS = 10
+"""A transaction that follows another at once is often told to wait for the former's markers (the broker says "not enough
+replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that long."""
 _CLOSE_S = 5.0
 _TAIL_BATCH = 10_000
 
@@ -124,7 +155,7 @@ class TailReader:
             client_tps = [ClientTopicPartition(*tp) for tp in tps]
             first = await consumer.beginning_offsets(client_tps)
             end = await consumer.end_offsets(client_tps)
-            return {tp: (first[tp], end[tp]) for tp in tps}  # type: ignore[index]
+            return {tp: (first[tp], end[tp]) for tp in tps}
 
     async def read(self, tp: TopicPartition, start: int, sink: Any) -> int:
         """Read from `start` to the present end; call `sink(records, next_offset)` for each batch.
@@ -185,7 +216,9 @@ class KafkaLane:
         async def beat(client: AIOKafkaConsumer) -> type[BaseException]:
             coordinator = client._coordinator
             await coordinator.ensure_coordinator_known()
-            response = await coordinator._send_req(HeartbeatRequest(coordinator.group_id, self.generation, self.member_id))
+            response = await coordinator._send_req(
+                HeartbeatRequest(coordinator.group_id, self.generation, self.member_id)
+            )
             error: type[BaseException] = for_code(response.error_code)
             return error
 
@@ -209,6 +242,7 @@ class KafkaLane:
             request_timeout_ms=self.settings.request_timeout_ms,
             compression_type=self.settings.compression_type,
             linger_ms=0,
+            retry_backoff_ms=_RETRY_BACKOFF_MS,
             **self.settings.connection,
         )
         self._producer = producer
@@ -217,7 +251,9 @@ class KafkaLane:
     async def committed(self) -> Mapping[TopicPartition, int]:
         """See `ports.LaneTransport.committed`."""
         client_tps = [ClientTopicPartition(*tp) for tp in self.place.sources]
-        got: Mapping[Any, OffsetAndMetadata] = await self.consumer.in_thread(lambda c: c._coordinator.fetch_committed_offsets(client_tps))
+        got: Mapping[Any, OffsetAndMetadata] = await self.consumer.in_thread(
+            lambda c: c._coordinator.fetch_committed_offsets(client_tps)
+        )
         bounds = await self.reader.bounds(self.place.sources)
         starts: dict[TopicPartition, int] = {}
         for tp in self.place.sources:
@@ -230,7 +266,11 @@ class KafkaLane:
                 raise OffsetsGoneError(tp, committed, first)
             else:
                 starts[tp] = committed
-        missing = [tp for tp in self.place.sources if ClientTopicPartition(*tp) not in got or got[ClientTopicPartition(*tp)].offset < 0]
+        missing = [
+            tp
+            for tp in self.place.sources
+            if ClientTopicPartition(*tp) not in got or got[ClientTopicPartition(*tp)].offset < 0
+        ]
         if missing:  # a start that is not written down would be decided anew after a crash
             await self.commit(LaneBatch(offsets={tp: starts[tp] for tp in missing}))
         return starts
@@ -240,10 +280,15 @@ class KafkaLane:
         now_ms = self.clock.wall_ms()
         place = self.place
         pending = RocksPendingTable(
-            place.store_dir / "pending" / str(place.partition), place.pending_identity, now_ms=now_ms, max_age_ms=place.max_store_age_ms
+            place.store_dir / "pending" / str(place.partition),
+            place.pending_identity,
+            now_ms=now_ms,
+            max_age_ms=place.max_store_age_ms,
         )
         self.pending = pending
-        self.dead = dead = RocksDeadLetterTable(place.store_dir / "dead" / str(place.partition), place.dead_identity, now_ms=now_ms)
+        self.dead = dead = RocksDeadLetterTable(
+            place.store_dir / "dead" / str(place.partition), place.dead_identity, now_ms=now_ms
+        )
         for table in (pending, dead):
             if table.dropped:
                 logger.warning("Local store of lane %s dropped and rebuilt: %s", place.name, table.dropped)
@@ -274,16 +319,19 @@ class KafkaLane:
         await self.consumer.hold(self.place.sources)
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
-        """See `ports.LaneTransport.commit`. The steps, in order:
+        """See `ports.LaneTransport.commit`.
 
-        1. begin; 2. publish hand-offs and changelog; 3. offsets into the transaction; 4. await every acknowledgement; 5. commit.
+        In order: begin, publish hand-offs and changelog, offsets into the transaction, await every acknowledgement, commit.
         """
         producer = self._producer
         if producer is None:
             raise RuntimeError(f"lane {self.place.name} has no producer")
         topic, partition = self.place.changelog
         await producer.begin_transaction()
-        sent = [await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers)) for o in batch.publishes]
+        sent = [
+            await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers))
+            for o in batch.publishes
+        ]
         logged = [await producer.send(topic, row.value, key=row.key, partition=partition) for row in batch.puts]
         logged += [await producer.send(topic, None, key=removal.key, partition=partition) for removal in batch.removes]
         if batch.offsets:

@@ -58,7 +58,9 @@ def _derived(app: faust.App, options: Mapping[str, str]) -> dict[str, str]:
         derived["sasl.mechanism"] = str(credentials.mechanism.value)
         derived["sasl.kerberos.service.name"] = credentials.kerberos_service_name
     elif credentials is not None and not isinstance(credentials, SSLCredentials) and "sasl.mechanism" not in options:
-        raise InvalidSettingError("Retries(admin_options=…)", type(credentials).__name__, "say the librdkafka properties of these credentials")
+        raise InvalidSettingError(
+            "Retries(admin_options=…)", type(credentials).__name__, "say the librdkafka properties of these credentials"
+        )
     if uses_tls and not any(name.startswith("ssl.") for name in options):
         raise InvalidSettingError(
             "Retries(admin_options=…)",

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -127,13 +128,23 @@ class Store:
             self._db = self._open_or_raise()
             meta = None
         self.meta = meta or StoreMeta(
-            format=FORMAT_VERSION, topic=identity.topic, topic_id=identity.topic_id, partition=identity.partition, used_ms=now_ms, next_offset=0, counts={}
+            format=FORMAT_VERSION,
+            topic=identity.topic,
+            topic_id=identity.topic_id,
+            partition=identity.partition,
+            used_ms=now_ms,
+            next_offset=0,
+            counts={},
         )
 
     @property
     def db(self) -> Rdict:
         """The open database."""
         return self._db
+
+    def items(self, start: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Walk over keys and values from `start` on; drop the iterator before any await (it holds the folder's lock)."""
+        return cast("Iterator[tuple[bytes, bytes]]", self._db.items(backwards=backwards, from_key=start))
 
     def batch(self) -> WriteBatch:
         """Return an empty write batch."""

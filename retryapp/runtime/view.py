@@ -21,6 +21,7 @@ class RuntimeView:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        runtime.gauges = lambda: {main: partitions_of(runtime, main) for main in runtime.served}
 
     def handlers(self) -> Sequence[HandlerInfo]:
         """See `ports.WorkerView.handlers`."""
