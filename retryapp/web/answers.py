@@ -308,7 +308,7 @@ def _web_url(url: str | None) -> str | None:
 
 
 def _newest_first(row: Facts) -> float:
-    """Sort by time of the last failure; where that is unreadable the row comes at once, not holding back those below."""
+    """Sort by time of the last failure; where that is unreadable the row comes at once and holds nothing back."""
     return float("-inf") if row["last_failed_ms"] is None else -row["last_failed_ms"]
 
 

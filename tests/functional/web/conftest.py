@@ -298,12 +298,7 @@ def free_port() -> int:
 async def serving(worker: FakeWorker, port: int = 0) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
-
-    def add_pages(app: faust.App, **_: object) -> None:
-        register(app, worker, clock=FixedClock())
-
-    app.on_after_configured.connect(add_pages)
-    app.finalize()
+    register(app, worker, clock=FixedClock())
     runner = aioweb.AppRunner(await app.web.wsgi(), access_log=None)
     await runner.setup()
     site = aioweb.TCPSite(runner, "127.0.0.1", port or free_port())

@@ -1,0 +1,47 @@
+"""Parameters of a request: what is taken and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retryapp.core.rows import row_key
+from retryapp.web.errors import PageError
+from retryapp.web.query import Question, offsets_text, question_of
+
+
+def test_no_parameters_are_the_defaults() -> None:
+    """Empty ones, as an untouched form sends them, count as absent."""
+    assert question_of({}) == Question() == question_of({"partition": "", "reason": "", "after": "", "limit": ""})
+
+
+def test_all_parameters_are_read() -> None:
+    """Each has its type."""
+    key = row_key(1, 2, 3)
+    asked = {"format": "json", "limit": "7", "partition": "0", "reason": "expired", "after": key.hex(), "routed": "1"}
+    assert question_of(asked) == Question(as_json=True, limit=7, partition=0, reason="expired", after=key, routed=True)
+
+
+@given(st.dictionaries(st.integers(0, 10**9), st.integers(0, 2**62), min_size=1, max_size=20))
+def test_a_cursor_of_dead_letters_reads_back(offsets: dict[int, int]) -> None:
+    """What the link to the next page says is what is asked."""
+    assert question_of({"before": offsets_text(offsets)}).before == offsets
+
+
+@given(st.sampled_from(["limit", "partition", "after", "before", "refresh", "format"]), st.text(min_size=1))
+def test_nonsense_is_refused_by_name_and_never_crashes(name: str, text: str) -> None:
+    """Any text is either taken or answered with 400."""
+    refusals: list[PageError] = []
+    try:
+        question_of({name: text})
+    except PageError as error:
+        refusals.append(error)
+    assert all(refusal.status == 400 and name in refusal.message for refusal in refusals)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "501", "1.5", "\u0662", "1e2", "9" * 40])
+def test_a_page_size_out_of_range_is_refused(text: str) -> None:
+    """Bounded work for every request."""
+    with pytest.raises(PageError, match="limit"):
+        question_of({"limit": text})
