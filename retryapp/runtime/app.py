@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import faust
+from faust.channels import Channel
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
 
@@ -94,6 +95,27 @@ class _Batch:
     records: list[Record]
 
 
+class IntakeChannel(Channel[Any]):
+    """The in-memory channel that brings batches of one topic to its agent; `faust agents` lists it by that topic."""
+
+    def __init__(self, app: faust.App, topic: str, **kwargs: Any) -> None:
+        super().__init__(app, **kwargs)
+        self._topic = topic
+
+    def get_topic_name(self) -> str:
+        """Return the topic whose records come through here."""
+        return self._topic
+
+    def _clone_args(self) -> Mapping[str, Any]:
+        return {**super()._clone_args(), "topic": self._topic}
+
+    def put_now(self, batch: _Batch) -> bool:
+        """Hand a batch to the agent; False while the agent is being restarted."""
+        for subscriber in self._subscribers:
+            subscriber.queue.put_nowait(batch)
+        return bool(self._subscribers)
+
+
 @dataclass(slots=True)
 class Served:
     """A handler at run time."""
@@ -159,7 +181,7 @@ class Runtime:
         self.observer = CombinedObserver(LogObserver(), self.metrics)
         self.plan: Plan | None = None
         self._by_tp: dict[TopicPartition, Placed] = {}
-        self._channels: dict[str, Any] = {}
+        self._channels: dict[str, IntakeChannel] = {}
         self._handing: set[TopicPartition] = set()
         self._reader: TailReader | None = None
         self._clients: ClientSettings | None = None
@@ -229,7 +251,7 @@ class Runtime:
         for topic in handler.topology.consumed:
             if topic in self._channels:
                 continue
-            channel = self.app.channel(maxsize=10_000)
+            channel = IntakeChannel(self.app, topic, maxsize=0)
             self._channels[topic] = channel
             self.app.agent(channel, name=f"retryapp.{topic}")(self._agent_body(topic))
 
@@ -478,10 +500,7 @@ class Runtime:
         records = [_record(found) for found in self.intake.take(tp, min(room, BATCH))]
         batch = _Batch(tp, placed.lane.session, records)
         self._handing.add(tp)
-        subscribers = self._channels[tp.topic]._subscribers
-        for subscriber in subscribers:
-            subscriber.queue.put_nowait(batch)
-        if not subscribers:  # the agent is being restarted: nothing may be skipped
+        if not self._channels[tp.topic].put_now(batch):  # the agent is being restarted: nothing may be skipped
             self._handing.discard(tp)
             placed.lane.fail(RuntimeError(f"the agent of {tp.topic} is not running"))
 

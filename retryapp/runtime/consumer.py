@@ -292,7 +292,7 @@ class RetryConsumer(Consumer):
         self.intake.put({tp: found for tp, found in records.items() if self.ours(tp)}, stamp)
         others = {tp: found for tp, found in records.items() if not self.ours(tp)}
         for tp, record in self.scheduler.iterate(others):
-            if not self.flow_active or self.app.consumer_generation_id != generation:
+            if self.suspend_flow.is_set() or self.app.consumer_generation_id != generation:
                 return
             if not active or tp in active or tp in self._buffered_partitions:
                 message = self._to_message(tp, record)
