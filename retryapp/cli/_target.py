@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_LIMIT: Final = 50
+REACH_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +74,15 @@ def resolve(place: Place) -> Target:
     if place.app_spec is not None:
         _refuse(place, "broker", "group", "client_config")
         application = load_handlers(place.app_spec)
+        reach(application.connection)
         return _only(Target(application.connection, tuple(application.topologies)), place.topic)
     if place.broker is None or place.group is None:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME")
     connection = connection_of(place)
+    admin = reach(connection)
     if place.topic is not None:
         return Target(connection, (HandlerTopology(group=place.group, main=place.topic),))
-    topologies = find_handlers(KafkaAdmin(connection), place.group)
+    topologies = find_handlers(admin, place.group)
     if not topologies:
         remedy = f"Group {place.group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
         raise TopicMissingError(f"{place.group}.*.pending.changelog", connection.bootstrap, remedy)
@@ -103,7 +106,18 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
         connection = connection_of(place)
     else:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT")
+    reach(connection)
     return connection, HandlerTopology(group=group, main=origin.topic), origin
+
+
+def reach(connection: KafkaConnection) -> KafkaAdmin:
+    """Return an administrator of a cluster that answers; a person does not wait long for one that does not.
+
+    Raises:
+        BrokerUnreachableError: none answered within ``REACH_S``.
+    """
+    KafkaAdmin(connection, timeout_s=REACH_S).cluster()
+    return KafkaAdmin(connection)
 
 
 def connection_of(place: Place) -> KafkaConnection:

@@ -11,10 +11,11 @@ import click
 
 from retryapp.cli._app import Application, app_option, load_handlers
 from retryapp.cli._output import table
+from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
-from retryapp.kafka import KafkaAdmin, Plan, PlanOptions, PlanStep, plan_topics
+from retryapp.kafka import Plan, PlanOptions, PlanStep, plan_topics
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,7 +66,7 @@ def command(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     application = load_handlers(app_spec)
     options = chosen_options(application, create_main=create_main, allow_low_replication=allow_low_replication)
-    plan = plan_topics(KafkaAdmin(application.connection), application.topologies, options)
+    plan = plan_topics(reach(application.connection), application.topologies, options)
     emit(plan_facts(plan), plan_text(plan, why=why), as_json=as_json)
     return ExitCode.FINDING if plan.refused else ExitCode.FINE
 
@@ -156,13 +157,18 @@ def _reasons(plan: Plan) -> str:
     seen: dict[tuple[str, str, str], list[str]] = {}
     for step in plan.steps:
         for setting, reason in step.why.items():
-            value = step.config.get(setting, str(step.partitions) if setting == "partitions" else "")
+            value = step.config.get(setting) or _number(step, setting)
             seen.setdefault((setting, value, reason), []).append(step.role)
     rows = [
         (setting, value, ", ".join(dict.fromkeys(roles)), reason)
         for (setting, value, reason), roles in sorted(seen.items())
     ]
     return table(("setting", "value", "for", "why"), rows)
+
+
+def _number(step: PlanStep, setting: str) -> str:
+    known = step.partitions if setting == "partitions" else step.replication
+    return "-" if known is None else str(known)
 
 
 def _summary(plan: Plan) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from retryapp.cli._app import app_option, load_handlers
+from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.cli.plan import chosen_options, plan_choices, plan_facts
-from retryapp.kafka import KafkaAdmin, ensure_topics, plan_topics
+from retryapp.kafka import ensure_topics, plan_topics
 
 
 @click.group(name="topics")
@@ -32,7 +33,7 @@ def create(*, app_spec: str, create_main: int | None, allow_low_replication: boo
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     application = load_handlers(app_spec)
     options = chosen_options(application, create_main=create_main, allow_low_replication=allow_low_replication)
-    admin = KafkaAdmin(application.connection)
+    admin = reach(application.connection)
     before = plan_topics(admin, application.topologies, options)
     after = ensure_topics(admin, application.topologies, options)
     created = [step.topic for step in before.to_create]

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 client_log: Final = logging.getLogger("retryapp.kafka.client")
-"""Where librdkafka's own lines go instead of stderr."""
+"""Where librdkafka's own lines go instead of stderr: hundreds a minute while a broker is down, so only for debugging.
+
+What they say about a failure is in the named error as well.
+"""
+client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log.isEnabledFor(logging.DEBUG))
 
 SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token")
 """An option whose name has one of these is never shown."""

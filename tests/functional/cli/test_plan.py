@@ -1,0 +1,135 @@
+"""``plan`` and ``topics create`` for a user's module, on a real broker."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import pytest
+
+from retryapp.kafka import KafkaAdmin, KafkaConnection
+
+
+@pytest.fixture
+def module(bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A user's module with one handler, in the current folder; its names are no other test's."""
+    name = f"billing_{uuid.uuid4().hex[:8]}"
+    source = f"""
+        import faust
+        from retryapp import Retries, RetryPolicy
+
+        app = faust.App("{name}", broker="kafka://{bootstrap}", store="memory://")
+        retries = Retries(app)
+        plain = faust.App("{name}-plain", broker="kafka://{bootstrap}")
+
+        @retries.handler("orders-{name}", policy=RetryPolicy("5m*2 30m*3 1h"))
+        async def charge(order: bytes) -> None: ...
+    """
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_from_nothing_to_topics_that_are_fine(retryapp, module):
+    """A missing main topic is a finding; made when asked for; then all is as it has to be."""
+    first = retryapp("plan", "-A", module)
+    assert first.code == 1
+    assert f"orders-{module} does not exist" in first.out
+    assert "6 of 6 topics keep the application from starting" in first.out
+
+    refused = retryapp("topics", "create", "-A", module, "--json")
+    assert refused.code == 3
+    assert refused.json["error"]["type"] == "TopicMissingError"
+
+    asked = retryapp("plan", "-A", module, "--create-main", 3, "--json")
+    assert asked.code == 0
+    assert len(asked.json["to_create"]) == 6
+
+    made = retryapp("topics", "create", "-A", f"{module}:app", "--create-main", 3, "--json")
+    assert made.code == 0
+    assert made.json["created"] == asked.json["to_create"]
+    assert made.json["ok"] is True
+
+    again = retryapp("topics", "create", "-A", module, "--json")
+    assert (again.code, again.json["created"]) == (0, [])
+    fine = retryapp("plan", "-A", module)
+    assert fine.code == 0
+    assert "all topics are as they have to be" in fine.out
+    assert retryapp("pending", "list", "-A", module).out.strip() == "nothing waits"
+    assert retryapp("dead", "list", "-A", module, "--topic", f"orders-{module}").out.strip() == "no dead letters"
+    other = retryapp("dead", "list", "-A", module, "--topic", "other")
+    assert other.code == 2
+    assert f"orders-{module}" in other.err
+
+
+def test_the_plan_says_why(retryapp, module):
+    """Retention is the downtime plus the longest wait, in words."""
+    done = retryapp("plan", "-A", module, "--create-main", 1, "--why")
+    assert "all workers may be down for 7d, plus the longest wait of 1h" in done.out
+    assert "7d1h" in done.out
+    topics = {topic["role"]: topic for topic in retryapp("plan", "-A", module, "--json").json["topics"]}
+    assert topics["retry"]["config"]["retention.ms"] == str((7 * 24 + 1) * 3_600_000)
+    assert topics["retry"]["why"]["retention.ms"]
+    assert topics["main"]["action"] == "missing"
+    assert topics["retry"]["action"] == "blocked"
+
+
+def test_a_mismatch_is_a_finding_with_its_remedy(retryapp, bootstrap, module):
+    """The plan names topic, setting, both values and what to do."""
+    admin = KafkaAdmin(KafkaConnection(bootstrap))
+    main, retry = f"orders-{module}", f"{module}.orders-{module}.retry"
+    admin.create_main_topic(main, partitions=2)
+    admin.create_main_topic(retry, partitions=1)
+    admin.wait_for_topics([main, retry])
+    done = retryapp("plan", "-A", module)
+    assert done.code == 1
+    assert f"{retry} has partitions=1, needed is 2" in done.out
+    assert f"kafka-topics.sh --alter --topic {retry} --partitions 2" in done.out
+    assert f"{retry} has message.timestamp.type=CreateTime, needed is LogAppendTime" in done.out
+    assert retryapp("topics", "create", "-A", module).code == 3
+    assert set(admin.describe_topics([retry, f"{module}.orders-{module}.dlq"])) == {retry}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("{0}:nope", "has no 'nope'"),
+        ("{0}:plain", "Retries"),
+        ("{0}x", "no module"),
+        ("broken", "cannot be imported: ZeroDivisionError"),
+        ("needs", "no module 'surely_not_there'"),
+        ("policy", "5parsecs"),
+    ],
+)
+def test_an_application_that_cannot_be_had_is_named(retryapp, module, tmp_path, spec, message):
+    """Exit code 2, one line, no traceback."""
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "needs.py").write_text("import surely_not_there\n")
+    (tmp_path / "policy.py").write_text("from retryapp import RetryPolicy\nRetryPolicy('5parsecs')\n")
+    done = retryapp("plan", "-A", spec.format(module))
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_an_application_without_handlers_is_named(retryapp, module, tmp_path):
+    """There is nothing to plan."""
+    (tmp_path / f"empty_{module}.py").write_text(
+        f"import faust\nfrom retryapp import Retries\napp = faust.App('e{module}')\nretries = Retries(app)\n"
+    )
+    done = retryapp("plan", "-A", f"empty_{module}")
+    assert done.code == 2
+    assert "no handlers" in done.err
+
+
+def test_no_broker_is_an_environment_error_said_once(retryapp):
+    """Exit code 3, within seconds, with the address and without the client's own chatter."""
+    done = retryapp("pending", "list", "--broker", "127.0.0.1:1", "--group", "g")
+    assert done.code == 3
+    assert "127.0.0.1:1" in done.err
+    assert "refused" in done.err
+    assert len(done.err.strip().splitlines()) == 1

@@ -1,0 +1,52 @@
+"""Tables, marks and instants of the look-up commands."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from retryapp.cli._output import PageMark, parse_page_mark, table
+from retryapp.cli.pending import parse_when
+
+
+def test_a_page_mark_is_read_back_and_sorts_by_time():
+    """Then by main topic, partition, offset."""
+    marks = [PageMark(5, "b", 0, 0), PageMark(5, "a", 2, 1), PageMark(4, "z", 9, 9), PageMark(5, "a", 2, 0)]
+    assert [parse_page_mark(mark.text) for mark in marks] == marks
+    assert sorted(marks) == [marks[2], marks[3], marks[1], marks[0]]
+
+
+@pytest.mark.parametrize("text", ["", "1/a/2", "1/a/2/x", "a/b/c/d", "1/a/2/3/4"])
+def test_what_is_no_page_mark_is_refused(text):
+    """With the option's name."""
+    with pytest.raises(click.BadParameter, match="no page mark"):
+        parse_page_mark(text)
+
+
+def test_a_table_shows_text_as_it_is():
+    """No markup, no control characters, nothing cut."""
+    shown = table(("id", "what"), [("x" * 150, "[red]a\x1b[0m[/red]")])
+    assert "x" * 150 in shown
+    assert "[red]a\\x1b[0m[/red]" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10m", 1_000 + 600_000),
+        (" 1h30m ", 1_000 + 5_400_000),
+        ("1970-01-01T00:01", 60_000),
+        ("1970-01-01T02:01:00+02:00", 60_000),
+        ("1970-01-02", 86_400_000),
+    ],
+)
+def test_an_instant_is_a_length_from_now_or_utc(text, expected):
+    """Bare times are UTC."""
+    assert parse_when(text, 1_000) == expected
+
+
+@pytest.mark.parametrize("text", ["10", "soon", "", "10 parsecs", "1m1h", "2030-13-01"])
+def test_what_is_no_instant_is_refused(text):
+    """A bare number has no unit."""
+    with pytest.raises(click.BadParameter):
+        parse_when(text, 1_000)

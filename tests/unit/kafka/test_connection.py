@@ -1,0 +1,90 @@
+"""Client options, secrets and the meaning of the client's errors."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault, InvalidSettingError, TopicMissingError
+from retryapp.kafka import AccessDeniedError, KafkaConnection, KafkaRequestError
+from retryapp.kafka.connection import named_error
+
+SECRETS = {
+    "sasl.password": "hunter2",
+    "ssl.key.password": "hunter2",
+    "ssl.keystore.password": "hunter2",
+    "ssl.key.pem": "hunter2",
+    "sasl.oauthbearer.client.secret": "hunter2",
+    "sasl.oauthbearer.config": "hunter2",
+}
+
+
+def test_secrets_are_never_shown():
+    """Names stay, values go; what is no secret stays readable."""
+    shown = repr(KafkaConnection("b:9092", {**SECRETS, "sasl.username": "alice"}))
+    assert "hunter2" not in shown
+    assert "alice" in shown
+    assert all(name in shown for name in SECRETS)
+
+
+def test_options_cannot_be_changed_afterwards():
+    """Neither through the mapping that was given nor through the attribute."""
+    given = {"sasl.username": "alice"}
+    connection = KafkaConnection("b:9092", given)
+    given["sasl.username"] = "mallory"
+    assert connection.options == {"sasl.username": "alice"}
+    with pytest.raises(TypeError):
+        connection.options["sasl.username"] = "mallory"  # type: ignore[index]
+    assert connection == KafkaConnection("b:9092", {"sasl.username": "alice"})
+
+
+def test_the_address_wins_over_the_options():
+    """And a client's own needs over both."""
+    config = KafkaConnection("b:9092", {"bootstrap.servers": "x", "client.id": "me"}).client_config(group_id="g")
+    assert (config["bootstrap.servers"], config["client.id"], config["group.id"]) == ("b:9092", "me", "g")
+
+
+def test_a_wrong_option_is_named_and_its_secret_neighbour_not_shown():
+    """The client library's refusal becomes a configuration error."""
+    connection = KafkaConnection("b:9092", {"no.such.option": "1", **SECRETS})
+    with pytest.raises(InvalidSettingError, match=r"no\.such\.option") as caught:
+        connection.client(Consumer, group_id="g")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError._TRANSPORT, BrokerUnreachableError),
+        (KafkaError._ALL_BROKERS_DOWN, BrokerUnreachableError),
+        (KafkaError._TIMED_OUT, BrokerUnreachableError),
+        (KafkaError._RESOLVE, BrokerUnreachableError),
+        (KafkaError._SSL, BrokerUnreachableError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDeniedError),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, AccessDeniedError),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissingError),
+        (KafkaError.INVALID_REPLICATION_FACTOR, KafkaRequestError),
+    ],
+)
+def test_every_client_error_gets_a_name(code, expected):
+    """Address and topic are in it, and it ends a command with 3."""
+    error = named_error(
+        KafkaException(KafkaError(code)), KafkaConnection("b:9092"), doing="look", topic="orders", tried_s=5
+    )
+    assert type(error) is expected
+    assert isinstance(error, EnvironmentFault)
+    assert error.exit_code == 3
+    assert "b:9092" in str(error)
+
+
+def test_what_the_client_said_before_is_told_once():
+    """The reason behind a time-out."""
+    error = named_error(
+        KafkaError(KafkaError._TIMED_OUT),
+        KafkaConnection("b:9092"),
+        doing="list topics",
+        tried_s=5,
+        hints=("Connection refused", "Connection refused"),
+    )
+    assert str(error).count("Connection refused") == 1
+    assert "could not list topics within 5 s" in str(error)

@@ -1,0 +1,209 @@
+"""What a plan says, from states alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.topology import HandlerTopology, topic_specs
+from retryapp.kafka import (
+    Action,
+    ClusterState,
+    OwnerMark,
+    OwnerMismatchError,
+    Plan,
+    PlanOptions,
+    PlanStep,
+    Problem,
+    ReplicationTooLowError,
+    TopicState,
+)
+from retryapp.kafka.compare import compare
+from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
+from retryapp.kafka.plan import check_replication, plan_handler
+
+TOPOLOGY = HandlerTopology(group="billing", main="orders", delays_ms=(60_000, 3_600_000))
+ONE = ClusterState(brokers=1, default_replication=1)
+THREE = ClusterState(brokers=3, default_replication=3)
+
+
+def main_state(**changes):
+    """Return the main topic as a cluster may have it."""
+    base = TopicState("orders", "abcdefgh", 4, 3, {"max.message.bytes": "2000000"})
+    return dataclasses.replace(base, **changes)
+
+
+def steps(states=(), cluster=THREE, options=None):
+    """Plan the handler, with the main topic unless told."""
+    known = {state.name: state for state in states} or {"orders": main_state()}
+    return {step.topic: step for step in plan_handler(TOPOLOGY, known, cluster, options or PlanOptions())}
+
+
+def served():
+    """Return states of all topics as they have to be."""
+    own = [
+        TopicState(step.topic, "x" * 8, step.partitions, 3, dict(step.config))
+        for step in steps().values()
+        if step.spec is not None
+    ]
+    return [main_state(), *own]
+
+
+def test_what_is_there_as_needed_is_fine():
+    """Nothing to create, nothing to refuse."""
+    assert {step.action for step in steps(served()).values()} == {Action.OK}
+
+
+def test_ours_follow_the_main_topic():
+    """Partition count, copies of the broker's default, and room over its largest record."""
+    for step in list(steps().values())[1:]:
+        assert (step.action, step.partitions, step.replication) == (Action.CREATE, 4, 3)
+        assert int(step.config["max.message.bytes"]) == 2_000_000 + 64 * 1024
+        assert step.config["min.insync.replicas"] == "2"
+        assert set(step.config) <= set(step.why)
+
+
+def test_copies_when_the_default_cannot_be_read():
+    """As many as the main topic has; without it the broker decides."""
+    unknown = ClusterState(brokers=3, default_replication=None)
+    assert steps([main_state(replication=2)], unknown)[TOPOLOGY.dlq].replication == 2
+    created = steps([main_state(name="other")], unknown, PlanOptions(create_main_partitions=5))
+    assert created["orders"].action is Action.CREATE
+    assert created[TOPOLOGY.dlq].replication is None
+    assert created[TOPOLOGY.dlq].spec.replication == -1
+    assert created[TOPOLOGY.dlq].partitions == 5
+
+
+def test_a_missing_main_topic_blocks_ours():
+    """Even those that exist: what they should be like is not known."""
+    found = steps([state for state in served() if state.name != "orders"])
+    assert found["orders"].action is Action.MISSING
+    assert {found[name].action for name in TOPOLOGY.owned} == {Action.BLOCKED}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "setting"),
+    [
+        (TOPOLOGY.pending_changelog, {"cleanup.policy": "delete"}, "cleanup.policy"),
+        (TOPOLOGY.pending_changelog, {"cleanup.policy": "delete,compact"}, "cleanup.policy"),
+        (TOPOLOGY.pending_changelog, {"delete.retention.ms": "1000"}, "delete.retention.ms"),
+        (TOPOLOGY.redelivery, {"cleanup.policy": "compact"}, "cleanup.policy"),
+        (TOPOLOGY.redelivery, {"cleanup.policy": "compact,delete"}, "cleanup.policy"),
+        (TOPOLOGY.redelivery, {"retention.ms": "604800000"}, "retention.ms"),
+        (TOPOLOGY.redelivery, {"retention.bytes": "1000000000"}, "retention.bytes"),
+        (TOPOLOGY.dlq, {"message.timestamp.type": "CreateTime"}, "message.timestamp.type"),
+        (TOPOLOGY.dlq, {"max.message.bytes": "2000000"}, "max.message.bytes"),
+        (TOPOLOGY.events, {"min.insync.replicas": "1"}, "min.insync.replicas"),
+    ],
+)
+def test_a_setting_that_would_lose_or_delay_records_is_a_mismatch(name, changes, setting):
+    """It says what is there, what is needed, why and what to do."""
+    states = [
+        dataclasses.replace(state, config={**state.config, **changes}) if state.name == name else state
+        for state in served()
+    ]
+    found = steps(states)
+    assert {topic: step.action for topic, step in found.items() if step.action is not Action.OK} == {
+        name: Action.MISMATCH
+    }
+    (problem,) = found[name].problems
+    assert problem.setting == setting
+    assert problem.have == changes[setting]
+    assert problem.why
+    assert f"--topic {name} --add-config {setting}=" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (TOPOLOGY.redelivery, {"retention.ms": "-1"}),
+        (TOPOLOGY.redelivery, {"retention.ms": "9000000000"}),
+        (TOPOLOGY.dlq, {"max.message.bytes": "9000000"}),
+        (TOPOLOGY.dlq, {"compression.type": "zstd"}),
+        (TOPOLOGY.pending_changelog, {"segment.ms": "600000", "min.cleanable.dirty.ratio": "0.5"}),
+        (TOPOLOGY.events, {"min.insync.replicas": "3"}),
+    ],
+)
+def test_more_than_needed_is_fine(name, changes):
+    """Longer retention, more room, or settings that lose nothing."""
+    states = [
+        dataclasses.replace(state, config={**state.config, **changes}) if state.name == name else state
+        for state in served()
+    ]
+    assert steps(states)[name].action is Action.OK
+
+
+@pytest.mark.parametrize(("partitions", "remedy"), [(2, "--partitions 4"), (8, "cannot take partitions away")])
+def test_another_partition_count_is_a_mismatch(partitions, remedy):
+    """The remedy differs: Kafka adds partitions and never removes them."""
+    states = [
+        dataclasses.replace(state, partitions=partitions) if state.name == TOPOLOGY.dlq else state for state in served()
+    ]
+    (problem,) = steps(states)[TOPOLOGY.dlq].problems
+    assert (problem.setting, problem.have, problem.want) == ("partitions", str(partitions), "4")
+    assert remedy in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("brokers", "replication", "allowed", "refused"),
+    [(3, 1, False, True), (3, 2, False, True), (3, 3, False, False), (3, 1, True, False), (2, 1, False, False)],
+)
+def test_few_copies_on_many_brokers_are_refused_unless_allowed(brokers, replication, allowed, refused):
+    """Both for the default that new topics would get and for topics that are there."""
+    options = PlanOptions(allow_low_replication=allowed)
+    cluster = ClusterState(brokers=brokers, default_replication=replication)
+    if refused:
+        with pytest.raises(ReplicationTooLowError, match=f"default.replication.factor={replication} on {brokers}"):
+            check_replication(cluster, options)
+    else:
+        check_replication(cluster, options)
+    spec = topic_specs(TOPOLOGY, partitions=4, main_max_message_bytes=1, replication=replication, longest_wait_ms=1)[0]
+    state = TopicState(spec.name, "x" * 8, 4, replication, spec.config)
+    problems = compare(spec, state, brokers=brokers, allow_low_replication=allowed)
+    assert [problem.setting for problem in problems] == (["replication"] if refused else [])
+
+
+def test_settings_that_are_not_told_are_a_mismatch():
+    """Without a value nobody can say that it serves."""
+    states = [dataclasses.replace(state, config={}) if state.name == TOPOLOGY.events else state for state in served()]
+    problems = steps(states)[TOPOLOGY.events].problems
+    assert {"cleanup.policy", "retention.ms"} <= {problem.setting for problem in problems}
+    assert {problem.have for problem in problems} == {"(not told)"}
+
+
+def step(action, *problems):
+    """Return a step of a plan."""
+    return PlanStep(
+        topic="t", role="dlq", action=action, group="g", main="m", partitions=1, replication=1, problems=problems
+    )
+
+
+@pytest.mark.parametrize(
+    ("planned", "error"),
+    [
+        (step(Action.MISSING), TopicMissingError),
+        (step(Action.MISMATCH, Problem("retention.ms", "1", "2", "why", "Set it")), TopicMismatchError),
+        (step(Action.MISMATCH, Problem("owner", "a.b+c", "a+b.c", "why", "Rename")), OwnerMismatchError),
+    ],
+)
+def test_a_refused_plan_raises_by_name(planned, error):
+    """With topic and remedy; a plan without refusals passes."""
+    fine = Plan((step(Action.OK), step(Action.CREATE)), 1, "b:9092")
+    fine.raise_refused()
+    assert not fine.ok
+    with pytest.raises(error, match="'t'") as caught:
+        Plan((step(Action.OK), planned), 1, "b:9092").raise_refused()
+    assert caught.value.exit_code == 3
+
+
+def test_owner_marks_are_read_back_and_nothing_else_is_one():
+    """Rows, progress and damaged marks are none; a mark's key is never as long as a row's."""
+    mark = OwnerMark("a.b", "c")
+    key, value = encode_owner_mark(mark, "0" * 32)
+    assert decode_owner_mark(key, value) == mark
+    assert len(key) > 20
+    assert mark.text != OwnerMark("a", "b.c").text
+    for other in [(None, value), (key, None), (b"x" * 20, value), (key, b"{"), (key, b"[]"), (key, b'{"group":"a"}')]:
+        assert decode_owner_mark(*other) is None
