@@ -1,0 +1,228 @@
+"""One partition of one handler, whole: the engine's own stations and lane on memory topics, in virtual time.
+
+Life of a record: `send` puts it on the main topic; the partition delivers, parks, fires and buries it exactly as a
+worker would; `advance` lets time pass. Nothing waits for real time and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from retryapp.core.headers import decode_metadata
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.record import Headers, Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.engine.deliver import Station
+from retryapp.engine.handler import Handler, HandlerFunction
+from retryapp.engine.lane import Lane, LaneLimits
+from retryapp.engine.partition import DeliveryPool, PartitionEngine
+from retryapp.ports import Random, TopicPartition
+from retryapp.testing.clock import ScriptedRandom, VirtualClock
+from retryapp.testing.lane import MemoryLaneTransport
+from retryapp.testing.observer import RecordingObserver
+
+_ROUNDS = 200
+_MAX_BYTES = 1_048_576
+
+
+class MemoryPartition:
+    """A handler's partition in memory. Use it as an asynchronous context manager; see the module's text."""
+
+    def __init__(
+        self,
+        function: HandlerFunction,
+        policy: RetryPolicy | str = "1s 10s",
+        *,
+        group: str = "app",
+        main: str = "orders",
+        partition: int = 0,
+        clock: VirtualClock | None = None,
+        random: Random | None = None,
+        limits: LaneLimits | None = None,
+        pools: tuple[DeliveryPool, DeliveryPool] | None = None,
+        **options: Any,
+    ) -> None:
+        """Make it; nothing runs yet.
+
+        Args:
+            function: the handler.
+            policy: its policy, or a schedule.
+            group: the consumer group.
+            main: the main topic.
+            partition: the partition's number.
+            clock: shared by partitions of one test.
+            random: for jitter; 0.5 for ever unless given.
+            limits: of the lane.
+            pools: for first deliveries and redeliveries, shared by partitions of one handler; its own unless given.
+            options: more fields of `Handler`, as `value_type` and `concurrency`.
+        """
+        chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
+        topology = HandlerTopology(group, main, delays_ms=chosen.schedule.nominal_delays_ms)
+        self.clock = clock or VirtualClock()
+        self.observer = RecordingObserver()
+        self.handler = Handler(function=function, topology=topology, policy=chosen, **options)
+        self._pools = pools or (
+            DeliveryPool(self.handler.concurrency, "first"),
+            DeliveryPool(self.handler.concurrency, "again"),
+        )
+        self._own_pools = pools is None
+        self.engine = PartitionEngine(
+            station=Station(
+                handler=self.handler,
+                clock=self.clock,
+                random=random or ScriptedRandom(0.5),
+                topic_id="kq8G0bTz",
+                max_bytes=_MAX_BYTES,
+            ),
+            partition=partition,
+            first=self._pools[0],
+            again=self._pools[1],
+            source=self,
+        )
+        self.transport = MemoryLaneTransport(self.engine.sources, self.clock)
+        self.lane = Lane(
+            name=f"{topology.prefix}.{partition}",
+            handler=main,
+            partition=partition,
+            transport=self.transport,
+            clock=self.clock,
+            observer=self.observer,
+            on_open=self._begin,
+            on_close=self.engine.end,
+            on_room=self._on_room,
+            limits=limits,
+        )
+        self.engine.lane = self.lane
+        self._main, self._topology, self._partition = TopicPartition(main, partition), topology, partition
+        self._next: dict[TopicPartition, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start it and wait until its lane is open or has nothing more to try at this time."""
+        self.clock.drive(asyncio.get_running_loop())
+        if self._own_pools:
+            for pool in self._pools:
+                pool.start()
+        self._task = asyncio.create_task(self.lane.run(), name=f"lane-{self.lane.name}")
+        await self.settle()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Give it up, as a killed worker would: nothing more is committed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._own_pools:
+            for pool in self._pools:
+                await pool.stop()
+
+    # -- what a test does -----------------------------------------------------------------------------------------
+
+    async def send(self, *values: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
+        """Put records on the main topic and let what follows at once happen."""
+        for value in values:
+            self.transport.append(self._main, key, value, headers)
+        await self.settle()
+
+    async def advance(self, ms: int) -> None:
+        """Let time pass in one step, and let what follows happen."""
+        self.clock.advance(ms)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let every task run until it waits for time or for the test (plain functions in threads: use `until`)."""
+        for _ in range(_ROUNDS):
+            self._feed()
+            await asyncio.sleep(0)
+
+    async def until(self, condition: Callable[[], object], *, rounds: int = 100_000) -> None:
+        """Let tasks and threads run until the condition holds.
+
+        Raises:
+            AssertionError: it does not come to hold.
+        """
+        for _ in range(rounds):
+            if condition():
+                return
+            self._feed()
+            await asyncio.sleep(0)
+        raise AssertionError(f"still not so after {rounds} rounds of the event loop: {condition}")
+
+    def accept(self, *records: Record) -> None:
+        """Hand records to the engine past the memory topics, as the intake of a worker does."""
+        for record in records:
+            tp = TopicPartition(record.topic, record.partition)
+            self.engine.accept(tp, self.lane.session, [record])
+
+    async def finish(self, drain_s: float = 10.0, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
+        """End it as a rebalance does: drain, commit what is done, close.
+
+        Args:
+            drain_s: how long handlers may go on.
+            meanwhile: awaited while it drains, to let time pass or handlers finish.
+        """
+        draining = asyncio.create_task(self.engine.drain(drain_s))
+        await self.settle()
+        if meanwhile is not None:
+            await meanwhile()
+        await draining
+        self.lane.finish()
+        if self._task is not None:
+            await self._task
+        self.engine.end()
+
+    # -- what a test looks at ---------------------------------------------------------------------------------------
+
+    @property
+    def dead_letters(self) -> list[RetryMetadata]:
+        """What the dead letters say of themselves, in order."""
+        return [_metadata(record) for record in self.records(self._topology.dlq)]
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Parked records by tier."""
+        return {} if self.transport.pending is None else dict(self.transport.pending.counts())
+
+    def records(self, topic: str) -> list[Record]:
+        """Return the committed records of this partition of a topic."""
+        return self.transport.read(TopicPartition(topic, self._partition))
+
+    def wanted(self, tp: TopicPartition) -> None:
+        """See `ports.Source.wanted`."""
+        self._pump(tp)
+
+    def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
+        if self.transport.pending is None:
+            raise RuntimeError("the lane opened without its table")
+        self._next = dict(starts)
+        self.engine.begin(session, starts, self.transport.pending)
+
+    def _on_room(self) -> None:
+        self.engine.on_room()
+        self._feed()
+
+    def _feed(self) -> None:
+        for tp in self.engine.sources:
+            self._pump(tp)
+
+    def _pump(self, tp: TopicPartition) -> None:
+        room = self.engine.room(tp) if self.transport.released is not None else 0
+        if room <= 0:
+            return
+        records = self.transport.read(tp, self._next[tp])[:room]
+        if records:
+            self._next[tp] = records[-1].offset + 1
+            self.engine.accept(tp, self.lane.session, records)
+
+
+def _metadata(record: Record) -> RetryMetadata:
+    metadata = decode_metadata(record.headers)
+    if metadata is None:
+        raise AssertionError(f"{record.coordinates} carries no metadata")
+    return metadata

@@ -1,0 +1,125 @@
+"""The tables in memory: the same contracts as those on RocksDB, nothing on disk."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.rows import due_bound, parse_row_key
+from retryapp.ports import DeadRow, Removal, Row
+
+
+class MemoryPendingTable:
+    """`ports.PendingTable` in memory."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._rows: dict[bytes, Row] = {}
+        self._keys: list[bytes] = []
+        self._index: dict[int, bytes] = {}
+        self.next_offset = 0
+        """The table reflects the changelog up to here, exclusive."""
+
+    def due(
+        self, now_ms: int, limit: int, claimed: Collection[bytes] = ()
+    ) -> tuple[list[tuple[bytes, bytes]], int | None]:
+        """See `ports.PendingTable.due`."""
+        bound = due_bound(now_ms + 1)
+        found: list[tuple[bytes, bytes]] = []
+        for key in self._keys:
+            if key in claimed:
+                continue
+            if key >= bound or len(found) >= limit:
+                return found, parse_row_key(key).due_at_ms
+            found.append((key, self._rows[key].value))
+        return found, None
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `ports.PendingTable.get`."""
+        row = self._rows.get(key)
+        return None if row is None else row.value
+
+    def find(self, origin_offset: int) -> bytes | None:
+        """See `ports.PendingTable.find`."""
+        return self._index.get(origin_offset)
+
+    def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """See `ports.PendingTable.page`."""
+        start = 0 if after is None else bisect_right(self._keys, after)
+        return [(key, self._rows[key].value) for key in self._keys[start : start + limit]]
+
+    def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
+        """See `ports.PendingTable.write`."""
+        for row in puts:
+            if row.key not in self._rows:
+                insort(self._keys, row.key)
+            self._rows[row.key] = row
+            self._index[parse_row_key(row.key).origin_offset] = row.key
+        for removal in removes:
+            if self._rows.pop(removal.key, None) is None:
+                continue
+            del self._keys[bisect_left(self._keys, removal.key)]
+            origin_offset = parse_row_key(removal.key).origin_offset
+            if self._index.get(origin_offset) == removal.key:
+                del self._index[origin_offset]
+        if changelog_offset is not None:
+            self.next_offset = max(self.next_offset, changelog_offset + 1)
+
+    def counts(self) -> Mapping[str, int]:
+        """See `ports.PendingTable.counts`."""
+        return Counter(row.tier for row in self._rows.values())
+
+
+class MemoryDeadLetterTable:
+    """`ports.DeadLetterTable` in memory."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._rows: dict[int, DeadRow] = {}
+        self._index: dict[str, int] = {}
+        self.next_offset = 0
+        """The table reflects the topic up to here, exclusive."""
+
+    def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
+        """See `ports.DeadLetterTable.write`."""
+        for row in rows:
+            self._rows[row.offset] = row
+            failure_id = _failure_id(row)
+            if failure_id is not None:
+                self._index[failure_id] = max(row.offset, self._index.get(failure_id, -1))
+        if next_offset is not None:
+            self.next_offset = max(self.next_offset, next_offset)
+
+    def page(self, before: int | None, limit: int) -> list[DeadRow]:
+        """See `ports.DeadLetterTable.page`."""
+        offsets = sorted((offset for offset in self._rows if before is None or offset < before), reverse=True)
+        return [self._rows[offset] for offset in offsets[:limit]]
+
+    def find(self, failure_id: str) -> DeadRow | None:
+        """See `ports.DeadLetterTable.find`."""
+        offset = self._index.get(failure_id)
+        return None if offset is None else self._rows[offset]
+
+    def count(self) -> int:
+        """See `ports.DeadLetterTable.count`."""
+        return len(self._rows)
+
+    def forget_before(self, first_offset: int) -> int:
+        """Remove the rows below an offset and return how many there were."""
+        gone = [offset for offset in self._rows if offset < first_offset]
+        for offset in gone:
+            failure_id = _failure_id(self._rows.pop(offset))
+            if failure_id is not None and self._index.get(failure_id) == offset:
+                del self._index[failure_id]
+        return len(gone)
+
+
+def _failure_id(row: DeadRow) -> str | None:
+    try:
+        metadata = decode_metadata(row.headers)
+    except DamagedMetadataError:
+        return None
+    return metadata.failure_id if metadata else None
