@@ -13,10 +13,11 @@ The life of a worker:
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,16 +31,17 @@ from retryapp.core.errors import (
     DuplicateHandlerError,
     InvalidSettingError,
     LaneClosedError,
+    LaneError,
 )
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.core.record import Record, short_topic_id
 from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Handler
-from retryapp.engine.lane import Lane, LaneLimits
+from retryapp.engine.lane import Lane, LaneLimits, LaneState
 from retryapp.engine.partition import DeliveryPool, PartitionEngine
 from retryapp.engine.turn import Turn, to_event
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, PlanOptions, ensure_topics
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, PlanOptions, ensure_topics, read_changelog
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import Intake, RetryTransport
@@ -238,8 +240,7 @@ class Runtime:
         options = cast("dict[str, Any]", given)
         changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
         options.update({name: ours for name, (ours, _) in changed.items()})
-        shown = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
-        logger.info("Faust settings changed by retryapp: %s", shown)
+        self._changed = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
 
     def _on_after_configured(self, _app: Any, **_kwargs: Any) -> None:
         self.app.sensors.add(self._sensor)
@@ -276,6 +277,7 @@ class Runtime:
         if self.plan is not None or not self.served:
             return
         self._refuse_second_readers()
+        self._refuse_stranding()
         topologies = [served.handler.topology for served in self.served.values()]
         admin = KafkaAdmin(self.connection)
         plan = self._plan_patiently(admin, topologies)
@@ -311,17 +313,43 @@ class Runtime:
                         topic, self.app.conf.id, f"the handler {name}", f"the agent {agent.name}"
                     )
 
+    def _refuse_stranding(self) -> None:
+        """Refuse Faust's `version=` while records of an older version wait: it renames the group, and so every topic of ours.
+
+        Raises:
+            InvalidSettingError: names the records that would be left behind.
+        """
+        conf = self.app.conf
+        name = conf.id.removesuffix(f"-v{conf.version}")
+        admin = KafkaAdmin(self.connection)
+        for version in range(1, conf.version):
+            group = name if version == 1 else f"{name}-v{version}"
+            for served in self.served.values():
+                changelog = replace(served.handler.topology, group=group).pending_changelog
+                if changelog not in admin.describe_topics([changelog]):
+                    continue
+                waiting = len(read_changelog(self.connection, changelog))
+                if waiting:
+                    raise InvalidSettingError(
+                        "version",
+                        conf.version,
+                        f"{waiting} records of version {version} still wait in {changelog}, and this version would never "
+                        f"see them: run version {version} until nothing waits",
+                    )
+
     async def start(self) -> None:
         """Start pools and the shared reader; called by the sensor."""
         if not self.served:
             return
         await asyncio.to_thread(self.prepare)
+        logger.info("Faust settings changed by retryapp: %s", self._changed)
         conf = self.app.conf
         largest = max(served.max_bytes for served in self.served.values())
         self._clients = ClientSettings(
             connection=client_options(self.app),
             client_id=conf.broker_client_id,
             request_timeout_ms=int(conf.broker_request_timeout * 1000),
+            max_batch_size=min(262_144, *(served.max_bytes for served in self.served.values())),
             max_request_size=largest + MAX_METADATA_BYTES,
         )
         self._reader = TailReader(self._clients)
@@ -456,6 +484,23 @@ class Runtime:
         while self.app.rebalancing:  # noqa: ASYNC110 - Faust has no signal after which positions are really settled
             await asyncio.sleep(_REBALANCE_POLL_S)
         await lane.run()
+        if lane.state is LaneState.IDLE:
+            await self._await_assignment(lane)
+
+    async def _await_assignment(self, lane: Lane) -> None:
+        """Wait for the next assignment, which cancels this task; end the process when none comes."""
+        conf = self.app.conf
+        patience_s = conf.broker_session_timeout + conf.broker_rebalance_timeout + _IDLE_S
+        await asyncio.sleep(patience_s)
+        logger.critical(
+            "Lane %s lost its membership (%s) and no assignment came in %.0f s: this process ends with exit code %s and has "
+            "to be started again",
+            lane.name,
+            lane.last_error,
+            patience_s,
+            LaneError.exit_code,
+        )
+        os._exit(LaneError.exit_code)
 
     async def _on_revoked(self) -> None:
         await self.suspend(self.options.drain_ms / 1000)
@@ -526,6 +571,7 @@ class Runtime:
 
 
 _FINISH_S = 5.0
+_IDLE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ class ClientSettings:
     connection: Mapping[str, Any]
     client_id: str
     request_timeout_ms: int
+    max_batch_size: int
+    """No more than the smallest `max.message.bytes` of our topics: the client never splits a batch."""
     max_request_size: int
     compression_type: str | None = "lz4"
 
@@ -237,7 +239,7 @@ class KafkaLane:
             client_id=f"{self.settings.client_id}-{self.place.name}",
             transactional_id=self.place.name,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            max_batch_size=262_144,
+            max_batch_size=self.settings.max_batch_size,
             max_request_size=self.settings.max_request_size,
             request_timeout_ms=self.settings.request_timeout_ms,
             compression_type=self.settings.compression_type,
