@@ -41,7 +41,8 @@ class NoRetriesError(ConfigurationError):
     def __init__(self, app: str) -> None:
         self.app = app
         super().__init__(
-            f"app {app!r} has no Retries: write `retries = Retries(app)` and declare handlers with @retries.handler(topic)"
+            f"app {app!r} has no Retries: write `retries = Retries(app)` and declare handlers with "
+            f"@retries.handler(topic)"
         )
 
 
@@ -50,15 +51,17 @@ class Retries:
 
     Args:
         app: any Faust app, not running yet. One `Retries` per app.
-        grace: how long handlers may run on after SIGTERM; what still runs then is given back. Default: `RETRYAPP_GRACE`.
+        grace: how long handlers may run on after SIGTERM; what still runs then is given back. Default:
+            `RETRYAPP_GRACE`.
         drain: how long handlers may run on when a rebalance takes their partition away.
         start_timeout: how long a start waits for a broker before it gives up (exit 3).
-        create_main_partitions: create missing main topics with so many partitions; None: a missing main topic is an error.
+        create_main_partitions: create missing main topics with so many partitions; None: a missing main topic is an
+            error.
         allow_low_replication: accept fewer than three copies of our topics on three or more brokers.
         downtime: longest time that all workers may be down; retention of retry and redelivery topics follows.
         dlq_retention: how long dead letters are kept; None: for ever. Default: 30 days.
-        admin_options: librdkafka properties for the administration client, where the app's credentials do not say enough
-            (`ssl.ca.location` with TLS).
+        admin_options: librdkafka properties for the administration client, where the app's credentials do not say
+            enough (`ssl.ca.location` with TLS).
 
     Raises:
         InvalidSettingError: the app has a `Retries` already.
@@ -121,8 +124,9 @@ class Retries:
         Args:
             topic: the main topic. One handler per topic and app.
             policy: when and whether a failed record is tried again.
-            value: what the function takes: `bytes` (default; None for a null value), `dict` (JSON), a pydantic model, or any
-                type that pydantic can read from JSON. A value that does not decode takes the policy's path with its bytes kept.
+            value: what the function takes: `bytes` (default; None for a null value), `dict` (JSON), a pydantic model,
+                or any type that pydantic can read from JSON. A value that does not decode takes the policy's path with
+                its bytes kept.
             concurrency: handler runs at once per worker; redeliveries have the same number for themselves.
             tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
             max_in_flight: records per partition that may be taken in and not settled.

@@ -1,6 +1,7 @@
 """Deliver: one delivery of a record to its handler becomes one turn.
 
-1. decode metadata and value; 2. run the handler, bounded in time; 3. on a failure ask `core.decide`; 4. return the turn:
+1. decode metadata and value; 2. run the handler, bounded in time; 3. on a failure ask `core.decide`; 4. return the
+   turn:
 nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead letter.
 
 The handler runs outside any transaction. Everything that it raises is a failure of the record, never of the worker.

@@ -1,8 +1,8 @@
 """Fire: due rows leave the pending table for the redelivery topic, in due order, never early.
 
-A row is claimed when its turn is queued, so no row is in two turns; the claim ends when the turn is settled. Firing stays a
-bounded number of records ahead of the handler: a flood waits in the table, where it can still be cancelled or rescheduled, not
-in a topic.
+A row is claimed when its turn is queued, so no row is in two turns; the claim ends when the turn is settled. Firing
+stays a bounded number of records ahead of the handler: a flood waits in the table, where it can still be cancelled or
+rescheduled, not in a topic.
 """
 
 from __future__ import annotations

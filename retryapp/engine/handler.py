@@ -27,7 +27,8 @@ class HandlerSignatureError(ConfigurationError):
     def __init__(self, name: str, problem: str) -> None:
         self.name = name
         super().__init__(
-            f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)` or with a second argument for the delivery"
+            f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)`, or with a "
+            f"second argument for the delivery"
         )
 
 
@@ -36,7 +37,8 @@ class Delivery:
     """What a handler may know of the record beside its value: pass a second argument to get it."""
 
     failure_id: str
-    """`group/topic@id/partition/offset` of the first delivery; the same at every attempt, so usable as an idempotency key."""
+    """`group/topic@id/partition/offset` of the first delivery; the same at every attempt, so usable as an idempotency
+    key."""
     attempt: int
     """Number of this delivery; the first is 1."""
     origin: Origin

@@ -2,11 +2,11 @@
 
 Life of a lane (DESIGN section 4, rules 2 to 5):
 
-1. open: prove membership, take a new producer (fences the former owner), prove again, read committed offsets and the tail of
-   the changelog, set the consumer back, let records flow;
+1. open: prove membership, take a new producer (fences the former owner), prove again, read committed offsets and the
+   tail of the changelog, set the consumer back, let records flow;
 2. serve: everything queued meanwhile joins the next transaction; offsets alone wait for a tick;
-3. on *any* error: drop all turns, hold the partition, give producer and store up, and open again. What was in an unknown
-   commit is settled by reading, never by repeating;
+3. on *any* error: drop all turns, hold the partition, give producer and store up, and open again. What was in an
+   unknown commit is settled by reading, never by repeating;
 4. finish (revoke, shutdown): commit what is queued, then give up.
 
 No turn outlives its producer: turns carry the session in which they were made, and those of an older one are refused.

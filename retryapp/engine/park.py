@@ -1,7 +1,7 @@
 """Park: a record of the retry topic becomes a row of the pending table.
 
-A record whose metadata cannot be read is not parked: when it is due is not known, and "no delay" would be a lie. It goes to
-the dead-letter topic with reason `damaged`, bytes untouched.
+A record whose metadata cannot be read is not parked: when it is due is not known, and "no delay" would be a lie. It
+goes to the dead-letter topic with reason `damaged`, bytes untouched.
 """
 
 from __future__ import annotations

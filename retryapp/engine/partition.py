@@ -1,8 +1,8 @@
 """One partition of one handler: its stations (deliver, park, fire) round one lane.
 
-The partition lives as long as an assignment. Each time its lane opens it begins a session: empty windows at the committed
-offsets, no claims, a firing task; each time the lane closes, the session ends: running handlers are given up, their outcomes
-ignored, and everything is read again by whoever opens next.
+The partition lives as long as an assignment. Each time its lane opens it begins a session: empty windows at the
+committed offsets, no claims, a firing task; each time the lane closes, the session ends: running handlers are given up,
+their outcomes ignored, and everything is read again by whoever opens next.
 """
 
 from __future__ import annotations

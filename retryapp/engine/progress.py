@@ -92,7 +92,8 @@ class OffsetWindow(Generic[T]):
 class ProgressTally:
     """Counts of one main-topic partition since the last `progress` event.
 
-    Offsets have gaps (transaction markers), so an offset range is never a count: records are counted as they are settled.
+    Offsets have gaps (transaction markers), so an offset range is never a count: records are counted as they are
+    settled.
     """
 
     next_offset: int

@@ -1,7 +1,7 @@
 """A turn: the unit of change of one handler and partition.
 
-A turn says which source offset it settles, what it publishes, and which rows it puts and removes. A lane carries turns in
-order, many in one transaction. A turn takes effect whole or not at all.
+A turn says which source offset it settles, what it publishes, and which rows it puts and removes. A lane carries turns
+in order, many in one transaction. A turn takes effect whole or not at all.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 The life of a worker:
 
-1. `prepare` (once, before anything is consumed): check the handlers, find or create topics, learn partition counts and ids;
+1. `prepare` (once, before anything is consumed): check the handlers, find or create topics, learn partition counts and
+   ids;
 2. the sensor starts first of all services: delivery pools, tail reader;
-3. an assignment comes: one partition engine and one lane for each number of which this worker owns *all* the handler's topics;
-   lanes open once the rebalance is over;
+3. an assignment comes: one partition engine and one lane for each number of which this worker owns *all* the handler's
+   topics; lanes open once the rebalance is over;
 4. a revoke or SIGTERM comes: handlers get `drain` (`grace`) to finish, lanes commit what is done and close;
 5. the sensor stops last of all services.
 """
@@ -55,7 +56,8 @@ logger = get_logger(__name__)
 BATCH = 500
 """Records that one Faust event carries to an agent."""
 _HALF_DAY_MS = 12 * 3600 * 1000
-"""Half of `delete.retention.ms` of our changelogs: a store unused for longer may hold rows whose tombstones are gone."""
+"""Half of `delete.retention.ms` of our changelogs: a store unused for longer may hold rows whose tombstones are gone.
+"""
 _REBALANCE_POLL_S = 0.01
 
 SETTINGS: Mapping[str, tuple[Any, str]] = {
@@ -231,7 +233,8 @@ class Runtime:
             raise InvalidSettingError(
                 "processing_guarantee",
                 "exactly_once",
-                "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own transactions, and Faust's lose records",
+                "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own "
+                "transactions, and Faust's lose records",
             )
 
     def _change_settings(self) -> None:
@@ -314,7 +317,8 @@ class Runtime:
                     )
 
     def _refuse_stranding(self) -> None:
-        """Refuse Faust's `version=` while records of an older version wait: it renames the group, and so every topic of ours.
+        """Refuse Faust's `version=` while records of an older version wait: it renames the group, and so every topic of
+        ours.
 
         Raises:
             InvalidSettingError: names the records that would be left behind.
@@ -333,8 +337,8 @@ class Runtime:
                     raise InvalidSettingError(
                         "version",
                         conf.version,
-                        f"{waiting} records of version {version} still wait in {changelog}, and this version would never "
-                        f"see them: run version {version} until nothing waits",
+                        f"{waiting} records of version {version} still wait in {changelog}, and this version would "
+                        f"never see them: run version {version} until nothing waits",
                     )
 
     async def start(self) -> None:
@@ -493,8 +497,8 @@ class Runtime:
         patience_s = conf.broker_session_timeout + conf.broker_rebalance_timeout + _IDLE_S
         await asyncio.sleep(patience_s)
         logger.critical(
-            "Lane %s lost its membership (%s) and no assignment came in %.0f s: this process ends with exit code %s and has "
-            "to be started again",
+            "Lane %s lost its membership (%s) and no assignment came in %.0f s: this process ends with exit code %s "
+            "and has to be started again",
             lane.name,
             lane.last_error,
             patience_s,

@@ -1,8 +1,9 @@
 """The real clock: wall time that no jump of the system clock can pull forward.
 
-Due times are wall times; a system clock that jumps two hours ahead would fire everything at once, and one that jumps back would
-stop everything. So wall time is counted from an anchor by the monotonic clock. Small corrections of the system clock (up to
-`MAX_SLEW_MS`) are followed, larger jumps are ignored until the process starts again, and said in the log.
+Due times are wall times; a system clock that jumps two hours ahead would fire everything at once, and one that jumps
+back would stop everything. So wall time is counted from an anchor by the monotonic clock. Small corrections of the
+system clock (up to `MAX_SLEW_MS`) are followed, larger jumps are ignored until the process starts again, and said in
+the log.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class SystemClock:
         elif not self._jumped:
             self._jumped = True
             logger.warning(
-                "The system clock is %s ms away from the time counted since the last second: it jumped. Due times go on by the counted time",
+                "The system clock is %s ms away from the time counted since the last second: it jumped. "
+                "Due times go on by the counted time",
                 difference_ms,
             )

@@ -1,14 +1,16 @@
 """The Faust consumer with our topics taken out of Faust's hands.
 
-Records of our topics never become Faust messages: they leave the fetcher as batches into an `Intake`, from where the engine
-takes them as it has room. Faust neither seeks, resumes, nor commits these partitions; lanes do (`runtime.publisher`). The
-user's own topics go the stock way, with two of Faust's faults mended:
+Records of our topics never become Faust messages: they leave the fetcher as batches into an `Intake`, from where the
+engine takes them as it has room. Faust neither seeks, resumes, nor commits these partitions; lanes do
+(`runtime.publisher`). The user's own topics go the stock way, with two of Faust's faults mended:
 
-* only a fully acknowledged prefix of *delivered* offsets is committed (stock Faust can commit past an unacknowledged one);
-* partitions stay paused until a rebalance is over (stock Faust resumes them before it seeks, and loses what comes between).
+* only a fully acknowledged prefix of *delivered* offsets is committed (stock Faust can commit past an unacknowledged
+  one);
+* partitions stay paused until a rebalance is over (stock Faust resumes them before it seeks, and loses what comes
+  between).
 
-Positions, pauses and the coordinator belong to the consumer's thread; buffers and lanes to the main loop. `in_thread` goes
-from one to the other past the thread's own queue, which an idle poll may block.
+Positions, pauses and the coordinator belong to the consumer's thread; buffers and lanes to the main loop. `in_thread`
+goes from one to the other past the thread's own queue, which an idle poll may block.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Intake:
         self.topics: frozenset[str] = frozenset()
         """All topics that the engine consumes."""
         self.epoch: dict[TopicPartition, int] = defaultdict(int)
-        """Rises whenever a partition is held; written in the consumer's thread only. Records with an older one are dropped."""
+        """Rises whenever a partition is held; written in the consumer's thread only. Records with an older one are
+        dropped."""
         self.on_records: Callable[[TopicPartition], None] = lambda _tp: None
         """Called when a partition has new records."""
         self.on_assigned: Callable[[int, str, set[TopicPartition]], Awaitable[None]] | None = None
@@ -239,7 +242,8 @@ class RetryConsumer(Consumer):
     # -- the user's own topics ----------------------------------------------------------------------------------
 
     def resume_partitions(self, tps: Iterable[TP]) -> None:
-        """Resume; during a rebalance only changelogs, the others once it is over (they would be lost before the seek)."""
+        """Resume; during a rebalance only changelogs, the others once it is over (they would be lost before the
+        seek)."""
         tps = set(tps)
         if self.app.rebalancing:
             changelogs = self.app.tables.changelog_topics

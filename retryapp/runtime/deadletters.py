@@ -1,4 +1,5 @@
-"""The dead-letter table: where each dead letter of a partition lies, for look-up. Headers and coordinates, never values.
+"""The dead-letter table: where each dead letter of a partition lies, for look-up. Headers and coordinates, never
+values.
 
 The dead-letter topic is its changelog: rows are written after the transaction that published the letter, and rebuilt by
 reading the topic. Rows whose letter retention has deleted are forgotten.
@@ -60,13 +61,14 @@ class RocksDeadLetterTable:
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         """See `ports.DeadLetterTable.write`."""
         batch = self._store.batch()
+        new = {row.offset for row in rows if _row_key(row.offset) not in self._store.db}
         for row in rows:
             batch.put(_row_key(row.offset), encode_row(PendingRow(None, None, row.headers, 0)))
             failure_id = _failure_id(row.headers)
             if failure_id is not None:
                 batch.put(_index_key(failure_id), _OFFSET.pack(row.offset))
         meta = self._store.meta
-        meta.counts[_ROW_COUNT] = meta.counts.get(_ROW_COUNT, 0) + len(rows)
+        meta.counts[_ROW_COUNT] = meta.counts.get(_ROW_COUNT, 0) + len(new)
         if next_offset is not None:
             meta.next_offset = max(meta.next_offset, next_offset)
         self._store.write(batch, self._now_ms)

@@ -159,7 +159,7 @@ class MetricsObserver:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"retryapp_{name}", text, ("handler", *labels), registry=registry)
 
-        self._deliveries = counter("deliveries", "Records given to the handler, every attempt counted.")
+        self._deliveries = counter("deliveries", "Runs of the handler that ended, every attempt counted.")
         self._succeeded = counter("succeeded", "Deliveries that the handler finished without an error.")
         self._failures = counter("failures", "Deliveries that failed, by class of the error.", "class")
         self._scheduled = counter("scheduled", "Retries scheduled, by tier.", "tier")
@@ -189,13 +189,11 @@ class MetricsObserver:
         """Count one observation."""
         handler, count = observation.handler, observation.count
         match observation.event:
-            case Event.DELIVERED:
-                self._deliveries.labels(handler).inc(count)
-                if observation.lateness_ms is not None:
-                    self._lateness.labels(handler).observe(observation.lateness_ms / 1_000)
             case Event.SUCCEEDED:
+                self._count_delivery(observation)
                 self._succeeded.labels(handler).inc(count)
             case Event.FAILED:
+                self._count_delivery(observation)
                 self._failures.labels(handler, observation.error_class or "unknown").inc(count)
             case Event.SCHEDULED:
                 self._scheduled.labels(handler, observation.tier or "unknown").inc(count)
@@ -213,8 +211,15 @@ class MetricsObserver:
                 self._incomplete.labels(handler).inc(count)
             case Event.REBALANCED:
                 self._rebalances.observe((observation.duration_ms or 0) / 1_000)
+            case Event.DELIVERED:
+                pass  # counted when it ends, one way or the other
             case Event.LANE_OPENED | Event.LANE_CLOSED:
                 pass  # the lanes that are open are a gauge
+
+    def _count_delivery(self, ended: Observation) -> None:
+        self._deliveries.labels(ended.handler).inc(ended.count)
+        if ended.lateness_ms is not None:
+            self._lateness.labels(ended.handler).observe(ended.lateness_ms / 1_000)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

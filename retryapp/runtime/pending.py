@@ -1,7 +1,7 @@
 """The pending table: parked records of one handler and partition in RocksDB, sorted by due time.
 
-The store's order is the firing order (`core.rows`), so what is due is the head of the table. Two things keep the head cheap
-(RocksDB walks over every deleted key in front of the first live one):
+The store's order is the firing order (`core.rows`), so what is due is the head of the table. Two things keep the head
+cheap (RocksDB walks over every deleted key in front of the first live one):
 
 * a low mark in memory: every key below it is known to be gone; a scan starts there, and a late insert lowers it;
 * a range delete over that proven-empty prefix in every batch that removes rows.
@@ -28,6 +28,8 @@ _ROWS_START = b"\x00"
 _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
 _BULK = 4_000
+_UNCOUNTED = "\0"
+"""Stands in the counts from the first record of a recovery to the recount: a process killed in between counts at its next start."""
 
 
 def _index_key(origin_offset: int) -> bytes:
@@ -45,6 +47,40 @@ def tier_of(value: bytes | None) -> str:
     return (metadata.tier if metadata else None) or "?"
 
 
+class _Changes:
+    """A batch in the making, and what is there once its steps so far have taken effect."""
+
+    def __init__(self, store: Store) -> None:
+        self.batch: WriteBatch = store.batch()
+        self._db = store.db
+        self._changed: dict[bytes, bytes | None] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._changed[key] if key in self._changed else self._db.get(key)
+        return value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._set(key, value)
+        self._set(_index_key(parse_row_key(key).origin_offset), key)
+
+    def remove(self, key: bytes) -> bool:
+        """Remove a row, and its look-up unless that leads to another row of the same record; tell whether it was there."""
+        index = _index_key(parse_row_key(key).origin_offset)
+        indexed = self.get(index) == key  # row and look-up are written together: one read says both
+        there = indexed or self.get(key) is not None
+        self._set(key, None)
+        if indexed:
+            self._set(index, None)
+        return there
+
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        self._changed[key] = value
+        if value is None:
+            self.batch.delete(key)
+        else:
+            self.batch.put(key, value)
+
+
 class RocksPendingTable:
     """`ports.PendingTable` on RocksDB."""
 
@@ -54,6 +90,8 @@ class RocksPendingTable:
         self._now_ms = now_ms
         self._low = b""
         self._counts = dict(self._store.meta.counts)
+        if _UNCOUNTED in self._counts:
+            self.recount()
 
     @property
     def dropped(self) -> str | None:
@@ -116,16 +154,19 @@ class RocksPendingTable:
         Raises:
             DiskFullError, StoreBrokenError: the table must not be trusted any more: `drop` it.
         """
-        batch = self._store.batch()
+        changes = _Changes(self._store)
         for row in puts:
-            self._put(batch, row.key, row.value)
-            self._counts[row.tier] = self._counts.get(row.tier, 0) + 1
+            replaced = changes.get(row.key)
+            if replaced is not None:
+                self._count(tier_of(replaced), -1)
+            self._put(changes, row.key, row.value)
+            self._count(row.tier, 1)
         for removal in removes:
-            self._remove(batch, removal.key)
-            self._counts[removal.tier] = self._counts.get(removal.tier, 0) - 1
+            if changes.remove(removal.key):
+                self._count(removal.tier, -1)
         if removes and self._low:
-            batch.delete_range(b"\x00", self._low)
-        self._commit(batch, None if changelog_offset is None else changelog_offset + 1)
+            changes.batch.delete_range(_ROWS_START, self._low)
+        self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1)
 
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
         """Apply changelog records, in order; call `recount` after the last.
@@ -134,20 +175,21 @@ class RocksPendingTable:
             records: `(row key, row or None for a removal)`; keys that are no row keys (marks) are passed over.
             next_offset: offset after the last of them.
         """
-        batch = self._store.batch()
+        self._counts = {_UNCOUNTED: 1}
+        changes = _Changes(self._store)
         held = 0
         for key, value in records:
             if len(key) != ROW_KEY_BYTES:
                 continue
             if value is None:
-                self._remove(batch, key)
+                changes.remove(key)
             else:
-                self._put(batch, key, value)
+                self._put(changes, key, value)
             held += 1
             if held >= _BULK:
-                self._store.write(batch, self._now_ms)
-                batch, held = self._store.batch(), 0
-        self._commit(batch, next_offset)
+                self._commit(changes.batch, None)
+                changes, held = _Changes(self._store), 0
+        self._commit(changes.batch, next_offset)
 
     def recount(self) -> None:
         """Count the rows by tier afresh: tombstones of a changelog do not say which tier they were of."""
@@ -177,15 +219,12 @@ class RocksPendingTable:
                 return
             yield key, value
 
-    def _put(self, batch: WriteBatch, key: bytes, value: bytes) -> None:
-        batch.put(key, value)
-        batch.put(_index_key(parse_row_key(key).origin_offset), key)
+    def _put(self, changes: _Changes, key: bytes, value: bytes) -> None:
+        changes.put(key, value)
         self._low = min(self._low, key)
 
-    @staticmethod
-    def _remove(batch: WriteBatch, key: bytes) -> None:
-        batch.delete(key)
-        batch.delete(_index_key(parse_row_key(key).origin_offset))
+    def _count(self, tier: str, change: int) -> None:
+        self._counts[tier] = self._counts.get(tier, 0) + change
 
     def _commit(self, batch: WriteBatch, next_offset: int | None) -> None:
         meta = self._store.meta

@@ -1,7 +1,7 @@
 """A folder and a port for each worker process: many workers on one machine, started in one folder, never meet.
 
-Each process locks the first free `worker-N` below the data folder for as long as it lives (the lock goes with the process,
-so a killed worker leaves none), and takes the next free port for its pages.
+Each process locks the first free `worker-N` below the data folder for as long as it lives (the lock goes with the
+process, so a killed worker leaves none), and takes the next free port for its pages.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Kafka as one lane sees it: membership, a fencing producer, committed offsets, the changelog's tail, transactions.
 
-`KafkaLane` is `ports.LaneTransport` on aiokafka and RocksDB. What it does at each step and why stands in DESIGN section 4,
-rules 1 to 4 and 10; the traps that it steps round:
+`KafkaLane` is `ports.LaneTransport` on aiokafka and RocksDB. What it does at each step and why stands in DESIGN section
+4, rules 1 to 4 and 10; the traps that it steps round:
 
-* a heartbeat with the generation and member id *of the assignment* proves membership; the client's own heartbeat would send
-  those of the moment, and a zombie may have rejoined;
-* the producer is new at every opening: InitProducerId ends and fences what the former owner had open, and offsets read after it
-  are stable; a producer that saw an error is never used again;
+* a heartbeat with the generation and member id *of the assignment* proves membership; the client's own heartbeat would
+  send those of the moment, and a zombie may have rejoined;
+* the producer is new at every opening: InitProducerId ends and fences what the former owner had open, and offsets read
+  after it are stable; a producer that saw an error is never used again;
 * the changelog is read to its end by *position*: its last record is usually a transaction marker.
 """
 
@@ -70,9 +70,11 @@ _LASTING_S = 2.0
 logging.getLogger("aiokafka.producer.sender").addFilter(_FirstRefusals())
 
 TRANSACTION_TIMEOUT_MS = 15_000
-"""The broker aborts a transaction that stays open for longer; with all workers dead, committed readers wait this long."""
+"""The broker aborts a transaction that stays open for longer; with all workers dead, committed readers wait this
+long."""
 _RETRY_BACKOFF_MS = 10
-"""A transaction that follows another at once is often told to wait for the former's markers (the broker says "not enough
+"""A transaction that follows another at once is often told to wait for the former's markers (the broker says "not
+enough
 replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that long."""
 _CLOSE_S = 5.0
 _TAIL_BATCH = 10_000
@@ -87,14 +89,16 @@ class OffsetsGoneError(EnvironmentFault):
         self.committed = committed
         self.first = first
         super().__init__(
-            f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic begins at {first}: up to {first - committed} records were deleted "
-            f"unread. Find out why (retention.ms, DeleteRecords), then accept the loss by setting the group's offset to {first}"
+            f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic begins at {first}: up to "
+            f"{first - committed} records were deleted unread. Find out why (retention.ms, DeleteRecords), then accept the loss by setting the group's "
+            f"offset to {first}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Settings that every client of a lane shares; `connection` holds address and security, as keyword arguments of aiokafka."""
+    """Settings that every client of a lane shares; `connection` holds address and security, as keyword arguments of
+    aiokafka."""
 
     connection: Mapping[str, Any]
     client_id: str
@@ -323,7 +327,8 @@ class KafkaLane:
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
         """See `ports.LaneTransport.commit`.
 
-        In order: begin, publish hand-offs and changelog, offsets into the transaction, await every acknowledgement, commit.
+        In order: begin, publish hand-offs and changelog, offsets into the transaction, await every acknowledgement,
+        commit.
         """
         producer = self._producer
         if producer is None:
@@ -382,13 +387,14 @@ class StoreAheadError(EnvironmentFault):
         self.store = store
         self.end = end
         super().__init__(
-            f"lane {lane}: the local store has read its changelog up to offset {store}, but the changelog ends at {end}. It was truncated; "
-            f"remove the local store to accept the changelog as it is"
+            f"lane {lane}: the local store has read its changelog up to offset {store}, but the changelog ends at {end}. "
+            f"It was truncated; remove the local store to accept the changelog as it is"
         )
 
 
 async def _stop(producer: AIOKafkaProducer, name: str) -> None:
-    """Stop a producer without waiting for what it cannot deliver: the next owner's InitProducerId ends its transaction."""
+    """Stop a producer without waiting for what it cannot deliver: the next owner's InitProducerId ends its
+    transaction."""
     try:
         async with asyncio.timeout(_CLOSE_S):
             await producer.stop()

@@ -32,8 +32,8 @@ def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -
         options: librdkafka properties that win over what can be derived from the app.
 
     Raises:
-        InvalidSettingError: the app uses security settings that cannot be derived (an SSL context does not tell its files) and
-            `options` does not say them.
+        InvalidSettingError: the app uses security settings that cannot be derived (an SSL context does not tell its
+            files) and `options` does not say them.
     """
     bootstrap = ",".join(server_list(app.conf.broker_consumer, _DEFAULT_PORT))
     return KafkaConnection(bootstrap, {**_derived(app, options or {}), **(options or {})})
@@ -65,6 +65,7 @@ def _derived(app: faust.App, options: Mapping[str, str]) -> dict[str, str]:
         raise InvalidSettingError(
             "Retries(admin_options=…)",
             sorted(options),
-            "the app uses TLS, and an SSL context does not tell its files: give librdkafka's ssl.ca.location (and ssl.certificate.location, ssl.key.location)",
+            "the app uses TLS, and an SSL context does not tell its files: give librdkafka's ssl.ca.location "
+            "(and ssl.certificate.location, ssl.key.location)",
         )
     return derived

@@ -1,11 +1,11 @@
 """RocksDB as the tables of this process use it: one folder per table and partition, one shared cache for all.
 
-A store is only a copy of a topic. It is written after the transaction that it reflects is committed, carries the offset up
-to which it is complete, and is thrown away when that cannot be trusted: another topic (its id differs), a last use so long
-ago that the changelog may have forgotten its tombstones, or an error while writing.
+A store is only a copy of a topic. It is written after the transaction that it reflects is committed, carries the offset
+up to which it is complete, and is thrown away when that cannot be trusted: another topic (its id differs), a last use
+so long ago that the changelog may have forgotten its tombstones, or an error while writing.
 
-Key ranges of one store: row keys begin with 0x00 (big-endian milliseconds), the index with 0x01, meta data with 0x02, so that
-a range delete over rows never meets the others.
+Key ranges of one store: row keys begin with 0x00 (big-endian milliseconds), the index with 0x01, meta data with 0x02,
+so that a range delete over rows never meets the others.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class Store:
         if mine != theirs:
             return f"it is a copy of {theirs}, not of {mine}"
         if max_age_ms is not None and now_ms - meta.used_ms > max_age_ms:
-            return f"it was not used for {(now_ms - meta.used_ms) // 1000} s, and the changelog forgets tombstones after twice {max_age_ms // 1000} s"
+            idle_s, forgets_s = (now_ms - meta.used_ms) // 1000, 2 * max_age_ms // 1000
+            return f"it was not used for {idle_s} s, and the changelog forgets tombstones after {forgets_s} s"
         return None
 
 
