@@ -8,6 +8,7 @@ import click
 
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.demo.balance import Balance
 from retryapp.demo.data import TOTAL_FLIGHTS
 from retryapp.demo.run import DEFAULT_RATE, DEFAULT_RECORDS, LEAST_FEED_S, DemoOptions, run_demo
 from retryapp.settings import current_settings
@@ -54,8 +55,11 @@ def command(*, records: int, all_records: bool, rate: float | None, seed: int, k
         keep=keep,
         live=sys.stdout.isatty() and sys.stderr.isatty(),
     )
+
+    def print_json(balance: Balance) -> None:
+        if as_json:
+            emit(balance.as_json(), "", as_json=True)
+
     with download_progress() as progress:
-        balance = run_demo(options, stderr_console, progress=progress)
-    if as_json:
-        emit(balance.as_json(), "", as_json=True)
+        balance = run_demo(options, stderr_console, progress=progress, on_balance=print_json)
     return ExitCode.FINE if balance.is_in_order else ExitCode.FINDING

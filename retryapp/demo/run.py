@@ -9,11 +9,10 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -76,13 +75,20 @@ class DemoOptions:
         return min(DEFAULT_RATE, self.records / LEAST_FEED_S) if self.rate is None else self.rate
 
 
-def run_demo(options: DemoOptions, console: Console, *, progress: Progress | None = None) -> Balance:
+def run_demo(
+    options: DemoOptions,
+    console: Console,
+    *,
+    progress: Progress | None = None,
+    on_balance: Callable[[Balance], None] | None = None,
+) -> Balance:
     """Run the demo.
 
     Args:
         options: size, speed and manner.
         console: for everything that is shown on the way (stderr).
         progress: told of the broker's downloads.
+        on_balance: called with the balance as soon as it is there, before `keep` lingers.
 
     Returns:
         The balance; with `keep` only after the run was interrupted.
@@ -92,22 +98,14 @@ def run_demo(options: DemoOptions, console: Console, *, progress: Progress | Non
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything has been stopped and removed.
     """
     began_s = monotonic_s()
-    folder = Path(tempfile.mkdtemp(prefix="retryapp-demo-"))
     balance: Balance | None = None
+    interrupted = False
     with _signals_interrupt(), View(console, live=options.live) as view:
-        try:
-            stage = Stage(
-                folder,
-                cache_dir=options.cache_dir,
-                seed=options.seed,
-                outage_after=max(1, int(options.records * OUTAGE_AT)),
-            )
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        interrupted = False
+        stage = _new_stage(options)
         try:
             balance = _Run(options, stage, view, began_s).play(progress)
+            if on_balance is not None:
+                on_balance(balance)
             if options.keep:
                 _linger(stage, view)
         except KeyboardInterrupt:
@@ -119,8 +117,17 @@ def run_demo(options: DemoOptions, console: Console, *, progress: Progress | Non
                 keep_logs = options.keep or not (in_order or interrupted)
                 stage.close(keep_logs=keep_logs)
                 if keep_logs:
-                    view.say(f"kept: {folder} (logs of broker, service and workers; the service's log of deliveries)")
+                    view.say(f"kept: {stage.folder} (logs of all processes; the service's log of deliveries)")
     return balance
+
+
+def _new_stage(options: DemoOptions) -> Stage:
+    return Stage(
+        Path(tempfile.mkdtemp(prefix="retryapp-demo-")),
+        cache_dir=options.cache_dir,
+        seed=options.seed,
+        outage_after=max(1, int(options.records * OUTAGE_AT)),
+    )
 
 
 class _Run:

@@ -26,6 +26,7 @@ from retryapp.demo.settings import DEFAULT_GROUP, MAIN_TOPIC, PREFIX
 from retryapp.jvm import Progress
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.connection import client_log
+from retryapp.web.answers import PREFIX as PAGES
 
 WORKERS = 2
 READY_TIMEOUT_S = 60.0
@@ -104,7 +105,7 @@ class Stage:
     def open_workers(self) -> None:
         """Start the workers; returns at once."""
         for number, port in enumerate(free_ports(WORKERS), start=1):
-            self._pages.append(f"http://127.0.0.1:{port}/")
+            self._pages.append(f"http://127.0.0.1:{port}{PAGES}/")
             self._workers.append(self._worker(f"worker-{number}", port))
         for worker in self._workers:
             worker.start()

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -61,12 +63,15 @@ def test_every_flight_is_accounted_for(demo: subprocess.Popen[str], tmp_path: Pa
 
 
 def test_an_interrupted_run_leaves_nothing_behind(demo: subprocess.Popen[str], tmp_path: Path) -> None:
-    """After Ctrl-C in mid-run no process and no folder is left, and the exit code says so."""
+    """The announced pages are there; after Ctrl-C in mid-run no process and no folder is left."""
     deadline = time.monotonic() + 90
     while "done" not in (tmp_path / "stderr.txt").read_text():
         assert demo.poll() is None, (tmp_path / "stderr.txt").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    pages = re.findall(r"http://127\.0\.0\.1:\d+/\S+/", (tmp_path / "stderr.txt").read_text())
+    assert len(pages) == 2
+    assert "flights" in urlopen(pages[0], timeout=10).read().decode()  # noqa: S310 - an address of the run's own
     children = descendants(demo)
     assert len(children) >= 4
     demo.send_signal(signal.SIGINT)
