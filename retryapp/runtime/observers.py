@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from retryapp.core.classify import DeadReason
 from retryapp.ports import Event, Observation, Observer, PartitionInfo
 
 EVENT_LOGGER: Final = "retryapp.events"
@@ -107,6 +108,8 @@ def _facts(observation: Observation) -> dict[str, object]:
     message = observation.message
     if message is not None and len(message) > MAX_LOGGED_MESSAGE_CHARS:
         facts["error_message"] = message[:MAX_LOGGED_MESSAGE_CHARS] + "..."
+    if observation.reason == DeadReason.UNDECODABLE:
+        facts.pop("error_trace", None)  # decoders quote what they got: that is payload
     return facts
 
 
