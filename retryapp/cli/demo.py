@@ -36,7 +36,7 @@ def command(*, records: int, all_records: bool, rate: float | None, seed: int, k
     """Watch real records fail, wait, come back on time, and end done or dead.
 
     Starts a Kafka broker, a failing HTTP service and two workers; feeds flights of 2013; kills one worker in mid-run;
-    ends with a balance counted from the service's own log and the topics. Takes about 80 seconds for 20,000 flights.
+    ends with a balance counted from the service's own log and the topics. Takes about a minute for 20,000 flights.
 
     Exit codes: 0 every flight is done or dead, none lost, none early, no hand-off twice; 1 that is not so; 3 something
     is missing or failed; 130 interrupted.
