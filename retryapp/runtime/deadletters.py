@@ -1,5 +1,4 @@
-"""The dead-letter table: where each dead letter of a partition lies, for look-up. Headers and coordinates, never
-values.
+"""The dead-letter table: where each dead letter of a partition lies. Headers and coordinates, never values.
 
 The dead-letter topic is its changelog: rows are written after the transaction that published the letter, and rebuilt by
 reading the topic. Rows whose letter retention has deleted are forgotten.
@@ -61,7 +60,7 @@ class RocksDeadLetterTable:
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         """See `ports.DeadLetterTable.write`."""
         batch = self._store.batch()
-        new = {row.offset for row in rows if _row_key(row.offset) not in self._store.db}
+        new = {row.offset for row in rows if self._store.get(_row_key(row.offset)) is None}
         for row in rows:
             batch.put(_row_key(row.offset), encode_row(PendingRow(None, None, row.headers, 0)))
             failure_id = _failure_id(row.headers)
@@ -87,11 +86,11 @@ class RocksDeadLetterTable:
 
     def find(self, failure_id: str) -> DeadRow | None:
         """See `ports.DeadLetterTable.find`."""
-        raw: bytes | None = self._store.db.get(_index_key(failure_id))
+        raw: bytes | None = self._store.get(_index_key(failure_id))
         if raw is None:
             return None
         key = _ROW + raw
-        value: bytes | None = self._store.db.get(key)
+        value: bytes | None = self._store.get(key)
         return None if value is None else self._row(key, value)
 
     def count(self) -> int:
@@ -115,7 +114,7 @@ class RocksDeadLetterTable:
             gone.append(key)
             batch.delete(key)
             failure_id = _failure_id(self._row(key, value).headers)
-            if failure_id is not None and self._store.db.get(_index_key(failure_id)) == key[1:]:
+            if failure_id is not None and self._store.get(_index_key(failure_id)) == key[1:]:
                 batch.delete(_index_key(failure_id))
         if gone:
             meta = self._store.meta

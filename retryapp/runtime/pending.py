@@ -29,7 +29,8 @@ _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
 _BULK = 4_000
 _UNCOUNTED = "\0"
-"""Stands in the counts from the first record of a recovery to the recount: a process killed in between counts at its next start."""
+"""Stands in the counts from the first row of a recovery to the recount: a process killed in between counts at its next
+start."""
 
 
 def _index_key(origin_offset: int) -> bytes:
@@ -52,19 +53,18 @@ class _Changes:
 
     def __init__(self, store: Store) -> None:
         self.batch: WriteBatch = store.batch()
-        self._db = store.db
+        self._store = store
         self._changed: dict[bytes, bytes | None] = {}
 
     def get(self, key: bytes) -> bytes | None:
-        value: bytes | None = self._changed[key] if key in self._changed else self._db.get(key)
-        return value
+        return self._changed[key] if key in self._changed else self._store.get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
         self._set(key, value)
         self._set(_index_key(parse_row_key(key).origin_offset), key)
 
     def remove(self, key: bytes) -> bool:
-        """Remove a row, and its look-up unless that leads to another row of the same record; tell whether it was there."""
+        """Remove a row, and its look-up unless that leads to another row of its record; tell whether it was there."""
         index = _index_key(parse_row_key(key).origin_offset)
         indexed = self.get(index) == key  # row and look-up are written together: one read says both
         there = indexed or self.get(key) is not None
@@ -125,13 +125,11 @@ class RocksPendingTable:
 
     def get(self, key: bytes) -> bytes | None:
         """See `ports.PendingTable.get`."""
-        value: bytes | None = self._store.db.get(key)
-        return value
+        return self._store.get(key)
 
     def find(self, origin_offset: int) -> bytes | None:
         """See `ports.PendingTable.find`."""
-        key: bytes | None = self._store.db.get(_index_key(origin_offset))
-        return key
+        return self._store.get(_index_key(origin_offset))
 
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """See `ports.PendingTable.page`."""
@@ -175,12 +173,12 @@ class RocksPendingTable:
             records: `(row key, row or None for a removal)`; keys that are no row keys (marks) are passed over.
             next_offset: offset after the last of them.
         """
-        self._counts = {_UNCOUNTED: 1}
         changes = _Changes(self._store)
         held = 0
         for key, value in records:
             if len(key) != ROW_KEY_BYTES:
                 continue
+            self._counts = {_UNCOUNTED: 1}
             if value is None:
                 changes.remove(key)
             else:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rocksdict import (
     BlockBasedOptions,
@@ -36,7 +36,7 @@ FORMAT_VERSION = 1
 
 @lru_cache(maxsize=1)
 def _shared() -> tuple[Cache, WriteBufferManager]:
-    """One block cache for the process, memtables accounted in it: memory does not grow with the number of partitions."""
+    """One block cache for the process, memtables accounted in it: memory does not grow with the partitions."""
     cache = Cache(64 << 20)
     return cache, WriteBufferManager.new_write_buffer_manager_with_cache(64 << 20, False, cache)
 
@@ -107,27 +107,33 @@ class Store:
         self.path = path
         self.dropped: str | None = None
         """Why the store that was found had to be dropped; None when it was usable or there was none."""
+        self._db: Rdict | None = None
+        self.failed = False
+        """A read or write went wrong: nothing may read this store again; `close` deletes it."""
         self._identity = identity
-        existed = path.exists()
-        try:
-            self._db = self._open()
-        except Exception as exc:
-            if not existed or _is_locked(exc) or _is_full(exc):
+        meta: StoreMeta | None = None
+        if path.exists():
+            try:
+                self._db = db = self._open()
+                meta = self._read_meta(db)
+                self.dropped = self._distrust(db, meta, now_ms, max_age_ms)
+            except Exception as exc:
+                if _is_locked(exc) or _is_full(exc):
+                    raise _named(path, exc) from exc
+                self.dropped = f"it could not be opened ({exc})"
+            if self.dropped is not None:
+                self._discard()
+                meta = None
+        self.meta = meta or self._new_meta(now_ms)
+        if self._db is None:
+            try:
+                self._db = self._open()
+            except Exception as exc:
                 raise _named(path, exc) from exc
-            self.dropped = f"it could not be opened ({exc})"
-            self.remove()
-            self._db = self._open_or_raise()
-        meta = self._read_meta()
-        if meta is None and existed and self.dropped is None and not self._is_empty():
-            self.dropped = "it has no readable description of itself"
-        elif meta is not None:
-            self.dropped = self._distrust(meta, now_ms, max_age_ms)
-        if self.dropped is not None and existed:
-            self._db.close()
-            self.remove()
-            self._db = self._open_or_raise()
-            meta = None
-        self.meta = meta or StoreMeta(
+
+    def _new_meta(self, now_ms: int) -> StoreMeta:
+        identity = self._identity
+        return StoreMeta(
             format=FORMAT_VERSION,
             topic=identity.topic,
             topic_id=identity.topic_id,
@@ -140,11 +146,40 @@ class Store:
     @property
     def db(self) -> Rdict:
         """The open database."""
+        if self._db is None:
+            raise StoreBrokenError(str(self.path), "it is closed")
         return self._db
 
+    def get(self, key: bytes) -> bytes | None:
+        """Return a value, or None.
+
+        Raises:
+            StoreBrokenError: that part of the store cannot be read.
+        """
+        db = self.db
+        try:
+            value: bytes | None = db.get(key)
+        except Exception as exc:
+            raise self._broken(exc) from exc
+        return value
+
     def items(self, start: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Walk over keys and values from `start` on; drop the iterator before any await (it holds the folder's lock)."""
-        return cast("Iterator[tuple[bytes, bytes]]", self._db.items(backwards=backwards, from_key=start))
+        """Walk over keys and values from `start` on; drop the iterator before any await (it holds the folder's lock).
+
+        Raises:
+            StoreBrokenError: a part of the store cannot be read. (The library's own iterators just end there:
+                everything behind the damage would look removed.)
+        """
+        walk = self.db.iter()
+        (walk.seek_for_prev if backwards else walk.seek)(start)
+        step = walk.prev if backwards else walk.next
+        while walk.valid():
+            yield walk.key(), walk.value()
+            step()
+        try:
+            walk.status()
+        except Exception as exc:
+            raise self._broken(exc) from exc
 
     def batch(self) -> WriteBatch:
         """Return an empty write batch."""
@@ -158,14 +193,19 @@ class Store:
         """
         self.meta.used_ms = now_ms
         batch.put(_META, json.dumps(asdict(self.meta)).encode())
+        db = self.db
         try:
-            self._db.write(batch)
+            db.write(batch)
         except Exception as exc:
-            raise _named(self.path, exc) from exc
+            raise self._broken(exc) from exc
 
     def close(self) -> None:
-        """Close it; may be called twice."""
-        self._db.close()
+        """Close it, and delete it if it failed; may be called twice."""
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+            if self.failed:
+                self.remove()
 
     def remove(self) -> None:
         """Delete the folder; the store must be closed."""
@@ -175,17 +215,19 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return Rdict(str(self.path), options=_options())
 
-    def _open_or_raise(self) -> Rdict:
-        try:
-            return self._open()
-        except Exception as exc:
-            raise _named(self.path, exc) from exc
+    def _discard(self) -> None:
+        """Close it, if it is open, and delete it."""
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+        self.remove()
 
-    def _is_empty(self) -> bool:
-        return next(iter(self._db.keys()), None) is None
+    def _broken(self, exc: Exception) -> DiskFullError | StoreBrokenError:
+        self.failed = True
+        return _named(self.path, exc)
 
-    def _read_meta(self) -> StoreMeta | None:
-        raw: Any = self._db.get(_META)
+    def _read_meta(self, db: Rdict) -> StoreMeta | None:
+        raw: Any = db.get(_META)
         if raw is None:
             return None
         try:
@@ -193,7 +235,10 @@ class Store:
         except (ValueError, TypeError):
             return None
 
-    def _distrust(self, meta: StoreMeta, now_ms: int, max_age_ms: int | None) -> str | None:
+    def _distrust(self, db: Rdict, meta: StoreMeta | None, now_ms: int, max_age_ms: int | None) -> str | None:
+        """Return why a store that was found must not be used, or None."""
+        if meta is None:
+            return None if next(iter(db.keys()), None) is None else "it has no readable description of itself"
         if meta.format != FORMAT_VERSION:
             return f"its format is {meta.format}, known here is {FORMAT_VERSION}"
         mine = (self._identity.topic, self._identity.topic_id, self._identity.partition)
@@ -207,7 +252,8 @@ class Store:
 
 
 def _is_locked(exc: Exception) -> bool:
-    return "lock" in str(exc).lower()
+    """Tell whether another process, or this one, has the folder open; the words are RocksDB's, paths say LOCK too."""
+    return "lock hold by" in str(exc).lower() or "while lock file" in str(exc).lower()
 
 
 def _is_full(exc: Exception) -> bool:

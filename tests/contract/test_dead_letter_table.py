@@ -1,0 +1,145 @@
+"""What every dead-letter table does; `ports.DeadLetterTable` says it in words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from retryapp.core.errors import StoreBrokenError
+from retryapp.core.record import Origin, failure_id
+from retryapp.ports import DeadRow
+from retryapp.runtime.deadletters import RocksDeadLetterTable
+from retryapp.runtime.store import StoreIdentity
+from retryapp.testing import MemoryDeadLetterTable
+
+MakeDead = Callable[..., DeadRow]
+Table = MemoryDeadLetterTable | RocksDeadLetterTable
+IDENTITY = StoreIdentity(topic="app.orders.dlq", topic_id="i", partition=0)
+
+
+@pytest.fixture(params=["memory", "rocks"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
+    """An empty table of each kind."""
+    if request.param == "memory":
+        yield MemoryDeadLetterTable()
+        return
+    rocks = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    yield rocks
+    rocks.close()
+
+
+def name(origin_offset: int) -> str:
+    """Return the failure id of an origin offset."""
+    return failure_id("app", Origin("orders", "kq8G0bTz", 0, origin_offset))
+
+
+def test_an_empty_table_has_nothing(table: Table) -> None:
+    """No rows, no page, nothing found."""
+    assert (table.count(), table.page(None, 10), table.find(name(1)), table.next_offset) == (0, [], None, 0)
+
+
+def test_pages_go_from_the_newest_to_the_oldest(table: Table, make_dead: MakeDead) -> None:
+    """The cursor is the lowest offset of the page before; offsets have gaps."""
+    rows = [make_dead(offset, offset) for offset in (3, 300, 7, 70_000, 65_536)]
+    table.write(rows, 70_001)
+    assert [row.offset for row in table.page(None, 2)] == [70_000, 65_536]
+    assert [row.offset for row in table.page(65_536, 2)] == [300, 7]
+    assert [row.offset for row in table.page(7, 2)] == [3]
+    assert table.page(3, 2) == []
+    assert table.page(None, 0) == []
+
+
+def test_rows_keep_all_their_headers(table: Table, make_dead: MakeDead) -> None:
+    """Foreign ones and ours, in order."""
+    row = make_dead(5, 1)
+    table.write([row], 6)
+    assert table.page(None, 1) == [row]
+
+
+def test_a_failure_id_leads_to_its_newest_dead_letter(table: Table, make_dead: MakeDead) -> None:
+    """A record that was replayed and died again has two."""
+    table.write([make_dead(1, 10), make_dead(2, 11)], 3)
+    table.write([make_dead(9, 10)], 10)
+    assert table.find(name(10)) == make_dead(9, 10)
+    assert table.find(name(11)) == make_dead(2, 11)
+    assert table.find(name(12)) is None
+
+
+def test_rows_without_readable_metadata_are_listed_and_counted(table: Table, make_dead: MakeDead) -> None:
+    """Damage hides nothing."""
+    damaged = DeadRow(4, (("retry-version", b"1"), ("retry-attempt", b"x")))
+    table.write([make_dead(3, None), damaged], 5)
+    assert table.page(None, 5) == [damaged, make_dead(3, None)]
+    assert table.count() == 2
+
+
+def test_rows_are_counted_once_however_often_they_are_written(table: Table, make_dead: MakeDead) -> None:
+    """After an unknown commit the topic is read again over rows that are there."""
+    table.write([make_dead(1, 1), make_dead(2, 2)], 3)
+    table.write([make_dead(2, 2), make_dead(3, 3)], 4)
+    assert table.count() == 3
+
+
+def test_the_next_offset_never_goes_back(table: Table) -> None:
+    """What was read stays read; None leaves it."""
+    table.write([], 8)
+    table.write([], 5)
+    table.write([], None)
+    assert table.next_offset == 8
+
+
+def test_rows_before_an_offset_are_forgotten(table: Table, make_dead: MakeDead) -> None:
+    """With the look-up of those that have no newer dead letter."""
+    table.write([make_dead(1, 10), make_dead(2, 11), make_dead(5, 10), make_dead(6, None)], 7)
+    assert table.forget_before(5) == 2
+    assert [row.offset for row in table.page(None, 10)] == [6, 5]
+    assert (table.count(), table.find(name(11)), table.find(name(10))) == (2, None, make_dead(5, 10))
+    assert table.forget_before(5) == 0
+    assert table.forget_before(100) == 2
+    assert (table.count(), table.page(None, 10)) == (0, [])
+
+
+def test_reopening_keeps_rows_look_up_count_and_next_offset(tmp_path: Path, make_dead: MakeDead) -> None:
+    """A restart reads only what is new on the topic."""
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    table.write([make_dead(1, 10), make_dead(2, None)], 3)
+    table.close()
+    again = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=10**13)
+    assert (again.dropped, again.count(), again.next_offset) == (None, 2, 3)
+    assert (again.find(name(10)), len(again.page(None, 9))) == (make_dead(1, 10), 2)
+    again.close()
+
+
+def test_dead_letters_behind_a_damaged_part_never_look_gone(tmp_path: Path, make_dead: MakeDead) -> None:
+    """Reading them is a named error, and the store that failed is deleted when it is closed."""
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    noise = random.Random(0)
+    table.write([DeadRow(n, (("noise", noise.randbytes(1_000)),)) for n in range(300)], 300)
+    table.close()
+    (file,) = (tmp_path / "0").glob("*.sst")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 100] = b"\x00" * 100
+    file.write_bytes(data)
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    assert [row.offset for row in table.page(None, 2)] == [299, 298]
+    with pytest.raises(StoreBrokenError, match="checksum"):
+        table.page(None, 300)
+    table.close()
+    table.close()
+    assert not (tmp_path / "0").exists()
+
+
+def test_a_table_of_another_topic_is_dropped(tmp_path: Path, make_dead: MakeDead) -> None:
+    """A dead-letter topic that was made again has other letters at the same offsets."""
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    table.write([make_dead(1, 10)], 2)
+    table.close()
+    again = RocksDeadLetterTable(
+        tmp_path / "0", StoreIdentity(topic=IDENTITY.topic, topic_id="j", partition=0), now_ms=0
+    )
+    assert (again.count(), again.next_offset, again.find(name(10))) == (0, 0, None)
+    assert "'j'" in str(again.dropped)
+    again.close()

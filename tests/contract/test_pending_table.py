@@ -1,0 +1,218 @@
+"""What every pending table does; `ports.PendingTable` says it in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from retryapp.core.rows import parse_row_key
+from retryapp.ports import PendingTable, Removal, Row
+from retryapp.runtime.pending import RocksPendingTable
+from retryapp.runtime.store import StoreIdentity
+from retryapp.testing import MemoryPendingTable
+
+MakeRow = Callable[..., Row]
+
+
+@pytest.fixture(params=["memory", "rocks"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PendingTable]:
+    """An empty table of each kind."""
+    if request.param == "memory":
+        yield MemoryPendingTable()
+        return
+    rocks = RocksPendingTable(
+        tmp_path / "0", StoreIdentity(topic="c", topic_id="i", partition=0), now_ms=0, max_age_ms=None
+    )
+    yield rocks
+    rocks.close()
+
+
+def gone(row: Row) -> Removal:
+    """Return the removal of a row."""
+    return Removal(row.key, row.tier)
+
+
+def due_and_offset(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
+    """Return due time and origin offset of rows."""
+    return [(parse_row_key(key).due_at_ms, parse_row_key(key).origin_offset) for key, _ in rows]
+
+
+def test_an_empty_table_has_nothing_due_and_no_next_due_time(table: PendingTable) -> None:
+    """Nothing in it."""
+    assert table.due(2**40, 10) == ([], None)
+    assert (table.page(None, 10), table.find(0), dict(table.counts())) == ([], None, {})
+
+
+def test_due_rows_come_by_due_time_and_then_by_origin_offset(table: PendingTable, make_row: MakeRow) -> None:
+    """Not in the order in which they were written."""
+    table.write([make_row(300, 1), make_row(100, 9), make_row(100, 2), make_row(70_000, 0)], [], 0)
+    rows, next_due = table.due(300, 10)
+    assert due_and_offset(rows) == [(100, 2), (100, 9), (300, 1)]
+    assert next_due == 70_000
+
+
+def test_due_gives_the_values_that_were_written(table: PendingTable, make_row: MakeRow) -> None:
+    """Key and value are passed through."""
+    row = make_row(100, 1, value=b"\x00\xff")
+    table.write([row], [], 0)
+    assert table.due(100, 1)[0] == [(row.key, row.value)]
+    assert table.get(row.key) == row.value
+    assert table.get(make_row(101, 1).key) is None
+
+
+def test_a_row_is_due_at_its_due_time_and_not_one_millisecond_before(table: PendingTable, make_row: MakeRow) -> None:
+    """Never early."""
+    table.write([make_row(1_000, 1)], [], 0)
+    assert table.due(999, 10) == ([], 1_000)
+    assert len(table.due(1_000, 10)[0]) == 1
+
+
+def test_the_limit_bounds_what_is_returned_and_the_next_due_time_is_that_of_the_rest(
+    table: PendingTable, make_row: MakeRow
+) -> None:
+    """What is due but beyond the limit is next."""
+    table.write([make_row(100 + n, n) for n in range(5)], [], 0)
+    rows, next_due = table.due(1_000, 3)
+    assert (due_and_offset(rows), next_due) == ([(100, 0), (101, 1), (102, 2)], 103)
+    assert table.due(1_000, 0) == ([], 100)
+    assert table.due(1_000, 5)[1] is None
+
+
+def test_claimed_rows_are_passed_over_and_are_not_next(table: PendingTable, make_row: MakeRow) -> None:
+    """They are in a turn already: neither due nor a reason to wake up."""
+    rows = [make_row(100, 1), make_row(100, 2), make_row(200, 3), make_row(300, 4)]
+    table.write(rows, [], 0)
+    found, next_due = table.due(150, 10, {rows[0].key, rows[2].key})
+    assert (due_and_offset(found), next_due) == ([(100, 2)], 300)
+    assert table.due(150, 1, {rows[0].key})[0] == [(rows[1].key, rows[1].value)]
+    assert table.due(1_000, 10, {row.key for row in rows}) == ([], None)
+
+
+def test_a_claimed_row_is_there_again_once_it_is_not_claimed(table: PendingTable, make_row: MakeRow) -> None:
+    """A scan that passed it over must not forget it."""
+    rows = [make_row(100, 1), make_row(200, 2)]
+    table.write(rows, [], 0)
+    table.due(1_000, 10, {rows[0].key})
+    assert due_and_offset(table.due(1_000, 10)[0]) == [(100, 1), (200, 2)]
+
+
+def test_a_row_is_found_by_the_offset_of_its_first_delivery(table: PendingTable, make_row: MakeRow) -> None:
+    """Until it is removed."""
+    row, other = make_row(100, 7), make_row(100, 8)
+    table.write([row, other], [], 0)
+    assert (table.find(7), table.find(8), table.find(9)) == (row.key, other.key, None)
+    table.write([], [gone(row)], 1)
+    assert (table.find(7), table.find(8)) == (None, other.key)
+
+
+def test_pages_go_through_all_rows_in_key_order(table: PendingTable, make_row: MakeRow) -> None:
+    """The cursor is the last key of the page before; it need not exist any more."""
+    rows = [make_row(100 * (n // 3), n) for n in range(10)]
+    table.write(rows[::-1], [], 0)
+    first = table.page(None, 4)
+    assert first == [(row.key, row.value) for row in rows[:4]]
+    table.write([], [gone(rows[3])], 1)
+    assert table.page(first[-1][0], 4) == [(row.key, row.value) for row in rows[4:8]]
+    assert table.page(rows[7].key, 4) == [(row.key, row.value) for row in rows[8:]]
+    assert table.page(rows[9].key, 4) == []
+    assert table.page(None, 0) == []
+
+
+def test_a_page_after_a_scan_still_has_claimed_rows(table: PendingTable, make_row: MakeRow) -> None:
+    """What is on its way is shown until it is gone."""
+    rows = [make_row(100, 1), make_row(200, 2)]
+    table.write(rows, [], 0)
+    table.due(1_000, 10, {rows[0].key})
+    assert len(table.page(None, 10)) == 2
+
+
+def test_rows_are_counted_by_tier(table: PendingTable, make_row: MakeRow) -> None:
+    """Tiers without rows are not listed."""
+    rows = [make_row(1, 1, "1m"), make_row(2, 2, "1h"), make_row(3, 3, "1h")]
+    table.write(rows, [], 0)
+    assert dict(table.counts()) == {"1m": 1, "1h": 2}
+    table.write([], [gone(rows[0]), gone(rows[2])], 1)
+    assert dict(table.counts()) == {"1h": 1}
+
+
+def test_a_row_written_twice_is_one_row_with_the_later_value(table: PendingTable, make_row: MakeRow) -> None:
+    """The same record parked again overwrites itself, in its own batch or in a later one."""
+    table.write([make_row(1, 1, "1m", b"a"), make_row(1, 1, "1m", b"b")], [], 0)
+    assert dict(table.counts()) == {"1m": 1}
+    last = make_row(1, 1, "1h", b"c")
+    table.write([last], [], 1)
+    assert table.page(None, 10) == [(last.key, last.value)]
+    assert dict(table.counts()) == {"1h": 1}
+
+
+def test_removing_what_is_not_there_changes_nothing(table: PendingTable, make_row: MakeRow) -> None:
+    """Neither rows nor counts."""
+    row, other = make_row(1, 1), make_row(2, 2)
+    table.write([row], [], 0)
+    table.write([], [gone(other), gone(row), gone(row)], 1)
+    assert (dict(table.counts()), table.page(None, 10)) == ({}, [])
+
+
+def test_a_row_put_and_removed_in_one_batch_is_gone(table: PendingTable, make_row: MakeRow) -> None:
+    """Removals come after puts, as on the changelog."""
+    row = make_row(1, 1)
+    table.write([row], [gone(row)], 0)
+    assert (table.page(None, 10), table.find(1), dict(table.counts())) == ([], None, {})
+
+
+def test_a_record_that_gets_a_new_due_time_is_found_under_it(table: PendingTable, make_row: MakeRow) -> None:
+    """Old row out, new row in, one batch: the look-up leads to the new one."""
+    old, new = make_row(100, 7), make_row(900, 7)
+    table.write([old], [], 0)
+    table.write([new], [gone(old)], 1)
+    assert table.find(7) == new.key
+    assert due_and_offset(table.page(None, 10)) == [(900, 7)]
+
+
+def test_of_two_rows_of_one_record_the_later_stays_findable_when_the_earlier_goes(
+    table: PendingTable, make_row: MakeRow
+) -> None:
+    """A record that was replayed twice waits twice."""
+    first, second = make_row(100, 7), make_row(900, 7)
+    table.write([first], [], 0)
+    table.write([second], [], 1)
+    table.write([], [gone(first)], 2)
+    assert table.find(7) == second.key
+
+
+def test_a_late_row_below_everything_that_was_removed_is_due_first(table: PendingTable, make_row: MakeRow) -> None:
+    """A scan that has moved on must see what is put behind it."""
+    rows = [make_row(1_000 + n, n) for n in range(20)]
+    table.write(rows, [], 0)
+    table.due(5_000, 3)
+    table.write([], [gone(row) for row in rows[:10]], 1)
+    assert due_and_offset(table.due(5_000, 1)[0]) == [(1_010, 10)]
+    late = make_row(5, 99)
+    table.write([late], [], 2)
+    assert due_and_offset(table.due(5_000, 2)[0]) == [(5, 99), (1_010, 10)]
+    assert table.page(None, 1) == [(late.key, late.value)]
+
+
+def test_removals_never_take_a_row_that_came_in_late(table: PendingTable, make_row: MakeRow) -> None:
+    """The cheap removal of everything below the low mark spares rows of its own batch and of later ones."""
+    rows = [make_row(1_000 + n, n) for n in range(10)]
+    table.write(rows, [], 0)
+    for batch in range(5):  # scan, remove the head, and put a row far below, in turns
+        (head, _), *_ = table.due(5_000, 100)[0][-1:]
+        late = make_row(10 + batch, 100 + batch)
+        table.write([late], [Removal(head, "1m")], batch + 1)
+        assert table.get(late.key) == late.value
+    assert [offset for _, offset in due_and_offset(table.page(None, 100))] == [100, 101, 102, 103, 104, 0, 1, 2, 3, 4]
+    assert sum(table.counts().values()) == 10
+
+
+def test_a_table_that_was_emptied_takes_rows_again(table: PendingTable, make_row: MakeRow) -> None:
+    """Whatever the scan has proven to be empty."""
+    for round_ in range(3):
+        rows = [make_row(1_000 - 100 * round_ + n, n) for n in range(5)]
+        table.write(rows, [], 2 * round_)
+        assert len(table.due(5_000, 100)[0]) == 5
+        table.write([], [gone(row) for row in rows], 2 * round_ + 1)
+        assert table.due(5_000, 100) == ([], None)

@@ -1,0 +1,282 @@
+"""What only a table on disk has to do: survive a restart, and be dropped when it cannot be trusted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from retryapp.core.errors import StoreBrokenError
+from retryapp.core.rows import parse_row_key
+from retryapp.ports import Removal, Row
+from retryapp.runtime.pending import RocksPendingTable, tier_of
+from retryapp.runtime.store import StoreIdentity
+
+MakeRow = Callable[..., Row]
+Open = Callable[..., RocksPendingTable]
+IDENTITY = StoreIdentity(topic="app.orders.pending.changelog", topic_id="i", partition=3)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Open the table of this test's folder; each is closed at the end."""
+    tables: list[RocksPendingTable] = []
+
+    def open_(identity: StoreIdentity = IDENTITY, now_ms: int = 0, max_age_ms: int | None = None) -> RocksPendingTable:
+        table = RocksPendingTable(tmp_path / "data" / "3", identity, now_ms=now_ms, max_age_ms=max_age_ms)
+        tables.append(table)
+        return table
+
+    yield open_
+    for table in tables:
+        table.close()
+
+
+def test_reopening_keeps_rows_look_up_counts_and_next_offset(opened: Open, make_row: MakeRow) -> None:
+    """A restart reads only the tail of the changelog."""
+    table = opened()
+    rows = [make_row(100, 1), make_row(200, 2, "1h"), make_row(50, 3)]
+    table.write(rows[:2], [], 6)
+    table.write(rows[2:], [Removal(rows[0].key, "1m")], 8)
+    table.close()
+    again = opened()
+    assert again.dropped is None
+    assert again.next_offset == 9
+    assert dict(again.counts()) == {"1m": 1, "1h": 1}
+    assert again.due(1_000, 10)[0] == [(rows[2].key, rows[2].value), (rows[1].key, rows[1].value)]
+    assert (again.find(2), again.find(1)) == (rows[1].key, None)
+
+
+def test_the_next_offset_never_goes_back(opened: Open, make_row: MakeRow) -> None:
+    """A batch that wrote nothing to the changelog leaves it."""
+    table = opened()
+    table.write([make_row(1, 1)], [], 10)
+    table.write([], [], None)
+    table.write([], [], 4)
+    assert table.next_offset == 11
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        StoreIdentity(topic="other", topic_id="i", partition=3),
+        StoreIdentity(topic=IDENTITY.topic, topic_id="j", partition=3),
+        StoreIdentity(topic=IDENTITY.topic, topic_id="i", partition=4),
+    ],
+    ids=["topic", "topic-id", "partition"],
+)
+def test_a_store_of_another_topic_is_dropped(opened: Open, make_row: MakeRow, other: StoreIdentity) -> None:
+    """A changelog that was made again under its name has another id; its offsets mean other rows."""
+    table = opened()
+    table.write([make_row(1, 1)], [], 5)
+    table.close()
+    again = opened(other)
+    assert "it is a copy of" in str(again.dropped)
+    assert (again.next_offset, again.page(None, 10), dict(again.counts())) == (0, [], {})
+    again.close()
+    assert opened(other).dropped is None
+
+
+def test_a_store_unused_for_too_long_is_dropped(opened: Open, make_row: MakeRow) -> None:
+    """The changelog may have forgotten its tombstones: a removed row would come back."""
+    table = opened(now_ms=1_000)
+    table.write([make_row(1, 1)], [], 5)
+    table.close()
+    kept = opened(now_ms=61_000, max_age_ms=60_000)
+    assert (kept.dropped, kept.next_offset) == (None, 6)
+    kept.close()
+    late = opened(now_ms=61_001, max_age_ms=60_000)
+    assert "not used for 60 s" in str(late.dropped)
+    assert (late.next_offset, late.page(None, 10)) == (0, [])
+
+
+def test_use_keeps_a_store_young(opened: Open, make_row: MakeRow) -> None:
+    """Age counts from the last write, not from the opening."""
+    table = opened(now_ms=0)
+    table.touch(100_000)
+    table.write([make_row(1, 1)], [], 5)
+    table.close()
+    assert opened(now_ms=150_000, max_age_ms=60_000).dropped is None
+
+
+def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open, make_row: MakeRow) -> None:
+    """Two owners of one folder: the second gets a named error, the first loses nothing."""
+    table = opened()
+    row = make_row(1, 1)
+    table.write([row], [], 5)
+    with pytest.raises(StoreBrokenError, match="lock") as caught:
+        opened()
+    assert caught.value.path.endswith("data/3")
+    table.write([make_row(2, 2)], [], 6)
+    table.close()
+    assert dict(opened().counts()) == {"1m": 2}
+
+
+@pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])
+def test_an_unreadable_store_is_dropped(opened: Open, make_row: MakeRow, tmp_path: Path, pattern: str) -> None:
+    """It is only a copy; what follows is a recovery from the changelog."""
+    table = opened()
+    table.write([make_row(n, n) for n in range(100)], [], 5)
+    table.close()  # flushes into an sst file
+    opened().close()
+    spoilt = list((tmp_path / "data" / "3").glob(pattern))
+    assert spoilt
+    for file in spoilt:
+        file.write_bytes(b"x" * file.stat().st_size)
+    again = opened()
+    assert "could not be opened" in str(again.dropped)
+    assert (again.next_offset, again.page(None, 10), dict(again.counts())) == (0, [], {})
+
+
+@pytest.mark.parametrize(
+    ("meta", "why"),
+    [
+        (b"{", "no readable description"),
+        (b'{"format": 1}', "no readable description"),
+        (
+            b'{"format": 99, "topic": "t", "topic_id": "i", "partition": 3, "used_ms": 0, "next_offset": 5, '
+            b'"counts": {}}',
+            "format is 99",
+        ),
+    ],
+    ids=["no json", "other fields", "newer format"],
+)
+def test_a_store_that_does_not_say_what_it_is_is_dropped(
+    opened: Open, make_row: MakeRow, meta: bytes, why: str
+) -> None:
+    """Without its description nobody knows up to where it is complete."""
+    table = opened()
+    table.write([make_row(1, 1)], [], 5)
+    table._store.db.put(b"\x02meta", meta)
+    table.close()
+    again = opened()
+    assert why in str(again.dropped)
+    assert (again.next_offset, again.page(None, 10)) == (0, [])
+
+
+def damage(folder: Path, part: slice) -> None:
+    """Spoil a part of the data, given in tenths, and leave the rest readable."""
+    (file,) = folder.glob("*.sst")
+    data = bytearray(file.read_bytes())
+    for at in range(len(data) * part.start // 10, len(data) * part.stop // 10, 1_000):
+        data[at : at + 100] = b"\x00" * 100
+    file.write_bytes(data)
+
+
+def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, make_row: MakeRow, tmp_path: Path) -> None:
+    """Reading it is a named error, and the store that failed is deleted when it is closed."""
+    table = opened()
+    rows = [make_row(100 + n, n, value=bytes(random.Random(n).randbytes(1_000))) for n in range(300)]
+    table.write(rows, [], 0)
+    table.close()
+    damage(tmp_path / "data" / "3", slice(4, 5))
+    table = opened()
+    assert table.dropped is None
+    assert len(table.due(1_000, 10)[0]) == 10
+    with pytest.raises(StoreBrokenError, match="checksum"):
+        table.due(1_000, 1_000)
+    with pytest.raises(StoreBrokenError, match="checksum"):
+        table.page(None, 1_000)
+    table.close()
+    assert not (tmp_path / "data" / "3").exists()
+    assert opened().page(None, 1) == []
+
+
+def test_a_row_in_a_damaged_part_is_a_named_error(opened: Open, make_row: MakeRow, tmp_path: Path) -> None:
+    """Not a row that is not there."""
+    table = opened()
+    rows = [make_row(100 + n, n, value=bytes(random.Random(n).randbytes(1_000))) for n in range(300)]
+    table.write(rows, [], 0)
+    table.close()
+    damage(tmp_path / "data" / "3", slice(4, 5))
+    table = opened()
+    with pytest.raises(StoreBrokenError, match="checksum"):
+        [table.get(row.key) for row in rows]
+
+
+def test_a_closed_table_says_so(opened: Open, make_row: MakeRow) -> None:
+    """Closing twice is no error, using it is; what was written stays."""
+    table = opened()
+    table.write([make_row(1, 1)], [], 0)
+    table.close()
+    table.close()
+    for use in (lambda: table.due(1, 1), lambda: table.get(b"k"), lambda: table.write([], [], None)):
+        with pytest.raises(StoreBrokenError, match="it is closed"):
+            use()
+    assert dict(opened().counts()) == {"1m": 1}
+
+
+def test_a_dropped_table_leaves_nothing_behind(opened: Open, make_row: MakeRow, tmp_path: Path) -> None:
+    """Its folder goes; the next one begins at the start of the changelog."""
+    table = opened()
+    table.write([make_row(1, 1)], [], 5)
+    table.drop()
+    assert not (tmp_path / "data" / "3").exists()
+    again = opened()
+    assert (again.dropped, again.next_offset, again.page(None, 1)) == (None, 0, [])
+
+
+def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(opened: Open, make_row: MakeRow) -> None:
+    """Rows, tombstones and rows again; keys that are no row keys say other things."""
+    rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
+    table = opened()
+    table.recover([(row.key, row.value) for row in rows[:4]], 4)
+    table.recover([(rows[0].key, None), (b"mark", b"progress"), (rows[4].key, rows[4].value), (rows[1].key, None)], 9)
+    table.recover([(rows[1].key, rows[1].value), (rows[5].key, None)], 11)
+    table.recount()
+    assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 10)] == [1, 2, 3, 4]
+    assert dict(table.counts()) == {"1m": 2, "1h": 2}
+    assert table.next_offset == 11
+    assert (table.find(0), table.find(1)) == (None, rows[1].key)
+
+
+def test_recovery_of_more_than_one_bulk_loses_nothing(
+    opened: Open, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bulks are written one after the other; removals reach rows of earlier bulks."""
+    monkeypatch.setattr("retryapp.runtime.pending._BULK", 3)
+    rows = [make_row(100 + n, n) for n in range(10)]
+    table = opened()
+    table.recover([*((row.key, row.value) for row in rows), (rows[0].key, None), (rows[9].key, None)], 12)
+    table.recount()
+    assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 20)] == list(range(1, 9))
+    assert dict(table.counts()) == {"1m": 8}
+
+
+def test_a_recovery_that_was_interrupted_before_its_recount_counts_at_the_next_start(
+    opened: Open, make_row: MakeRow
+) -> None:
+    """The tail of the changelog is then empty, so nobody else would count."""
+    table = opened()
+    table.write([make_row(1, 1)], [], 0)
+    table.recover([(make_row(2, 2, "1h").key, make_row(2, 2, "1h").value)], 2)
+    table.close()
+    assert dict(opened().counts()) == {"1m": 1, "1h": 1}
+
+
+def test_a_recovery_without_rows_leaves_the_counts(opened: Open, make_row: MakeRow) -> None:
+    """Only marks were new."""
+    table = opened()
+    table.write([make_row(1, 1)], [], 0)
+    table.recover([(b"mark", b"progress")], 7)
+    assert (dict(table.counts()), table.next_offset) == ({"1m": 1}, 7)
+
+
+def test_the_tier_of_a_row_that_does_not_say_is_a_question_mark(make_row: MakeRow) -> None:
+    """Damaged rows are counted all the same."""
+    assert tier_of(make_row(1, 1, "30m").value) == "30m"
+    assert [tier_of(value) for value in (None, b"", b"damaged")] == ["?", "?", "?"]
+
+
+def test_a_scan_does_not_walk_over_what_was_removed_before(opened: Open, make_row: MakeRow) -> None:
+    """RocksDB would look at every deleted key in front of the first live one."""
+    table = opened()
+    rows = [make_row(100 + n, n) for n in range(50)]
+    table.write(rows, [], 0)
+    table.write([], [Removal(row.key, "1m") for row in rows[:40]], 1)
+    table.due(1_000, 1)
+    assert table._low == rows[40].key
+    table.write([make_row(1, 99)], [], 2)
+    assert table._low == make_row(1, 99).key
