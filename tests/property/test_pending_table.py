@@ -1,0 +1,167 @@
+"""The pending table on RocksDB against a dict, over any order of writes, scans, recoveries and restarts."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from retryapp.core.headers import encode_metadata
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Origin
+from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
+from retryapp.ports import Removal, Row
+from retryapp.runtime.pending import RocksPendingTable
+from retryapp.runtime.store import StoreIdentity
+
+DUE_MS = st.integers(0, 300)
+OFFSETS = st.integers(0, 12)
+TIERS = st.sampled_from(["1m", "1h"])
+
+
+def make_row(due_at_ms: int, offset: int, tier: str, value: bytes) -> Row:
+    """Return a row as the engine makes it."""
+    metadata = RetryMetadata(
+        group="app",
+        handler="shop.charge",
+        origin=Origin("orders", "kq8G0bTz", 0, offset),
+        origin_timestamp_ms=1,
+        attempt=1,
+        due_at_ms=due_at_ms,
+        started_ms=1,
+        policy="p",
+        tier=tier,
+        first_failed_ms=1,
+        last_failed_ms=1,
+        error_type="ValueError",
+        error_message="no",
+        fingerprint="f",
+    )
+    row = PendingRow(b"k", value, encode_metadata(metadata), 1)
+    return Row(row_key(due_at_ms, 0, offset), encode_row(row), tier)
+
+
+ROWS = st.builds(make_row, DUE_MS, OFFSETS, TIERS, st.binary(max_size=3))
+KEYS = st.builds(lambda due_at_ms, offset: row_key(due_at_ms, 0, offset), DUE_MS, OFFSETS)
+
+
+class PendingTableAgainstDict(RuleBasedStateMachine):
+    """Writes go to both; what can be asked of the table is asked of the dict."""
+
+    written = Bundle("written")
+
+    @initialize()
+    def start(self) -> None:
+        """Begin with an empty folder."""
+        self.folder = Path(tempfile.mkdtemp())
+        self.model: dict[bytes, Row] = {}
+        self.latest: dict[int, bytes] = {}
+        self.changelog = 0
+        self.open()
+
+    def open(self) -> None:
+        """Open the table, which is usable."""
+        self.table = RocksPendingTable(
+            self.folder / "0", StoreIdentity(topic="c", topic_id="i", partition=0), now_ms=0, max_age_ms=None
+        )
+        assert self.table.dropped is None
+
+    def expect(self, puts: list[Row], removes: list[bytes]) -> None:
+        """Apply a batch to the dict: puts, then removals."""
+        for row in puts:
+            self.model[row.key] = row
+            self.latest[parse_row_key(row.key).origin_offset] = row.key
+        for key in removes:
+            self.model.pop(key, None)
+            if self.latest.get(offset := parse_row_key(key).origin_offset) == key:
+                del self.latest[offset]
+
+    def write(self, puts: list[Row], removes: list[bytes]) -> None:
+        """Write a batch to both."""
+        tiers = {**self.model, **{row.key: row for row in puts}}
+        removals = [Removal(key, tiers[key].tier if key in tiers else "1m") for key in removes]
+        self.table.write(puts, removals, self.changelog)
+        self.changelog += 1
+        self.expect(puts, removes)
+
+    @rule(target=written, row=ROWS)
+    def put(self, row: Row) -> bytes:
+        """One row, new or over an old one."""
+        self.write([row], [])
+        return row.key
+
+    @rule(key=written)
+    def remove(self, key: bytes) -> None:
+        """A row that is or was there."""
+        self.write([], [key])
+
+    @rule(puts=st.lists(ROWS, max_size=4), removes=st.lists(KEYS, max_size=4))
+    def batch(self, puts: list[Row], removes: list[bytes]) -> None:
+        """Several of both at once, doubled and missing ones too."""
+        self.write(puts, removes)
+
+    @rule(now_ms=DUE_MS, limit=st.integers(0, 5), claim=st.randoms(use_true_random=False))
+    def fire(self, now_ms: int, limit: int, claim: random.Random) -> None:
+        """Scan past claimed rows, and remove what was due, as a firing does."""
+        claimed = {key for key in self.model if claim.random() < 0.3}
+        free = sorted(key for key in self.model if key not in claimed)
+        due = [key for key in free if parse_row_key(key).due_at_ms <= now_ms][:limit]
+        rest = free[len(due) :]
+        found, next_due_ms = self.table.due(now_ms, limit, claimed)
+        assert found == [(key, self.model[key].value) for key in due]
+        assert next_due_ms == (parse_row_key(rest[0]).due_at_ms if rest else None)
+        if claim.random() < 0.7:
+            self.write([], due)
+
+    @rule(after=st.none() | KEYS, limit=st.integers(0, 5))
+    def page(self, after: bytes | None, limit: int) -> None:
+        """Any page."""
+        keys = sorted(key for key in self.model if after is None or key > after)[:limit]
+        assert self.table.page(after, limit) == [(key, self.model[key].value) for key in keys]
+
+    @rule(records=st.lists(st.tuples(KEYS, st.booleans(), TIERS), max_size=6))
+    def recover(self, records: list[tuple[bytes, bool, str]]) -> None:
+        """The tail of a changelog: rows and tombstones one after the other."""
+        tail: list[tuple[bytes, bytes | None]] = []
+        for key, there, tier in records:
+            place = parse_row_key(key)
+            row = make_row(place.due_at_ms, place.origin_offset, tier, b"r")
+            tail.append((key, row.value if there else None))
+            self.expect([row] if there else [], [] if there else [key])
+        self.changelog += len(tail)
+        self.table.recover(tail, self.changelog)
+        self.table.recount()
+
+    @rule()
+    def restart(self) -> None:
+        """Close and open again."""
+        self.table.close()
+        self.open()
+
+    @invariant()
+    def counts_and_look_up_hold(self) -> None:
+        """At any time."""
+        if not hasattr(self, "table"):
+            return
+        assert dict(self.table.counts()) == dict(Counter(row.tier for row in self.model.values()))
+        assert {offset: self.table.find(offset) for offset in range(13)} == {
+            offset: self.latest.get(offset) for offset in range(13)
+        }
+        assert self.table.next_offset == self.changelog
+
+    def teardown(self) -> None:
+        """Leave no files."""
+        if hasattr(self, "table"):
+            assert self.table.page(None, 1_000) == [(key, self.model[key].value) for key in sorted(self.model)]
+            self.table.close()
+            shutil.rmtree(self.folder)
+
+
+TestPendingTable = PendingTableAgainstDict.TestCase
+TestPendingTable.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, database=None)
