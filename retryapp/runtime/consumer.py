@@ -136,6 +136,20 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
             raise RuntimeError(f"Faust tried to commit {ours}, which only lanes may")
         return await super()._commit(offsets)
 
+    async def on_thread_stop(self) -> None:
+        """Stop the client's consumer.
+
+        Its `close` awaits the fetches that it has cancelled, and with the broker gone one answers with that very
+        cancellation. Taken for ours, it would end this thread before it says so, and the worker would wait for ever.
+        """
+        try:
+            await super().on_thread_stop()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._consumer is None or task is None or task.cancelling():
+                raise
+            await self._consumer._client.close()
+
 
 class RetryConsumer(Consumer):
     """Faust's consumer; see the module's text."""
@@ -242,8 +256,7 @@ class RetryConsumer(Consumer):
     # -- the user's own topics ----------------------------------------------------------------------------------
 
     def resume_partitions(self, tps: Iterable[TP]) -> None:
-        """Resume; during a rebalance only changelogs, the others once it is over (they would be lost before the
-        seek)."""
+        """Resume; during a rebalance only changelogs: other records would be lost before the seek."""
         tps = set(tps)
         if self.app.rebalancing:
             changelogs = self.app.tables.changelog_topics

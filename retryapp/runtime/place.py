@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -64,18 +65,46 @@ def claim_place(base: Path) -> WorkerPlace:
     raise StoreBrokenError(str(base), f"all of worker-1 to worker-{MAX_WORKERS} are locked by running workers")
 
 
+_reserved: dict[int, IO[str]] = {}
+"""Locks of the ports that this process was given; they go with the process."""
+
+
+def _reserve(port: int) -> bool:
+    """Claim a port among the workers of this machine: one looks for it long before it listens."""
+    try:
+        lock = (Path(tempfile.gettempdir()) / f"retryapp-port-{os.getuid()}-{port}.lock").open("a")
+    except OSError:
+        return True  # nowhere to lock: what listens already is still seen
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return False
+    _reserved[port] = lock
+    return True
+
+
+def _release(port: int) -> None:
+    lock = _reserved.pop(port, None)
+    if lock is not None:
+        lock.close()
+
+
 def free_port(host: str, first: int, attempts: int = 200) -> int:
-    """Return the first port from `first` on that nobody listens on.
+    """Return the first port from `first` on that nobody listens on, and that no other worker has chosen.
 
     Raises:
         PortTakenError: none of `attempts` ports is free.
     """
     for port in range(first, min(first + attempts, 65_536)):
+        if not _reserve(port):
+            continue
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError:
+                _release(port)
                 continue
             return port
     raise PortTakenError(host, first, f"None of the {attempts} ports from there on is free; set RETRYAPP_WEB_PORT")
