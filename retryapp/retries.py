@@ -107,7 +107,7 @@ class Retries:
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        app.on_after_configured.connect(cast("Any", self._on_after_configured))
+        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock)
 
     def handler(
         self,
@@ -182,9 +182,6 @@ class Retries:
     def plan_options(self) -> PlanOptions:
         """What was decided about topics."""
         return self._runtime.options.plan
-
-    def _on_after_configured(self, app: Any, **_kwargs: Any) -> None:
-        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock)
 
 
 def retries_of(app: faust.App) -> Retries:

@@ -125,7 +125,7 @@ class Handler:
         try:
             return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
         except (ValidationError, ValueError, RecursionError) as exc:
-            raise UndecodableError(self._type_name, _problem(exc)) from exc
+            raise UndecodableError(self._type_name, _problem(exc)) from None  # the cause quotes the value
 
     def arguments(self, value: Any, delivery: Delivery) -> tuple[Any, ...]:
         """Return the arguments of the call."""

@@ -14,6 +14,7 @@ The life of a worker:
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 from collections import defaultdict
@@ -46,7 +47,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, PlanOptions, ensur
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import Intake, RetryTransport
-from retryapp.runtime.observers import CombinedObserver, LogObserver, MetricsObserver
+from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
 from retryapp.runtime.publisher import ClientSettings, KafkaLane, LanePlace, TailReader
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.store import StoreIdentity
@@ -317,8 +318,7 @@ class Runtime:
                     )
 
     def _refuse_stranding(self) -> None:
-        """Refuse Faust's `version=` while records of an older version wait: it renames the group, and so every topic of
-        ours.
+        """Refuse Faust's `version=` while records of an older version wait: it renames the group, so all our topics.
 
         Raises:
             InvalidSettingError: names the records that would be left behind.
@@ -346,6 +346,9 @@ class Runtime:
         if not self.served:
             return
         await asyncio.to_thread(self.prepare)
+        for handler in logging.getLogger().handlers:
+            if not isinstance(handler.formatter, FactsFormatter):
+                handler.setFormatter(FactsFormatter(handler.formatter))
         logger.info("Faust settings changed by retryapp: %s", self._changed)
         conf = self.app.conf
         largest = max(served.max_bytes for served in self.served.values())

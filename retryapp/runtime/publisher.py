@@ -90,17 +90,17 @@ class OffsetsGoneError(EnvironmentFault):
         self.first = first
         super().__init__(
             f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic begins at {first}: up to "
-            f"{first - committed} records were deleted unread. Find out why (retention.ms, DeleteRecords), then accept the loss by setting the group's "
-            f"offset to {first}"
+            f"{first - committed} records were deleted unread. Find out why (retention.ms, DeleteRecords), then accept "
+            f"the loss by setting the group's offset to {first}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Settings that every client of a lane shares; `connection` holds address and security, as keyword arguments of
-    aiokafka."""
+    """Settings that every client of a lane shares."""
 
     connection: Mapping[str, Any]
+    """Address and security, as keyword arguments of aiokafka."""
     client_id: str
     request_timeout_ms: int
     max_batch_size: int
@@ -380,21 +380,20 @@ class KafkaLane:
 
 
 class StoreAheadError(EnvironmentFault):
-    """A local store knows more of a changelog than the changelog has: the topic was cut or made again under its name."""
+    """A local store knows more of a changelog than the changelog has: the topic was cut."""
 
     def __init__(self, lane: str, store: int, end: int) -> None:
         self.lane = lane
         self.store = store
         self.end = end
         super().__init__(
-            f"lane {lane}: the local store has read its changelog up to offset {store}, but the changelog ends at {end}. "
-            f"It was truncated; remove the local store to accept the changelog as it is"
+            f"lane {lane}: the local store has read its changelog up to offset {store}, but it ends at {end}. It "
+            f"was truncated; remove the local store to accept the changelog as it is"
         )
 
 
 async def _stop(producer: AIOKafkaProducer, name: str) -> None:
-    """Stop a producer without waiting for what it cannot deliver: the next owner's InitProducerId ends its
-    transaction."""
+    """Stop a producer without waiting for what it cannot deliver: the next owner ends its transaction."""
     try:
         async with asyncio.timeout(_CLOSE_S):
             await producer.stop()
