@@ -528,11 +528,14 @@ class Runtime:
                 each.lane.finish()
                 if each.task is not None:
                     tasks.append(each.task)
-            _, late = await asyncio.wait(tasks, timeout=_FINISH_S)
+                    if each.lane.state is not LaneState.OPEN:  # opening, or waiting to: it has nothing to commit
+                        each.task.cancel()
+            finish_s = min(_FINISH_S, max(_LEAST_FINISH_S, deadline_s))
+            _, late = await asyncio.wait(tasks, timeout=finish_s)
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late, timeout=_FINISH_S)
+                await asyncio.wait(late, timeout=finish_s)
             for each in placed:
                 each.engine.end()
             self.placed.clear()
@@ -578,6 +581,8 @@ class Runtime:
 
 
 _FINISH_S = 5.0
+"""Longest wait for the last transactions; a short grace shortens it: without a broker they never end."""
+_LEAST_FINISH_S = 1.0
 _IDLE_S = 30.0
 
 
