@@ -582,7 +582,7 @@ class Runtime:
 
 _FINISH_S = 5.0
 """Longest wait for the last transactions; a short grace shortens it: without a broker they never end."""
-_LEAST_FINISH_S = 1.0
+_LEAST_FINISH_S = 0.5
 _IDLE_S = 30.0
 
 

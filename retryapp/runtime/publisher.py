@@ -76,7 +76,7 @@ _RETRY_BACKOFF_MS = 10
 """A transaction that follows another at once is often told to wait for the former's markers (the broker says "not
 enough
 replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that long."""
-_CLOSE_S = 5.0
+_CLOSE_S = 1.0
 _TAIL_BATCH = 10_000
 
 
