@@ -180,6 +180,8 @@ class Runtime:
         self.intake = Intake()
         self.served: dict[str, Served] = {}
         self.placed: dict[tuple[str, int], Placed] = {}
+        self.assigned = False
+        """Whether the group has said what belongs to this worker; may be nothing."""
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Asked at each scrape of the metrics; the view sets it."""
         self.metrics = MetricsObserver(lambda: self.gauges())
@@ -395,6 +397,7 @@ class Runtime:
                             message=f"stays paused: another worker has this number of {missing}",
                         )
                     )
+        self.assigned = True
 
     def _place(self, served: Served, partition: int, generation: int, member_id: str) -> None:
         handler = served.handler
@@ -510,6 +513,7 @@ class Runtime:
         os._exit(LaneError.exit_code)
 
     async def _on_revoked(self) -> None:
+        self.assigned = False
         await self.suspend(self.options.drain_ms / 1000)
 
     async def suspend(self, deadline_s: float) -> None:

@@ -70,7 +70,7 @@ class RuntimeView:
     def ready(self) -> bool:
         """See `ports.WorkerView.ready`."""
         runtime = self._runtime
-        if runtime.plan is None or runtime.app.rebalancing:
+        if not runtime.assigned or runtime.app.rebalancing:  # before the first assignment nothing is placed yet
             return False
         return all(placed.lane.state is LaneState.OPEN for placed in runtime.placed.values())
 
