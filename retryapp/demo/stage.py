@@ -160,16 +160,14 @@ class Stage:
         stop_all(self._workers)
 
     def close(self, *, keep_logs: bool) -> None:
-        """End everything and remove what was written, but for the logs when they are asked for."""
+        """End everything and remove what was written; with `keep_logs` only the broker's files."""
         children = [*self._workers, *([self._service] if self._service is not None else [])]
         try:
             stop_all(children)
         finally:
             self._broker.stop()
-            if keep_logs:
-                for path in self.folder.iterdir():
-                    if path.is_dir() and path != self.logs:
-                        shutil.rmtree(path, ignore_errors=True)
+            if keep_logs:  # logs, log of deliveries and the workers' state are evidence; the broker's files are large
+                shutil.rmtree(self.folder / "broker", ignore_errors=True)
             else:
                 shutil.rmtree(self.folder, ignore_errors=True)
 

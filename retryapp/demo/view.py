@@ -120,7 +120,7 @@ def balance_text(balance: Balance) -> str:
         f"  handler runs repeated {balance.repeated_runs:>9,}   (what was in flight when a worker was killed)",
         f"  workers killed        {balance.kills:>9,}",
         f"  late by               p50 {late.p50:,} ms, p99 {late.p99:,} ms, at most {late.max:,} ms "
-        "(the failover is in it)",
+        "(all redeliveries, those in the failover too)",
         f"  healthy records take  p50 {healthy.p50:,} ms, p99 {healthy.p99:,} ms while many others wait "
         "(outside the failover)",
     ]
