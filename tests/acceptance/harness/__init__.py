@@ -1,0 +1,9 @@
+"""What the acceptance tests share: a user's program, an outside service, worker processes, and committed readers."""
+
+from harness.evidence import Evidence
+from harness.service import Answer, Gate, Service, Visit
+from harness.stage import HandlerSpec, Stage
+from harness.waiting import wait_for
+from harness.workers import Worker
+
+__all__ = ["Answer", "Evidence", "Gate", "HandlerSpec", "Service", "Stage", "Visit", "Worker", "wait_for"]

@@ -1,0 +1,95 @@
+"""What the topics say, read as a committed reader, without asking any worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, TopicPartition
+
+from retryapp.core.headers import decode_metadata
+from retryapp.core.lifecycle import Succeeded, decode_event
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The topics of one handler."""
+
+    connection: KafkaConnection
+    topology: HandlerTopology
+
+    def records(self, topic: str) -> list[Record]:
+        """Return the committed records of a topic."""
+        return list(read_topic(self.connection, topic))
+
+    def copies(self, *topics: str) -> list[tuple[Record, RetryMetadata]]:
+        """Return the records of our topics with what their headers say."""
+        found = []
+        for topic in topics:
+            for record in read_topic(self.connection, topic):
+                metadata = decode_metadata(record.headers)
+                assert metadata is not None, f"{record.coordinates} has no metadata"
+                found.append((record, metadata))
+        return found
+
+    def retries(self) -> list[tuple[Record, RetryMetadata]]:
+        """Return what was sent to wait."""
+        return self.copies(*self.topology.retry_topics)
+
+    def redeliveries(self) -> list[tuple[Record, RetryMetadata]]:
+        """Return what was fired."""
+        return self.copies(self.topology.redelivery)
+
+    def dead(self) -> list[tuple[Record, RetryMetadata]]:
+        """Return the dead letters."""
+        return self.copies(self.topology.dlq)
+
+    def succeeded(self) -> list[Succeeded]:
+        """Return the events of success after a failure."""
+        events = (decode_event(r.value or b"") for r in read_topic(self.connection, self.topology.events))
+        return [event for event in events if isinstance(event, Succeeded)]
+
+    def waiting(self) -> int:
+        """Return how many rows the pending table has by its changelog."""
+        return len(fold_changelog(self.connection, self.topology.pending_changelog, lambda _k, _v: None))
+
+    def committed(self, topic: str) -> dict[int, int]:
+        """Return the group's committed offset by partition; the first kept one where there is none."""
+        kept = KafkaAdmin(self.connection).offsets(topic)
+        consumer = self.connection.client(Consumer, group_id=self.topology.group, enable_auto_commit=False)
+        try:
+            found = consumer.committed([TopicPartition(topic, p) for p in kept], timeout=10)
+        finally:
+            consumer.close()
+        return {c.partition: c.offset if c.offset >= 0 else kept[c.partition].begin for c in found}
+
+    def unsettled(self, topics: Iterable[str] | None = None) -> int:
+        """Return how many records of the consumed topics the group's offsets have not passed.
+
+        Records are counted, not offsets: transaction markers lie behind the last one.
+        """
+        return sum(
+            sum(1 for _ in read_topic(self.connection, topic, start=self.committed(topic)))
+            for topic in topics or self.topology.consumed
+        )
+
+    def repeated_handoffs(self) -> dict[tuple[str, str, int], int]:
+        """Return every copy that a committed reader sees twice: (station, failure id, attempt) → how often."""
+        counts: Counter[tuple[str, str, int]] = Counter()
+        for station, found in (
+            ("retry", self.retries()),
+            ("redelivery", self.redeliveries()),
+            ("dlq", self.dead()),
+        ):
+            counts.update((station, metadata.failure_id, metadata.attempt) for _, metadata in found)
+        counts.update(("succeeded", event.failure_id, event.attempt) for event in self.succeeded())
+        return {copy: n for copy, n in counts.items() if n > 1}
+
+    def due_times(self) -> dict[tuple[str, int], int]:
+        """Return when each later attempt was due: (failure id, attempt) → epoch milliseconds, by the retry topics."""
+        return {(m.failure_id, m.attempt + 1): m.due_at_ms or 0 for _, m in self.retries()}

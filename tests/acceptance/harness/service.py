@@ -1,0 +1,164 @@
+"""The outside service that handlers call: it decides what becomes of a delivery, and counts them independently."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Pairs = tuple[tuple[str, bytes | None], ...]
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One delivery as the service saw it begin."""
+
+    number: int
+    """Order of arrival."""
+    at_ms: int
+    """When it arrived, by this process's clock."""
+    topic: str
+    """Main topic of the handler."""
+    failure_id: str
+    attempt: int
+    key: bytes | None
+    value: bytes | None
+    headers: Pairs
+    timestamp_ms: int
+    due_at_ms: int | None
+    pid: int
+    """Process that ran the handler."""
+    facts: dict[str, Any]
+    """The value, where it is a JSON object; else empty."""
+
+
+class Gate:
+    """Deliveries wait at it until it is opened."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        """Let all pass, now and later."""
+        self._open.set()
+
+    async def passed(self) -> None:
+        """Wait until it is open."""
+        while not self._open.is_set():  # noqa: ASYNC110 - opened by another thread
+            await asyncio.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the service says: 200 fine, 422 never, 400 wrong for good, 503 not now."""
+
+    status: int = 200
+    retry_after: str | None = None
+    gate: Gate | None = None
+    """Answer once it is open."""
+
+
+Rule = Callable[[Visit], Answer]
+
+
+def fail_first(visit: Visit) -> Answer:
+    """Answer 503 to as many attempts as the value's `fail` says, 422 where it says `reject`; else 200."""
+    if visit.facts.get("reject"):
+        return Answer(422)
+    return Answer(503 if visit.attempt <= int(visit.facts.get("fail", 0)) else 200)
+
+
+@dataclass(slots=True)
+class Service:
+    """An HTTP server in a thread. `rule` answers; `visits` holds every delivery, answered or not."""
+
+    rule: Rule = fail_first
+    visits: list[Visit] = field(default_factory=list)
+    finished: dict[int, int] = field(default_factory=dict)
+    """Visit number → status that was sent."""
+    url: str = ""
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+    _stopping: asyncio.Event | None = None
+
+    def start(self) -> None:
+        """Serve on a free port."""
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="service")
+        self._thread.start()
+        if not ready.wait(10):
+            raise RuntimeError("the service did not start")
+
+    def stop(self) -> None:
+        """End the server."""
+        if self._loop is not None and self._stopping is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(10)
+
+    def of(self, topic: str) -> list[Visit]:
+        """Return the visits for a main topic, in order of arrival."""
+        return [visit for visit in list(self.visits) if visit.topic == topic]
+
+    def done(self, topic: str) -> set[Any]:
+        """Return the ids whose delivery was answered with 200."""
+        return {visit.facts["id"] for visit in self.of(topic) if self.finished.get(visit.number) == 200}
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        app = web.Application(client_max_size=8 << 20)
+        app.router.add_post("/visit", self._visit)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/visit"
+        ready.set()
+        await self._stopping.wait()
+        await runner.cleanup()
+
+    async def _visit(self, request: web.Request) -> web.Response:
+        visit = self._note(await request.json())
+        answer = self.rule(visit)
+        if answer.gate is not None:
+            await answer.gate.passed()
+        self.finished[visit.number] = answer.status
+        headers = {} if answer.retry_after is None else {"Retry-After": answer.retry_after}
+        return web.Response(status=answer.status, headers=headers)
+
+    def _note(self, told: dict[str, Any]) -> Visit:
+        value = _bytes(told["value"])
+        visit = Visit(
+            number=len(self.visits),
+            at_ms=time.time_ns() // 1_000_000,
+            topic=told["topic"],
+            failure_id=told["failure_id"],
+            attempt=told["attempt"],
+            key=_bytes(told["key"]),
+            value=value,
+            headers=tuple((name, _bytes(text)) for name, text in told["headers"]),
+            timestamp_ms=told["timestamp_ms"],
+            due_at_ms=told["due_at_ms"],
+            pid=told["pid"],
+            facts=_facts(value),
+        )
+        self.visits.append(visit)
+        return visit
+
+
+def _facts(value: bytes | None) -> dict[str, Any]:
+    try:
+        found = json.loads(value or b"null")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,142 @@
+"""One test's own group, topics, folder, service and workers."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+from harness.evidence import Evidence
+from harness.service import Service
+from harness.waiting import wait_for
+from harness.workers import Worker, run_faust, start_worker, write_spec
+from retryapp.broker.probe import free_ports
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.topology import HandlerTopology, Tiers
+from retryapp.kafka import KafkaAdmin, KafkaConnection
+
+PARTITIONS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec:
+    """A handler of the user's program; its function asks the service what to do."""
+
+    topic: str
+    policy: str = "200ms 400ms"
+    value: str = "dict"
+    tiers: str = "single"
+    concurrency: int = 8
+    timeout: str = "30s"
+
+
+@dataclass(slots=True)
+class Stage:
+    """See the module's text. Every name is fresh, so tests cannot meet."""
+
+    bootstrap: str
+    folder: Path
+    service: Service
+    group: str = field(default_factory=lambda: f"g{uuid.uuid4().hex[:8]}")
+    env: dict[str, str] = field(default_factory=dict)
+    workers: list[Worker] = field(default_factory=list)
+    handlers: dict[str, HandlerSpec] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Keep pages away from the default port, which somebody's worker on this machine may have."""
+        self.env.setdefault("RETRYAPP_WEB_PORT", str(min(free_ports(1)[0], 65_000)))
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """The broker."""
+        return KafkaConnection(self.bootstrap)
+
+    def main_topic(self, name: str = "orders", partitions: int = PARTITIONS) -> str:
+        """Make a main topic with a fresh name."""
+        topic = f"{name}-{self.group}"
+        admin = KafkaAdmin(self.connection)
+        admin.create_main_topic(topic, partitions=partitions)
+        admin.wait_for_topics([topic])
+        return topic
+
+    def program(self, *handlers: HandlerSpec, options: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Write the user's program.
+
+        Args:
+            handlers: its handlers, in order.
+            options: arguments of `Retries`.
+            more: further entries of the spec.
+        """
+        self.handlers = {handler.topic: handler for handler in handlers}
+        spec = {
+            "group": self.group,
+            "bootstrap": self.bootstrap,
+            "service": self.service.url,
+            "session_timeout_s": 3.0,
+            "partitions": PARTITIONS,
+            "app_options": {},
+            "options": {"grace": "5s", "drain": "2s", "start_timeout": "30s", **(options or {})},
+            "handlers": [asdict(handler) for handler in handlers],
+            **more,
+        }
+        write_spec(self.folder, spec)
+
+    def worker(self, name: str | None = None, *, ready: bool = True, env: Mapping[str, str] | None = None) -> Worker:
+        """Start a worker; by default return when its lanes are open."""
+        worker = start_worker(name or f"worker{len(self.workers) + 1}", self.folder, {**self.env, **(env or {})})
+        self.workers.append(worker)
+        if ready:
+            worker.wait_ready()
+        return worker
+
+    def faust(self, *arguments: str) -> tuple[int, str]:
+        """Run another `faust -A app` command; return exit code and output."""
+        return run_faust(self.folder, self.env, *arguments)
+
+    def topology(self, topic: str) -> HandlerTopology:
+        """Return the topics of a handler."""
+        handler = self.handlers[topic]
+        delays = RetryPolicy(handler.policy).schedule.nominal_delays_ms
+        return HandlerTopology(group=self.group, main=topic, tiers=Tiers(handler.tiers), delays_ms=delays)
+
+    def evidence(self, topic: str) -> Evidence:
+        """Return what the topics of a handler say."""
+        return Evidence(self.connection, self.topology(topic))
+
+    def producer(self) -> Producer:
+        """Return a plain producer."""
+        return Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "linger.ms": 5})
+
+    def produce(self, topic: str, facts: Iterable[Mapping[str, Any]], partitions: int = PARTITIONS) -> int:
+        """Publish JSON objects in turn to all partitions; return how many."""
+        producer = self.producer()
+        count = 0
+        for count, fact in enumerate(facts, 1):
+            producer.produce(topic, json.dumps(fact).encode(), key=str(fact["id"]), partition=count % partitions)
+            if count % 1000 == 0:
+                producer.poll(0)
+        assert producer.flush(20) == 0, "the broker did not take all records"
+        return count
+
+    def wait_settled(self, topic: str, timeout_s: float = 40.0) -> None:
+        """Wait until everything that was published has its fate: nothing waits, every offset is committed."""
+        evidence = self.evidence(topic)
+        # a record may be on its way between two looks: twice nothing, with the tiers in between
+        wait_for(
+            lambda: (evidence.unsettled(), evidence.waiting(), evidence.unsettled()) == (0, 0, 0),
+            f"{topic} is settled",
+            timeout_s=timeout_s,
+            every_s=0.2,
+        )
+
+    def close(self) -> None:
+        """End every process; show what they said (pytest prints it when the test fails)."""
+        for worker in self.workers:
+            worker.kill()
+        for worker in {worker.log_file: worker for worker in self.workers}.values():
+            print(f"----- {worker.log_file.name} -----\n{worker.log[-8000:]}")  # noqa: T201 - for the failure report

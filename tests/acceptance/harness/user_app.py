@@ -1,0 +1,113 @@
+"""A user's whole program, copied into the folder of a test as `app.py`; `spec.json` beside it says what differs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import faust
+
+from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy, non_retryable, retryable
+
+SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
+TYPES = {"bytes": bytes, "dict": dict}
+
+app = faust.App(
+    SPEC["group"],
+    broker=f"kafka://{SPEC['bootstrap']}",
+    store="rocksdb://",
+    broker_session_timeout=SPEC["session_timeout_s"],
+    broker_heartbeat_interval=0.3,
+    topic_partitions=SPEC["partitions"],
+    topic_replication_factor=1,
+    **SPEC["app_options"],
+)
+retries = Retries(app, **SPEC["options"])
+sessions: list[aiohttp.ClientSession] = []
+
+
+class ServiceError(Exception):
+    """The service said no, for now."""
+
+
+class WrongForGoodError(Exception):
+    """The service said no, for good."""
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else base64.b64encode(raw).decode()
+
+
+async def call_service(topic: str, told: dict[str, Any]) -> None:
+    """Tell the service of a delivery and raise what its answer means."""
+    if not sessions:
+        sessions.append(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)))
+    told = {"topic": topic, "pid": os.getpid(), **told}
+    async with sessions[0].post(SPEC["service"], json=told) as response:
+        if response.status == 422:
+            raise Reject("the service will never take it")
+        if response.status == 400:
+            raise WrongForGoodError("bad request")
+        if "Retry-After" in response.headers:
+            raise RetryLater(after=response.headers["Retry-After"])
+        if response.status != 200:
+            raise ServiceError(f"{response.status} from the service")
+
+
+def _told(delivery: Delivery) -> dict[str, Any]:
+    return {
+        "failure_id": delivery.failure_id,
+        "attempt": delivery.attempt,
+        "key": _text(delivery.key),
+        "value": _text(delivery.raw_value),
+        "headers": [(name, _text(raw)) for name, raw in delivery.headers],
+        "timestamp_ms": delivery.timestamp_ms,
+        "due_at_ms": delivery.due_at_ms,
+    }
+
+
+def declare(wanted: dict[str, Any]) -> None:
+    """Declare one handler of the spec."""
+    policy = RetryPolicy(
+        wanted["policy"], timeout=wanted["timeout"], on=(non_retryable(WrongForGoodError), retryable(Exception))
+    )
+
+    @retries.handler(
+        wanted["topic"],
+        value=TYPES[wanted["value"]],
+        policy=policy,
+        tiers=wanted["tiers"],
+        concurrency=wanted["concurrency"],
+    )
+    async def handle(value: Any, delivery: Delivery) -> None:
+        if wanted["value"] == "bytes" and value != delivery.raw_value:
+            raise RuntimeError("a handler of bytes gets the bytes")
+        await call_service(wanted["topic"], _told(delivery))
+
+
+for _wanted in SPEC["handlers"]:
+    declare(_wanted)
+
+if "agent" in SPEC:
+    counts = app.Table("counts", default=int, partitions=SPEC["partitions"], key_type=str, value_type=int)
+    clicks = app.topic(SPEC["agent"], key_type=str, value_type=bytes, value_serializer="raw")
+
+    @app.agent(clicks)
+    async def count_clicks(stream: Any) -> None:
+        """Count clicks by key: the user's own agent and table beside ours."""
+        async for event in stream.events():
+            counts[event.key] += 1
+            told = {
+                "failure_id": f"{event.message.partition}/{event.message.offset}",
+                "attempt": counts[event.key],
+                "key": _text(event.key.encode()),
+                "value": _text(event.value),
+                "headers": [],
+                "timestamp_ms": 0,
+                "due_at_ms": None,
+            }
+            await call_service(SPEC["agent"], told)
