@@ -99,9 +99,7 @@ async def deliver(station: Station, record: Record, run: Run) -> Turn:
     else:
         seen = restore(record, metadata)
         origin = metadata.origin
-        # fired by another worker whose clock runs ahead: wait the difference, never deliver early
-        while (early_ms := (metadata.due_at_ms or 0) - clock.wall_ms()) > 0:
-            await clock.sleep(early_ms / 1000)
+        await _wait_until(metadata.due_at_ms or 0, clock, run)
     delivery = _delivery(handler, seen, origin, metadata, clock.wall_ms())
     error = await _run(handler, seen, delivery, run)
     if run.aborted:
@@ -139,25 +137,39 @@ def _delivery(
     )
 
 
+async def _wait_until(due_at_ms: int, clock: Clock, run: Run) -> None:
+    """Wait for the due time of a record that another worker, whose clock runs ahead, has fired: never early."""
+    try:
+        async with asyncio.timeout(None) as scope:
+            run.enter(scope)
+            while (early_ms := due_at_ms - clock.wall_ms()) > 0:
+                await clock.sleep(early_ms / 1000)
+    except TimeoutError:
+        raise RunAbortedError from None
+
+
 async def _run(handler: Handler, seen: Record, delivery: Delivery, run: Run) -> BaseException | None:
     """Run the handler; return what it raised."""
-    scope: asyncio.Timeout | None = None
-    task = asyncio.current_task()
+    worker = asyncio.current_task()
     try:
-        value = handler.decode(seen.value)
         async with asyncio.timeout(handler.policy.timeout_ms / 1000) as scope:
             run.enter(scope)
-            await call(handler, value, delivery)
-    except TimeoutError as exc:
-        ours = scope is not None and scope.expired()
-        return HandlerTimeoutError(handler.name, handler.policy.timeout_ms) if ours else exc
+            return await asyncio.create_task(_guarded(handler, seen, delivery), name=delivery.failure_id)
+    except TimeoutError:
+        return HandlerTimeoutError(handler.name, handler.policy.timeout_ms)
     except asyncio.CancelledError as exc:
-        if task is not None and task.cancelling():
+        if worker is not None and worker.cancelling():
             raise  # somebody ends this worker
         return exc  # the handler cancelled itself: a failure like any other
-    except (KeyboardInterrupt, SystemExit) as exc:
-        return exc  # user code must not end the worker: the record is what failed
-    except BaseException as exc:  # noqa: BLE001 - the edge to user code: whatever it raises is the record's failure
+
+
+async def _guarded(handler: Handler, seen: Record, delivery: Delivery) -> BaseException | None:
+    """Decode and call; return what was raised. A task of its own: a handler that cancels its task spares the worker."""
+    try:
+        await call(handler, handler.decode(seen.value), delivery)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
         return exc
     return None
 

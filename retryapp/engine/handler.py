@@ -174,6 +174,13 @@ async def call(handler: Handler, value: Any, delivery: Delivery) -> None:
     if handler.is_async:
         await handler.function(*arguments)
         return
-    result = await asyncio.to_thread(handler.function, *arguments)
+    result = await asyncio.to_thread(_in_thread, handler.function, *arguments)
     if inspect.isawaitable(result):
         await result
+
+
+def _in_thread(function: HandlerFunction, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except StopIteration as exc:  # as in a generator (PEP 479): a future cannot carry it, its waiter would never wake
+        raise RuntimeError(f"{function!r} raised StopIteration") from exc

@@ -1,0 +1,117 @@
+"""Which prefix of offsets has an outcome, what was counted, and how many fired records are on their way."""
+
+from __future__ import annotations
+
+import pytest
+
+from retryapp.engine.fire import Ahead
+from retryapp.engine.progress import OffsetWindow, ProgressTally
+
+
+def window(*offsets: int) -> OffsetWindow[str]:
+    """Return a window with these records in work."""
+    made: OffsetWindow[str] = OffsetWindow()
+    for offset in offsets:
+        made.add(offset, 10)
+    return made
+
+
+def test_outcomes_come_out_in_offset_order_whatever_the_order_of_finishing() -> None:
+    """Nothing passes a record that is still in work."""
+    made = window(1, 2, 3)
+    made.finish(3, "c")
+    assert made.release() == []
+    made.finish(1, "a")
+    assert made.release() == ["a"]
+    made.finish(2, "b")
+    assert made.release() == ["b", "c"]
+    assert made.release() == []
+
+
+def test_gaps_in_offsets_hold_nothing_up() -> None:
+    """Transaction markers and compaction leave gaps."""
+    made = window(5, 900, 901)
+    for offset in (5, 900):
+        made.finish(offset, str(offset))
+    assert made.release() == ["5", "900"]
+
+
+def test_size_and_number_are_those_of_what_is_not_released() -> None:
+    """A finished record behind an open one still holds its memory."""
+    made = window(1, 2, 3)
+    made.finish(2, "b")
+    made.release()
+    assert (len(made), made.bytes) == (3, 30)
+    made.finish(1, "a")
+    made.release()
+    assert (len(made), made.bytes) == (1, 10)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 5])
+def test_a_record_out_of_order_is_refused(offset: int) -> None:
+    """Twice the same, or an older one: the source is at fault, and skipping would lose records."""
+    made = window(5)
+    with pytest.raises(ValueError, match=f"offset {offset} after 5"):
+        made.add(offset)
+
+
+def test_a_released_record_does_not_come_in_again() -> None:
+    """The order is remembered when the window is empty."""
+    made = window(5)
+    made.finish(5, "a")
+    made.release()
+    with pytest.raises(ValueError, match="in order"):
+        made.add(5)
+
+
+def test_an_outcome_of_an_unknown_record_is_refused() -> None:
+    """As is a second outcome."""
+    made = window(5)
+    with pytest.raises(KeyError):
+        made.finish(6, "x")
+    made.finish(5, "a")
+    with pytest.raises(KeyError):
+        made.finish(5, "b")
+
+
+def test_progress_events_have_ranges_without_gaps_and_counts_of_their_own() -> None:
+    """What was counted once is not counted again."""
+    tally = ProgressTally(100, 1_000)
+    for ok in (True, True, False):
+        tally.count(ok=ok)
+    first = tally.event(group="app", handler="h", main="orders", partition=3, to_offset=140, now_ms=5_000)
+    tally.count(ok=True)
+    second = tally.event(group="app", handler="h", main="orders", partition=3, to_offset=150, now_ms=9_000)
+    assert (first.from_offset, first.to_offset, first.from_ms, first.to_ms) == (100, 140, 1_000, 5_000)
+    assert (first.received, first.first_try_ok, first.failed) == (3, 2, 1)
+    assert (second.from_offset, second.to_offset, second.from_ms, second.to_ms) == (140, 150, 5_000, 9_000)
+    assert (second.received, second.first_try_ok, second.failed) == (1, 1, 0)
+
+
+def test_a_progress_event_never_ends_before_it_begins() -> None:
+    """Whatever the clock did meanwhile."""
+    tally = ProgressTally(0, 5_000)
+    event = tally.event(group="app", handler="h", main="orders", partition=0, to_offset=1, now_ms=4_000)
+    assert (event.from_ms, event.to_ms) == (5_000, 5_000)
+
+
+def test_fired_records_count_from_the_turn_to_the_end_of_their_delivery() -> None:
+    """Queued, then on the topic, then done."""
+    ahead = Ahead()
+    ahead.queued(3)
+    assert len(ahead) == 3
+    ahead.fired(3, [10, 11, 12])
+    assert len(ahead) == 3
+    ahead.finished(12)
+    assert len(ahead) == 1
+    ahead.finished(13)
+    assert len(ahead) == 0
+
+
+def test_records_of_a_dropped_turn_are_not_ahead() -> None:
+    """They are still rows."""
+    ahead = Ahead()
+    ahead.queued(3)
+    ahead.queued(2)
+    ahead.fired(3, ())
+    assert len(ahead) == 2
