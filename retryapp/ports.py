@@ -298,6 +298,8 @@ class PartitionInfo:
     next_due_ms: int | None
     dead: int
     in_flight: int
+    release_lag_ms: int = 0
+    """Age of the oldest record in flight: what finished behind it waits for it before offsets move."""
     last_error: str | None
 
 

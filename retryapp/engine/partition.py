@@ -123,6 +123,15 @@ class PartitionEngine:
         """Records taken in and not settled."""
         return sum(len(window) for window in self._windows.values())
 
+    @property
+    def release_lag_ms(self) -> int:
+        """Age of the oldest record that is taken in and not settled; 0 when there is none.
+
+        Offsets are committed as a prefix: one slow record holds back what finished behind it.
+        """
+        oldest = [window.oldest_ms for window in self._windows.values() if window.oldest_ms is not None]
+        return max(0, self.station.clock.wall_ms() - min(oldest)) if oldest else 0
+
     def alive(self, session: int) -> bool:
         """Tell whether work of this session still counts."""
         return session == self._session and not self._draining
@@ -198,8 +207,10 @@ class PartitionEngine:
             self._park(tp, session, window, records)
             return
         pool = self._first if tp == self._main else self._again
+        now_ms = self.station.clock.wall_ms()
         for record in records:
-            window.add(record.offset, len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD_BYTES)
+            size = len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD_BYTES
+            window.add(record.offset, size, now_ms=now_ms)
             pool.submit(_Job(self, session, tp, record))
 
     def _park(self, tp: TopicPartition, session: int, window: OffsetWindow[Turn], records: Sequence[Record]) -> None:

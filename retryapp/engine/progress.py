@@ -17,10 +17,11 @@ T = TypeVar("T")
 
 
 class _Entry(Generic[T]):
-    __slots__ = ("done", "outcome", "size")
+    __slots__ = ("added_ms", "done", "outcome", "size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, added_ms: int) -> None:
         self.size = size
+        self.added_ms = added_ms
         self.done = False
         self.outcome: T
 
@@ -49,12 +50,18 @@ class OffsetWindow(Generic[T]):
         """Size of the records that are not released yet."""
         return self._bytes
 
-    def add(self, offset: int, size: int = 0) -> None:
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the oldest record that is not released was taken in, or None. Its age is the release lag."""
+        return self._entries[0].added_ms if self._entries else None
+
+    def add(self, offset: int, size: int = 0, *, now_ms: int = 0) -> None:
         """Take a record in.
 
         Args:
             offset: must be higher than every offset before.
             size: bytes it holds in memory.
+            now_ms: epoch milliseconds.
 
         Raises:
             ValueError: the offset is not higher; the source delivered something twice or out of order.
@@ -62,7 +69,7 @@ class OffsetWindow(Generic[T]):
         if offset <= self._last:
             raise ValueError(f"offset {offset} after {self._last}: records of a partition must arrive in order")
         self._last = offset
-        entry: _Entry[T] = _Entry(size)
+        entry: _Entry[T] = _Entry(size, now_ms)
         self._entries.append(entry)
         self._index[offset] = entry
         self._bytes += size

@@ -251,6 +251,11 @@ class _Gauges(Collector):
         )
         dead = GaugeMetricFamily("retryapp_dead_letters", "Dead letters in the tables here.", labels=("handler",))
         flight = GaugeMetricFamily("retryapp_in_flight_records", "Records in handlers right now.", labels=("handler",))
+        lag = GaugeMetricFamily(
+            "retryapp_release_lag_seconds",
+            "Age of the oldest record in flight here: finished records behind it wait for it.",
+            labels=("handler",),
+        )
         lanes = GaugeMetricFamily("retryapp_lanes_open", "Lanes that are open here.", labels=("handler",))
         for handler, infos in self._partitions().items():
             here = [info for info in infos if info.state != "elsewhere"]
@@ -261,8 +266,9 @@ class _Gauges(Collector):
                 due.add_metric((handler,), min(dues) / 1_000)
             dead.add_metric((handler,), sum(info.dead for info in here))
             flight.add_metric((handler,), sum(info.in_flight for info in here))
+            lag.add_metric((handler,), max((info.release_lag_ms for info in here), default=0) / 1_000)
             lanes.add_metric((handler,), sum(info.state == "open" for info in here))
-        return pending, due, dead, flight, lanes
+        return pending, due, dead, flight, lag, lanes
 
 
 def _by_tier(infos: Sequence[PartitionInfo]) -> dict[str, int]:

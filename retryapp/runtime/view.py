@@ -129,5 +129,6 @@ def _partition(runtime: Runtime, main: str, number: int, address: str | None) ->
         next_due_ms=next_due,
         dead=dead.count() if dead else 0,
         in_flight=placed.engine.in_flight if placed else 0,
+        release_lag_ms=placed.engine.release_lag_ms if placed else 0,
         last_error=placed.lane.last_error if placed else None,
     )
