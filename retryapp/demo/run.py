@@ -49,8 +49,8 @@ KILL_LATEST = 0.7
 RESTART_AFTER_S = SESSION_TIMEOUT_S + 3.0
 """A worker that comes back sooner would make the whole group wait for its dead self."""
 STILL_S = 90.0
-"""The run is given up when nothing has moved for so long: longer than a scheduler's longest sleep (60 s), so that a stall
-which heals shows as lateness, and only what does not come back as lost."""
+"""The run is given up when nothing has moved for so long: longer than a scheduler's longest sleep (60 s), so that a
+stall which heals shows as lateness, and only what does not come back as lost."""
 QUIET_S = 1.0
 """Everything has settled when it stays so for this long."""
 
@@ -118,9 +118,7 @@ def run_demo(
                 keep_logs = options.keep or not (in_order or interrupted)
                 stage.close(keep_logs=keep_logs)
                 if keep_logs:
-                    view.say(
-                        f"kept: {stage.folder} (logs of all processes, the workers' state, the service's log of deliveries)"
-                    )
+                    view.say(f"kept: {stage.folder} (all logs, the workers' state, the service's deliveries)")
     return balance
 
 

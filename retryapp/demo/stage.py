@@ -183,6 +183,7 @@ class Stage:
                 f"{PREFIX}WORKER": name,
                 "RETRYAPP_DATADIR": str(self.folder / name),
                 "RETRYAPP_WEB_PORT": str(port),
+                "TMPDIR": str(self.folder),  # their port locks go away with the run: its ports are drawn anew each time
             },
         )
 
