@@ -144,13 +144,15 @@ class Lane:
                     await self._serve()
                 except (NotMemberError, RebalancingError) as exc:
                     self.last_error = str(exc)
+                    if self._drop():
+                        self._report(Event.LANE_CLOSED, message=str(exc))
                     self.state = LaneState.IDLE
                     return
                 except Exception as exc:  # noqa: BLE001 - every error ends in one procedure
                     await self._give_up(exc)
                     if self._ending():
                         return
-                    await self._clock.sleep(backoff_s)
+                    await self._back_off(backoff_s)
                     backoff_s = min(backoff_s * 2, self._limits.last_backoff_s)
         finally:
             await self._close()
@@ -161,12 +163,22 @@ class Lane:
     def _ending(self) -> bool:
         return self._finishing
 
+    async def _back_off(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._finishing:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            pass
+
     # -- opening and closing ------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         transport = self._transport
         started_s = self._clock.monotonic_s()
         self.state = LaneState.OPENING
+        self._failure = None
         await transport.prove()
         await transport.fence()
         await transport.prove()
@@ -191,28 +203,29 @@ class Lane:
         await self._transport.close()
 
     async def _close(self) -> None:
-        was_open = self.state is LaneState.OPEN
-        self._drop()
+        was_open = self._drop()
         if self.state is not LaneState.IDLE:
             self.state = LaneState.CLOSED
         await self._transport.close()
         if was_open:
             self._report(Event.LANE_CLOSED)
 
-    def _drop(self) -> None:
-        """Forget every turn that is not committed; their records are read again."""
+    def _drop(self) -> bool:
+        """Forget every turn that is not committed (its record is read again); tell whether that ended a session."""
+        was_open = self.state is LaneState.OPEN
         turns, self._queue = self._queue, deque()
         self._urgent = 0
         self._tick_due = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.state is LaneState.OPEN:
+        if was_open:
             self.state = LaneState.OPENING
             self._on_close()
         for turn in turns:
             if turn.on_settled is not None:
                 turn.on_settled(False, ())
+        return was_open
 
     # -- serving ------------------------------------------------------------------------------------------------
 
@@ -222,7 +235,6 @@ class Lane:
         self._wake.set()
 
     async def _serve(self) -> None:
-        self._failure = None
         while True:
             if not (self._failed() or self._urgent or self._tick_due or self._ending()):
                 self._wake.clear()
