@@ -28,6 +28,8 @@ FIRE_AHEAD = 2_000
 """Fired records that the handler may have before it."""
 MAX_SLEEP_S = 60.0
 """Longest sleep of the firing task; it wakes earlier for an earlier row."""
+BLOCKED_SLEEP_S = 0.25
+"""The same while there is no room for what is due."""
 PROGRESS_MS = 60_000
 """Longest time between two `progress` events of a partition that has traffic."""
 _RECORD_OVERHEAD_BYTES = 200
@@ -300,17 +302,19 @@ class PartitionEngine:
             self._fire_wake.clear()
             next_due_ms = self._fire_due(session)
             wait_s = MAX_SLEEP_S
-            if next_due_ms is not None:
-                # a row that is due already waits for room; room wakes this task
-                wait_s = (
-                    min(wait_s, (next_due_ms - clock.wall_ms()) / 1000) if next_due_ms > clock.wall_ms() else wait_s
-                )
+            if next_due_ms is not None and not self._fire_blocked:
+                # not compared with "is it due": a row may become due between the scan and this line
+                wait_s = min(wait_s, (next_due_ms - clock.wall_ms()) / 1000)
+            elif self._fire_blocked:
+                wait_s = BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
             if wait_s > 0:
                 try:
                     async with asyncio.timeout(wait_s):
                         await self._fire_wake.wait()
                 except TimeoutError:
                     pass
+            else:
+                await asyncio.sleep(0)
 
     def _fire_due(self, session: int) -> int | None:
         """Queue what is due, as far as there is room; return the next due time."""
