@@ -26,7 +26,7 @@ from retryapp.engine.handler import Delivery, Handler
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.runtime.app import Runtime, RuntimeOptions
 from retryapp.runtime.view import RuntimeView
-from retryapp.runtime.worker import RetryWorker, runtime_of
+from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of
 from retryapp.settings import load_settings
 
 __all__ = ["Delivery", "NoRetriesError", "Retries", "retries_of"]
@@ -80,6 +80,7 @@ class Retries:
         dlq_retention: Duration | None = "30d",
         admin_options: Mapping[str, str] | None = None,
     ) -> None:
+        end_faust_on_named_errors()
         if runtime_of(app) is not None:
             raise InvalidSettingError(
                 "Retries(app)", app, "this app has a Retries already; declare all handlers with that one"

@@ -60,6 +60,8 @@ _HALF_DAY_MS = 12 * 3600 * 1000
 """Half of `delete.retention.ms` of our changelogs: a store unused for longer may hold rows whose tombstones are gone.
 """
 _REBALANCE_POLL_S = 0.01
+_PROBE_S = 2.0
+"""Longest wait for one answer while no broker is there."""
 
 SETTINGS: Mapping[str, tuple[Any, str]] = {
     "stream_wait_empty": (False, "Faust's wait has no bound; ours has"),
@@ -301,6 +303,7 @@ class Runtime:
         deadline_s = self.clock.monotonic_s() + self.options.start_timeout_ms / 1000
         while True:
             try:
+                self._wait_for_broker(deadline_s)
                 return ensure_topics(admin, topologies, self.options.plan)
             except BrokerUnreachableError as exc:
                 left_s = deadline_s - self.clock.monotonic_s()
@@ -308,10 +311,15 @@ class Runtime:
                     raise
                 logger.warning("Waiting for a broker, up to %.0f s more: %s", left_s, exc)
 
+    def _wait_for_broker(self, deadline_s: float) -> None:
+        """Ask once, shortly: a request of the planning has a time-out of its own, which may be longer than is left."""
+        left_s = deadline_s - self.clock.monotonic_s()
+        KafkaAdmin(self.connection, timeout_s=max(0.5, min(_PROBE_S, left_s))).topic_names()
+
     def _refuse_second_readers(self) -> None:
         for agent in self.app.agents.values():
-            channel = agent._channel if isinstance(agent._channel, faust.Topic) else None
-            for topic in channel.topics if channel is not None else ():
+            channel = agent.channel  # not `_channel`: Faust makes that when it is first asked for
+            for topic in channel.topics if isinstance(channel, faust.Topic) else ():
                 if topic in self.intake.topics:
                     main = next((s.handler for s in self.served.values() if topic in s.handler.topology.consumed), None)
                     name = main.name if main else "retryapp"

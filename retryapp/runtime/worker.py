@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 import warnings
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 import faust
@@ -50,6 +52,28 @@ class RetryWorker(Worker):
             except KeyboardInterrupt:
                 raise SystemExit(130) from None
         super().execute_from_commandline()
+
+
+def end_faust_on_named_errors() -> None:
+    """Have `faust -A ...` end with one line and the error's exit code where the user's module raises a named error.
+
+    Faust imports the module with nothing round it, so a wrong policy or a second handler would be a long traceback and
+    exit code 1. Only Faust's own command is changed; a module that is imported elsewhere raises as ever.
+    """
+    command = Path(sys.argv[0])
+    if sys.excepthook is sys.__excepthook__ and (command.name == "faust" or command.parent.name == "faust"):
+        sys.excepthook = _end_named
+
+
+def _end_named(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, RetryAppError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    ours = str(Path(__file__).parent.parent)
+    outside = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith((ours, "<"))]
+    at = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
+    print(f"retryapp: {error}{at}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
+    raise SystemExit(error.exit_code)
 
 
 def _settle(app: faust.App) -> WorkerPlace:
