@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import jsonschema
 import pytest
 import yaml
 
-from retryapp.cli.main import cli
 from retryapp.core.durations import parse_duration_ms
 from retryapp.demo.service import DEFAULT_PORT
 from retryapp.demo.settings import PREFIX as DEMO_PREFIX
@@ -51,28 +49,6 @@ def plain_command(line: str) -> list[str]:
     """Take variables, `exec` and what goes before `&&` from a shell line."""
     words = shlex.split(line.split("&&")[-1])
     return [word for index, word in enumerate(words) if word != "exec" and not ("=" in word and index < 2)]
-
-
-def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
-    """Find the click command that a command line starts, and its arguments."""
-    if command[:2] == ["python", "-m"]:
-        main = import_module(command[2]).main
-        assert isinstance(main, click.Command)
-        return main, command[3:]
-    assert command[0] == "retryapp"
-    found: click.Command = cli
-    rest = command[1:]
-    while isinstance(found, click.Group):
-        child = found.get_command(click.Context(found), rest[0])
-        assert child is not None, f"no such command: {command}"
-        found, rest = child, rest[1:]
-    return found, rest
-
-
-def assert_parses(command: list[str]) -> None:
-    """Check that command and options exist."""
-    found, rest = resolve(command)
-    found.make_context("test", list(rest), resilient_parsing=False)
 
 
 def test_compose_is_valid(compose: dict[str, Any], project_root: Path) -> None:
@@ -132,7 +108,12 @@ def test_settings_exist(compose: dict[str, Any], procfile: dict[str, str], docke
     assert named <= known
 
 
-def test_commands_exist(compose: dict[str, Any], procfile: dict[str, str], dockerfile: str) -> None:
+def test_commands_exist(
+    compose: dict[str, Any],
+    procfile: dict[str, str],
+    dockerfile: str,
+    assert_parses: Callable[[list[str]], None],
+) -> None:
     """Each command line is parsed by the program it starts."""
     lines = [plain_command(line) for line in procfile.values()]
     lines += [service["command"] for service in compose["services"].values() if "command" in service]

@@ -1,0 +1,69 @@
+"""What tests of documents share: command lines that are parsed by the programs that they start."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from retryapp.cli.main import cli
+
+
+def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
+    """Find the click command that a command line starts, and its arguments."""
+    if command[:2] == ["python", "-m"]:
+        main = import_module(command[2]).main
+        assert isinstance(main, click.Command)
+        return main, command[3:]
+    if command[0] == "faust":
+        faust_cli: click.Group = import_module("faust.cli.faust").cli
+        assert command[1] == "-A", f"no app is named: {command}"
+        found = faust_cli.commands.get(command[3])
+        assert found is not None, f"no such command: {command}"
+        return found, command[4:]
+    assert command[0] == "retryapp"
+    found = cli
+    rest = command[1:]
+    while isinstance(found, click.Group):
+        child = found.get_command(click.Context(found), rest[0])
+        assert child is not None, f"no such command: {command}"
+        found, rest = child, rest[1:]
+    return found, rest
+
+
+@pytest.fixture
+def assert_parses() -> Callable[[list[str]], None]:
+    """Return a check that command and options exist."""
+
+    def check(command: list[str]) -> None:
+        found, rest = resolve(command)
+        found.make_context("test", list(rest), resilient_parsing=False)
+
+    return check
+
+
+def load_tool(project_root: Path, name: str) -> ModuleType:
+    """Import a script of ``tools/``."""
+    spec = importlib.util.spec_from_file_location(f"{name}_tool", project_root / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def docs_tables(project_root: Path) -> ModuleType:
+    """The script that writes the tables."""
+    return load_tool(project_root, "docs_tables")
+
+
+@pytest.fixture(scope="session")
+def environment(project_root: Path) -> ModuleType:
+    """The script that makes the virtual environment."""
+    return load_tool(project_root, "environment")

@@ -1,0 +1,262 @@
+"""README.md and docs/: their program runs, their commands exist, their tables say what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+
+from retryapp import Delivery, Reject
+from retryapp.cli.console import ExitCode
+from retryapp.cli.main import cli
+from retryapp.core.classify import DeadReason
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.headers import OUR_HEADERS, SHIELD
+from retryapp.core.topology import HandlerTopology
+from retryapp.demo.settings import PREFIX as DEMO_PREFIX
+from retryapp.demo.settings import DemoSettings
+from retryapp.settings import settings_table
+from retryapp.web.answers import PREFIX
+from retryapp.web.views import ROUTES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """Return the code blocks of one language."""
+    return [body for found, body in FENCE.findall(path.read_text()) if found == language]
+
+
+def prose(path: Path) -> str:
+    """Return a document without its code blocks."""
+    return FENCE.sub("", path.read_text())
+
+
+def first_cells(text: str, heading: str) -> list[str]:
+    """Return the first column of the table that follows a heading, without backticks."""
+    section = text.split(heading, 1)[1]
+    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert table is not None
+    return [line.split("|")[1].strip().strip("`") for line in table.group(0).splitlines()[2:]]
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    """Every line of every shell block, with its document."""
+    for path in DOCUMENTS:
+        for body in blocks(path, "sh"):
+            for line in body.splitlines():
+                yield path.name, line
+
+
+@pytest.fixture
+def billing(tmp_path: Path) -> Iterator[ModuleType]:
+    """The README's program, imported as a user's module."""
+    (program,) = [body for body in blocks(ROOT / "README.md", "python") if "faust.App" in body]
+    (tmp_path / "billing.py").write_text(program)
+    spec = importlib.util.spec_from_file_location("billing", tmp_path / "billing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["billing"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["billing"]
+
+
+async def test_the_program_works_as_written(billing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler is declared, and can be called without a broker."""
+    (handler,) = billing.retries.handlers
+    assert (handler.group, handler.main, handler.policy.max_attempts) == ("billing", "orders", 7)
+    assert handler.function is billing.charge
+
+    posted: list[tuple[str, Any]] = []
+
+    async def post(url: str, order: Any) -> None:
+        posted.append((url, order))
+
+    monkeypatch.setattr(billing, "post", post)
+    await billing.charge(handler.decode(b'{"id": 1, "amount": 5.0}'))
+    assert posted == [("http://localhost:8000/charge", billing.Order(id=1, amount=5.0))]
+    with pytest.raises(Reject, match="negative amount"):
+        await billing.charge(billing.Order(id=2, amount=-1.0))
+    assert len(posted) == 1
+
+
+async def test_the_program_really_posts(billing: ModuleType) -> None:
+    """What it asks the service for goes over HTTP, and a failure is raised."""
+    from aiohttp import ClientResponseError, web
+
+    bodies: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.Response(status=200 if len(bodies) == 1 else 503)
+
+    server = web.Application()
+    server.router.add_post("/charge", answer)
+    runner = web.AppRunner(server)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/charge"
+        await billing.post(url, billing.Order(id=1, amount=5.0))
+        with pytest.raises(ClientResponseError):
+            await billing.post(url, billing.Order(id=1, amount=5.0))
+    finally:
+        await runner.cleanup()
+    assert bodies == [{"id": 1, "amount": 5.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [(path.name, body) for path in DOCUMENTS for body in blocks(path, "python") if "faust.App" not in body],
+)
+def test_python_blocks_run(document: str, code: str) -> None:
+    """Each by itself."""
+    exec(compile(code, document, "exec"), {})  # noqa: S102 - the project's own documents
+
+
+@pytest.mark.parametrize(("document", "line"), list(command_lines()))
+def test_commands_exist(document: str, line: str, assert_parses: Callable[[list[str]], None]) -> None:
+    """Each line is parsed by the program that it starts."""
+    words = shlex.split(line)
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    elif words[0] == ".":
+        assert words[1] == ".venv/bin/activate"
+    else:
+        assert_parses(words)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_in_the_text_exist(path: Path) -> None:
+    """`retryapp ...` within a sentence names a command that is there, and options that it has."""
+    for found in re.findall(r"`retryapp ([^`]+)`", prose(path)):
+        words = found.split()
+        command: click.Command = cli
+        while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+            child = command.get_command(click.Context(command), words.pop(0))
+            assert child is not None, found
+            command = child
+        options = {name for parameter in command.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= options, found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_tables_are_up_to_date(path: Path, docs_tables: ModuleType) -> None:
+    """`python tools/docs_tables.py` writes them."""
+    text = path.read_text()
+    assert docs_tables.renewed(text) == text
+    for name in re.findall(r"<!-- table: (\S+) -->", text):
+        assert docs_tables.TABLES[name]().count("\n") > 2
+
+
+def test_every_table_is_shown_somewhere(docs_tables: ModuleType) -> None:
+    """None is made for nothing."""
+    shown = {name for path in DOCUMENTS for name in re.findall(r"<!-- table: (\S+) -->", path.read_text())}
+    assert shown == set(docs_tables.TABLES)
+
+
+def test_a_stale_table_is_seen(docs_tables: ModuleType) -> None:
+    """The check above can fail."""
+    assert docs_tables.renewed("<!-- table: settings -->\nold\n<!-- end -->\n").count("RETRYAPP_") >= 5
+
+
+def test_all_headers_are_described() -> None:
+    """Ours, each once, and the prefix of those that pass."""
+    text = (ROOT / "docs" / "headers.md").read_text()
+    names = first_cells(text, "# Headers")
+    assert sorted(names) == sorted(OUR_HEADERS)
+    assert SHIELD in text
+
+
+def test_all_reasons_are_described() -> None:
+    """Each word of `retry-reason`."""
+    assert first_cells((ROOT / "docs" / "policies.md").read_text(), "## Reasons") == list(DeadReason)
+
+
+def test_all_exit_codes_are_described() -> None:
+    """With what a supervisor should do."""
+    codes = first_cells((ROOT / "docs" / "operating.md").read_text(), "## Starting")
+    assert [int(code) for code in codes] == sorted(ExitCode)
+
+
+def test_the_second_argument_is_described() -> None:
+    """Every field of `Delivery`."""
+    text = (ROOT / "docs" / "policies.md").read_text().split("## The second argument")[1].split("## Values")[0]
+    assert all(f"`{field.name}`" in text for field in fields(Delivery))
+
+
+def test_pages_exist() -> None:
+    """Each address in the documents is a route, and each page but those of one record is named."""
+    addresses = first_cells((ROOT / "docs" / "operating.md").read_text(), "### Pages")
+    routes = {PREFIX + path.replace("{main}", "orders") for path, page in ROUTES}
+    assert {address.split("?")[0] for address in addresses} <= routes
+    assert f"{PREFIX}/metrics" in prose(ROOT / "README.md")
+
+
+def test_topic_names_in_the_text_are_those_that_are_made() -> None:
+    """Also with one topic for each delay."""
+    text = (ROOT / "docs" / "topics.md").read_text()
+    delays = tuple(parse_duration_ms(delay) for delay in ("5m", "30m", "1h"))
+    for tiers in ("single", "per-delay"):
+        topology = HandlerTopology("billing", "orders", tiers=tiers, delays_ms=delays)  # type: ignore[arg-type]
+        assert all(f"`{name}`" in text for name in topology.owned)
+
+
+def test_downloads_are_as_large_as_said(environment: ModuleType) -> None:
+    """The README's table against what is announced before a download."""
+    sizes = environment.DOWNLOAD_MB
+    rows = re.findall(
+        r"^\| `make (demo|test)` \| at most (\d+) MB \| (\d+) MB \|", prose(ROOT / "README.md"), re.MULTILINE
+    )
+    profiles = {"demo": environment.PROFILES["demo"], "test": environment.PROFILES["dev"]}
+    assert {name for name, _, _ in rows} == set(profiles)
+    for name, size, java in rows:
+        assert int(size) == sizes["base"] + sum(sizes[extra] for extra in profiles[name])
+        assert int(java) == sizes["java"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_settings_exist(path: Path) -> None:
+    """Every RETRYAPP_ variable named is one."""
+    known = {row.name for row in settings_table()} | {DEMO_PREFIX + name.upper() for name in DemoSettings.model_fields}
+    assert set(re.findall(r"RETRYAPP_[A-Z_]+", path.read_text())) - {"RETRYAPP_TEST_BROKER"} <= known
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Relative ones: the file is there, and the heading in it."""
+    for target in re.findall(r"\]\(([^)]+)\)", prose(path)):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
+
+
+def test_the_systemd_unit_agrees_with_the_settings(assert_parses: Callable[[list[str]], None]) -> None:
+    """Its command exists, and its time to stop is longer than the grace."""
+    (unit,) = blocks(ROOT / "docs" / "operating.md", "ini")
+    values = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    command = values["ExecStart"].split()
+    assert_parses([Path(command[0]).name, *command[1:]])
+    grace = re.search(r"RETRYAPP_GRACE=(\S+)", values["Environment"])
+    assert grace is not None
+    assert parse_duration_ms(values["TimeoutStopSec"]) >= parse_duration_ms(grace.group(1)) + 10_000
+    assert int(values["RestartPreventExitStatus"]) == ExitCode.USAGE

@@ -1,0 +1,191 @@
+"""Write the tables of README.md and docs/ that say what the code says: ``python tools/docs_tables.py [--check]``.
+
+A table stands between ``<!-- table: name -->`` and ``<!-- end -->``; what is between the two is replaced. With
+``--check`` nothing is written and the exit code is 1 when a file is not up to date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.topology import HandlerTopology, TopicRole, TopicSpec, topic_specs
+from retryapp.demo.settings import PREFIX as DEMO_PREFIX
+from retryapp.demo.settings import DemoSettings
+from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
+from retryapp.retries import Retries
+from retryapp.runtime.app import SETTINGS
+from retryapp.runtime.observers import EVENT_IDS, MetricsObserver
+from retryapp.settings import settings_table
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def settings() -> str:
+    """Variables of the environment."""
+    rows = (
+        (f"`{row.name}`", f"`{row.default}`" if " " not in row.default else row.default, row.help)
+        for row in settings_table()
+    )
+    return table(("variable", "default", "meaning"), rows)
+
+
+def demo_settings() -> str:
+    """Variables of the demo's worker."""
+    rows = (
+        (f"`{DEMO_PREFIX}{name.upper()}`", f"`{field.default}`", field.description or "")
+        for name, field in DemoSettings.model_fields.items()
+    )
+    return table(("variable", "default", "meaning"), rows)
+
+
+def arguments(function: Callable[..., Any], documented: str | None) -> str:
+    """Arguments of a function: defaults from its signature, meaning from the ``Args`` of a docstring."""
+    section = re.search(r"Args:\n(.*?)(?:\n\n|\Z)", inspect.cleandoc(documented or ""), re.DOTALL)
+    if section is None:
+        raise ValueError(f"{function!r} has no Args section")
+    meanings = {
+        name: re.sub(r"\s+", " ", text).replace("``", "`").strip()
+        for name, text in re.findall(r"^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", section.group(1), re.DOTALL | re.MULTILINE)
+    }
+    rows = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "self":
+            continue
+        rows.append((f"`{name}`", _default(parameter), meanings[name]))
+    return table(("argument", "default", "meaning"), rows)
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    default = parameter.default
+    if default is parameter.empty:
+        return "(needed)"
+    if default == ():
+        return "none"
+    shown = (
+        default.__name__ if isinstance(default, type) else repr(str(default) if isinstance(default, str) else default)
+    )
+    return f"`{shown}`"
+
+
+def faust_settings() -> str:
+    """Faust settings that we change."""
+    rows = ((f"`{name}`", f"`{ours}`", why) for name, (ours, why) in SETTINGS.items())
+    return table(("Faust setting", "ours", "why"), rows)
+
+
+def example() -> tuple[TopicSpec, ...]:
+    """The topics of the README's program on a cluster of three brokers."""
+    policy = RetryPolicy("5m*2 30m*3 1h")
+    topology = HandlerTopology("billing", "orders", delays_ms=policy.schedule.nominal_delays_ms)
+    return topic_specs(
+        topology,
+        partitions=6,
+        main_max_message_bytes=KAFKA_MAX_MESSAGE_BYTES,
+        replication=3,
+        longest_wait_ms=policy.longest_wait_ms,
+    )
+
+
+def topic_names() -> str:
+    """Names and roles."""
+    rows = ((f"`{spec.name}`", spec.role.value, _clean_up(spec), _retention(spec)) for spec in example())
+    return table(("topic", "role", "clean-up", "retention"), rows)
+
+
+def topic_settings() -> str:
+    """Every setting of every role with its reason."""
+    seen: dict[tuple[str, str, str], list[str]] = {}
+    for spec in example():
+        for setting, value in spec.config.items():
+            seen.setdefault((setting, value, spec.why[setting]), []).append(spec.role.value)
+    rows = []
+    for (setting, value, why), roles in seen.items():
+        shown = "all" if len(roles) == len(TopicRole) else ", ".join(roles)
+        rows.append((f"`{setting}`", f"`{value}`", shown, why))
+    return table(("setting", "value", "of", "why"), rows)
+
+
+def _clean_up(spec: TopicSpec) -> str:
+    return spec.config["cleanup.policy"]
+
+
+def _retention(spec: TopicSpec) -> str:
+    retention = spec.config.get("retention.ms")
+    return "as long as it is needed" if retention is None else format_duration_ms(parse_duration_ms(f"{retention}ms"))
+
+
+def metrics() -> str:
+    """Metrics as a worker's page serves them."""
+    observer = MetricsObserver(lambda: {"orders": []})
+    text = observer.text().decode()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    rows = ((f"`{name}`", kinds[name], helps[name]) for name in helps if not name.endswith("_created"))
+    return table(("metric", "type", "meaning"), rows)
+
+
+def log_events() -> str:
+    """Log messages and their levels."""
+    rows = ((f"`{name}`", logging.getLevelName(level)) for name, level in EVENT_IDS.values())
+    return table(("message", "level"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "demo-settings": demo_settings,
+    "retries-arguments": lambda: arguments(Retries.__init__, Retries.__doc__),
+    "handler-arguments": lambda: arguments(Retries.handler, Retries.handler.__doc__),
+    "policy-arguments": lambda: arguments(RetryPolicy.__init__, RetryPolicy.__init__.__doc__),
+    "faust-settings": faust_settings,
+    "topic-names": topic_names,
+    "topic-settings": topic_settings,
+    "metrics": metrics,
+    "log-events": log_events,
+}
+
+
+def renewed(text: str) -> str:
+    """Return a document with its tables as they have to be.
+
+    Raises:
+        KeyError: a table has an unknown name.
+    """
+    return BLOCK.sub(lambda match: f"{match.group(1)}{TABLES[match.group(2)]()}{match.group(3)}", text)
+
+
+def documents() -> list[Path]:
+    """Return the files that may have tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main(words: list[str]) -> int:
+    """Renew or check all documents."""
+    stale = []
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        if renewed(text) == text:
+            continue
+        stale.append(path.relative_to(ROOT).as_posix())
+        if "--check" not in words:
+            path.write_text(renewed(text), encoding="utf-8")
+    print("\n".join(stale) or "all tables are up to date")
+    return 1 if stale and "--check" in words else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
