@@ -179,6 +179,7 @@ class Lane:
         started_s = self._clock.monotonic_s()
         self.state = LaneState.OPENING
         self._failure = None
+        await transport.hold()  # nothing fetched before may come in after the seek, whatever an earlier hold came to
         await transport.prove()
         await transport.fence()
         await transport.prove()

@@ -200,6 +200,11 @@ class PartitionEngine:
             return 0
         return max(0, min(handler.max_in_flight - len(window), self.lane.room))
 
+    def room_bytes(self, tp: TopicPartition) -> int:
+        """Return how many bytes of `tp` may come in now; the last record may pass it."""
+        window = self._windows.get(tp)
+        return 0 if window is None else self.station.handler.max_in_flight_bytes - window.bytes
+
     def accept(self, tp: TopicPartition, session: int, records: Sequence[Record]) -> None:
         """Take records of a source partition, in offset order."""
         if not self.alive(session):
@@ -297,6 +302,15 @@ class PartitionEngine:
     # -- firing -------------------------------------------------------------------------------------------------
 
     async def _fire_loop(self, session: int) -> None:
+        try:
+            await self._fire_until_over(session)
+        except LaneClosedError:
+            return
+        except Exception as exc:  # noqa: BLE001 - without this task nothing would ever fire again, in silence
+            if session == self._session:
+                self.lane.fail(exc)
+
+    async def _fire_until_over(self, session: int) -> None:
         clock = self.station.clock
         while self.alive(session):
             self._fire_wake.clear()

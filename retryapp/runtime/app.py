@@ -27,6 +27,7 @@ import faust
 from faust.channels import Channel
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
+from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
 from retryapp.core.errors import (
     BrokerUnreachableError,
@@ -109,6 +110,13 @@ class IntakeChannel(Channel[Any]):
         super().__init__(app, **kwargs)
         self._topic = topic
 
+    @property
+    def queue(self) -> ThrowableQueue[Any]:
+        """The agent's queue. Not managed by Faust's flow control, which clears queues at every resume."""
+        if self._queue is None:
+            self._queue = ThrowableQueue(maxsize=0, flow_control=FlowControlEvent(initially_suspended=False))
+        return self._queue
+
     def get_topic_name(self) -> str:
         """Return the topic whose records come through here."""
         return self._topic
@@ -168,6 +176,7 @@ class RetrySensor(Sensor):
 
     def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
         """Tell how long it took."""
+        self._runtime.intake.consumer.rebalance_over(app.tables.recovery._generation_id)
         self._runtime.rebalanced(self._runtime.clock.monotonic_s() - state["started_s"])
 
 
@@ -390,7 +399,9 @@ class Runtime:
 
     async def _on_assigned(self, generation: int, member_id: str, actives: set[TopicPartition]) -> None:
         for served in self.served.values():
-            for partition in range(served.partitions):
+            consumed = set(served.handler.topology.consumed)
+            numbers = {tp.partition for tp in actives if tp.topic in consumed}
+            for partition in sorted(numbers):
                 wanted = {TopicPartition(topic, partition) for topic in served.handler.topology.consumed}
                 mine = wanted & actives
                 if mine == wanted:
@@ -402,7 +413,11 @@ class Runtime:
                             event=Event.LANE_INCOMPLETE,
                             handler=served.handler.main,
                             partition=partition,
-                            message=f"stays paused: another worker has this number of {missing}",
+                            message=(
+                                f"stays paused: another worker has this number of {missing}"
+                                if partition < served.partitions
+                                else f"stays paused: the main topic has grown; add partitions to {missing} and restart"
+                            ),
                         )
                     )
         self.assigned = True
@@ -499,7 +514,7 @@ class Runtime:
             logger.debug("Lane %s closed before its policy was noted", engine.lane.name)
 
     async def _run_lane(self, lane: Lane) -> None:
-        while self.app.rebalancing:  # noqa: ASYNC110 - Faust has no signal after which positions are really settled
+        while not self.intake.consumer.settled:  # noqa: ASYNC110 - Faust has no signal after which positions are really settled
             await asyncio.sleep(_REBALANCE_POLL_S)
         await lane.run()
         if lane.state is LaneState.IDLE:
@@ -564,7 +579,8 @@ class Runtime:
         room = placed.engine.room(tp)
         if room <= 0:
             return
-        records = [_record(found) for found in self.intake.take(tp, min(room, BATCH))]
+        found = self.intake.take(tp, min(room, BATCH), placed.engine.room_bytes(tp))
+        records = [_record(each) for each in found]
         batch = _Batch(tp, placed.lane.session, records)
         self._handing.add(tp)
         if not self._channels[tp.topic].put_now(batch):  # the agent is being restarted: nothing may be skipped

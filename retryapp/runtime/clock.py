@@ -20,18 +20,24 @@ MAX_SLEW_MS = 1_000
 _CHECK_S = 1.0
 
 
+def _counted_s() -> float:
+    """Return seconds that only grow, and that count the time in which the machine slept where the system tells it."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
 class SystemClock:
     """`ports.Clock` on the machine's clocks."""
 
     def __init__(self) -> None:
         self._anchor_wall_ms = time.time_ns() // 1_000_000
-        self._anchor_monotonic_s = time.monotonic()
+        self._anchor_monotonic_s = _counted_s()
         self._checked_s = self._anchor_monotonic_s
         self._jumped = False
 
     def wall_ms(self) -> int:
         """Return epoch milliseconds; never goes back by more than `MAX_SLEW_MS`."""
-        now_s = time.monotonic()
+        now_s = _counted_s()
         if now_s - self._checked_s >= _CHECK_S:
             self._follow(now_s)
         return self._anchor_wall_ms + int((now_s - self._anchor_monotonic_s) * 1000)

@@ -19,7 +19,8 @@ import asyncio
 import inspect
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Any, ClassVar, cast
 
 import aiokafka
@@ -34,8 +35,10 @@ from retryapp.ports import TopicPartition
 logger = get_logger(__name__)
 HIGH_WATER = 4_000
 """Records of one partition in the intake above which its fetching stops; the bound is this plus one fetch."""
+HIGH_WATER_BYTES = 8 * 1024 * 1024
+"""The same in bytes of keys and values."""
 LOW_WATER = 1_000
-"""Records below which fetching goes on."""
+"""Records below which fetching goes on, when a quarter of `HIGH_WATER_BYTES` is not exceeded either."""
 _IDLE_POLL_S = 0.02
 
 
@@ -62,6 +65,7 @@ class Intake:
         """Called before the group takes partitions away; must be bounded in time."""
         self.dropped_stale = 0
         self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
+        self._bytes: dict[TopicPartition, int] = defaultdict(int)
         self._consumer: RetryConsumer | None = None
 
     def attach(self, consumer: RetryConsumer) -> None:
@@ -92,15 +96,22 @@ class Intake:
                 continue
             buffer = self._buffers[tp]
             buffer.extend(found)
-            if len(buffer) >= HIGH_WATER:
+            self._bytes[tp] += sum(map(_size, found))
+            if len(buffer) >= HIGH_WATER or self._bytes[tp] >= HIGH_WATER_BYTES:
                 self.consumer.on_buffer_full(TP(*tp))
             self.on_records(tp)
 
-    def take(self, tp: TopicPartition, limit: int) -> list[Any]:
-        """Take at most `limit` records of a partition out, in order."""
+    def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Any]:
+        """Take records of a partition out, in order: at most `limit`, and no more once `max_bytes` are passed."""
         buffer = self._buffers[tp]
-        taken = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
-        if taken and len(buffer) <= LOW_WATER:
+        taken: list[Any] = []
+        size = 0
+        while buffer and len(taken) < limit and size < max_bytes:
+            found = buffer.popleft()
+            size += _size(found)
+            taken.append(found)
+        self._bytes[tp] -= size
+        if taken and len(buffer) <= LOW_WATER and self._bytes[tp] <= HIGH_WATER_BYTES // 4:
             self.consumer.on_buffer_drop(TP(*tp))
         return taken
 
@@ -108,7 +119,12 @@ class Intake:
         """Throw buffered records away; between a hold and a seek, never after the seek."""
         for tp in tps:
             self._buffers[tp].clear()
+            self._bytes[tp] = 0
             self.consumer.on_buffer_drop(TP(*tp))
+
+
+def _size(record: Any) -> int:
+    return len(record.key or b"") + len(record.value or b"")
 
 
 class RetryConsumerThread(AIOKafkaConsumerThread):
@@ -162,6 +178,10 @@ class RetryConsumer(Consumer):
         self.intake.attach(self)
         self._delivered: dict[TP, deque[int]] = defaultdict(deque)
         self._deferred: set[TP] = set()
+        self._spill: dict[TP, deque[Any]] = {}
+        self._assigned_generation: int | None = None
+        self.settled = False
+        """Whether the group is at rest: the rebalance of the last assignment is over."""
 
     def _new_consumer_thread(self) -> RetryConsumerThread:
         return RetryConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -184,6 +204,7 @@ class RetryConsumer(Consumer):
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         """Hold our partitions, let Faust do its part, then have the lanes opened."""
+        self._assigned_generation = generation_id
         await self.hold(TopicPartition(*tp) for tp in assigned if self.ours(tp))
 
         def member(consumer: aiokafka.AIOKafkaConsumer) -> tuple[int, str]:
@@ -198,7 +219,10 @@ class RetryConsumer(Consumer):
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         """Let the engine finish what runs, commit what is done of the user's topics, then let Faust do its part."""
+        self.settled = False
+        self._assigned_generation = None
         self._deferred.clear()
+        self._spill.clear()
         if self.intake.on_revoked is not None:
             await self.intake.on_revoked()
         if revoked and not self.app.should_stop:
@@ -210,6 +234,11 @@ class RetryConsumer(Consumer):
             self._delivered.pop(tp, None)
         self.intake.clear(TopicPartition(*tp) for tp in revoked if self.ours(tp))
         await super().on_partitions_revoked(revoked)
+
+    def rebalance_over(self, generation_id: int) -> None:
+        """Note that Faust has finished a rebalance; one that another has overtaken does not count."""
+        if generation_id == self._assigned_generation:
+            self.settled = True
 
     # -- positions of our partitions ----------------------------------------------------------------------------
 
@@ -224,8 +253,10 @@ class RetryConsumer(Consumer):
                     consumer.pause(aiokafka.TopicPartition(*tp))
                 self.intake.epoch[tp] += 1
 
-        await self.in_thread(pause)
-        self.intake.clear(held)
+        try:
+            await self.in_thread(pause)
+        finally:
+            self.intake.clear(held)
 
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set positions and let records flow; the partitions must be held."""
@@ -243,6 +274,7 @@ class RetryConsumer(Consumer):
     async def perform_seek(self) -> None:
         """Seek the user's own partitions to their committed offsets; never ours."""
         self._delivered.clear()
+        self._spill.clear()
         others = [aiokafka.TopicPartition(*tp) for tp in self.assignment() if not self.ours(tp)]
         if not others:  # an empty list would seek every partition
             return
@@ -258,14 +290,14 @@ class RetryConsumer(Consumer):
     def resume_partitions(self, tps: Iterable[TP]) -> None:
         """Resume; during a rebalance only changelogs: other records would be lost before the seek."""
         tps = set(tps)
-        if self.app.rebalancing:
+        if not self.settled:
             changelogs = self.app.tables.changelog_topics
             self._deferred |= {tp for tp in tps if tp.topic not in changelogs}
             tps = {tp for tp in tps if tp.topic in changelogs}
         super().resume_partitions(tps)
 
     def _resume_deferred(self) -> None:
-        if self._deferred and not self.app.rebalancing:
+        if self._deferred and self.settled:
             deferred, self._deferred = self._deferred, set()
             super().resume_partitions(deferred & set(self.assignment()))
 
@@ -297,14 +329,15 @@ class RetryConsumer(Consumer):
         if self.flow_active and not self._get_active_partitions():
             await self._stay_awake()
             return
-        busy = bool(self._deferred) or bool(self.app.rebalancing)
+        for tp, message in self._unspill():
+            yield tp, message
+        busy = bool(self._deferred) or bool(self._spill) or not self.settled
         records, active = await self._wait_next_records(min(timeout, 0.2) if busy else timeout)
         generation = self.app.consumer_generation_id
         if records is None or self.should_stop:
             return
         if not self.flow_active:
-            await self.perform_seek()
-            return
+            return  # a rebalance: Faust seeks before it resumes, and asking for offsets now may meet no assignment
         stamp = getattr(records, "stamp", {})
         self.intake.put({tp: found for tp, found in records.items() if self.ours(tp)}, stamp)
         others = {tp: found for tp, found in records.items() if not self.ours(tp)}
@@ -315,7 +348,31 @@ class RetryConsumer(Consumer):
                 message = self._to_message(tp, record)
                 self._note_delivered(tp, message)
                 self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
-                yield tp, message
+                if tp in self._spill or self._agent_room(tp) <= 0:
+                    self._spill.setdefault(tp, deque()).append(message)
+                    self.on_buffer_full(tp)
+                else:
+                    yield tp, message
+
+    def _agent_room(self, tp: TP) -> float:
+        """Return how many records the user's agents of a partition take before they would block this loop."""
+        handler = cast("Any", self.app.topics)._tp_to_callback.get(tp)
+        queues = [channel.queue for channel in handler.channels] if handler is not None else []
+        return min((queue.maxsize - queue.qsize() if queue.maxsize else inf for queue in queues), default=inf)
+
+    def _unspill(self) -> Iterator[tuple[TP, Any]]:
+        """Yield what was fetched while the user's agents were full, as far as they have room now."""
+        for tp in list(self._spill):
+            spilled = self._spill.get(tp)
+            while spilled and self._agent_room(tp) > 0:
+                yield tp, spilled.popleft()
+            if not spilled and self._spill.pop(tp, None) is not None:
+                self.on_buffer_drop(tp)
+
+    def on_buffer_drop(self, tp: TP) -> None:
+        """Fetch a partition again; the agent's own signal does not reopen one whose spill is not empty."""
+        if not self._spill.get(tp):
+            super().on_buffer_drop(tp)
 
     def _note_delivered(self, tp: TP, message: Any) -> None:
         delivered = self._delivered[tp]

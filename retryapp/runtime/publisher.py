@@ -81,17 +81,36 @@ _TAIL_BATCH = 10_000
 
 
 class OffsetsGoneError(EnvironmentFault):
-    """A committed offset lies before the first record that the topic still has: records were deleted unread."""
+    """A committed offset lies outside of what its topic has. Operator action: set the group's offset."""
 
-    def __init__(self, tp: TopicPartition, committed: int, first: int) -> None:
+    def __init__(self, tp: TopicPartition, committed: int, first: int, end: int) -> None:
         self.topic = tp.topic
         self.partition = tp.partition
         self.committed = committed
         self.first = first
+        self.end = end
+        what = (
+            f"up to {first - committed} records were deleted unread (retention.ms, DeleteRecords)"
+            if committed < first
+            else "the topic was cut or made again"
+        )
         super().__init__(
-            f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic begins at {first}: up to "
-            f"{first - committed} records were deleted unread. Find out why (retention.ms, DeleteRecords), then accept "
-            f"the loss by setting the group's offset to {first}"
+            f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic has {first} to {end}: "
+            f"{what}. Find out why, then accept it by setting the group's offset (kafka-consumer-groups.sh --reset-offsets)"
+        )
+
+
+class OffsetsMissingError(EnvironmentFault):
+    """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
+
+    def __init__(self, lane: str, rows: int, topics: Sequence[str]) -> None:
+        self.lane = lane
+        self.rows = rows
+        self.topics = tuple(topics)
+        super().__init__(
+            f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} "
+            f"entries: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or skip "
+            f"records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin anew"
         )
 
 
@@ -268,8 +287,8 @@ class KafkaLane:
             first, end = bounds[tp]
             if committed < 0:
                 starts[tp] = end if tp == self.place.main and self.place.start_at_end else first
-            elif committed < first:
-                raise OffsetsGoneError(tp, committed, first)
+            elif not first <= committed <= end:
+                raise OffsetsGoneError(tp, committed, first, end)
             else:
                 starts[tp] = committed
         missing = [
@@ -277,6 +296,10 @@ class KafkaLane:
             for tp in self.place.sources
             if ClientTopicPartition(*tp) not in got or got[ClientTopicPartition(*tp)].offset < 0
         ]
+        first, end = (await self.reader.bounds([self.place.changelog]))[self.place.changelog]
+        rows = end - (1 if self.place.partition == 0 else 0)  # partition 0 begins with the owner mark
+        if len(missing) == len(self.place.sources) and rows > 0:
+            raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
         if missing:  # a start that is not written down would be decided anew after a crash
             await self.commit(LaneBatch(offsets={tp: starts[tp] for tp in missing}))
         return starts
