@@ -96,7 +96,8 @@ class OffsetsGoneError(EnvironmentFault):
         )
         super().__init__(
             f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic has {first} to {end}: "
-            f"{what}. Find out why, then accept it by setting the group's offset (kafka-consumer-groups.sh --reset-offsets)"
+            f"{what}. Find out why, then accept it by setting the group's offset "
+            f"(kafka-consumer-groups.sh --reset-offsets)"
         )
 
 

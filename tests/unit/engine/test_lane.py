@@ -16,7 +16,7 @@ from retryapp.testing import MemoryLaneTransport, RecordingObserver, Step, Virtu
 
 MAIN = TopicPartition("orders", 0)
 RETRY = TopicPartition("app.orders.retry", 0)
-OPENING = [Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
+OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
 GIVEN_UP = [Step.HOLD, Step.CLOSE]
 BACKOFF_MS = 100
 
@@ -126,7 +126,7 @@ async def test_opening_proves_fences_proves_again_and_reads_before_records_flow(
     await rig.start()
     assert rig.transport.calls == OPENING
     assert rig.opened == [(1, {MAIN: 17, RETRY: 0})]
-    assert rig.transport.released is None
+    assert not rig.transport.released
     released.set()
     await rig.settle()
     assert rig.transport.released == {MAIN: 17, RETRY: 0}
