@@ -215,7 +215,12 @@ class MemoryPartition:
         room = self.engine.room(tp) if self.transport.released is not None else 0
         if room <= 0:
             return
-        records = self.transport.read(tp, self._next[tp])[:room]
+        room_bytes, records = self.engine.room_bytes(tp), list[Record]()
+        for record in self.transport.read(tp, self._next[tp])[:room]:
+            if room_bytes <= 0:
+                break
+            room_bytes -= len(record.key or b"") + len(record.value or b"")
+            records.append(record)
         if records:
             self._next[tp] = records[-1].offset + 1
             self.engine.accept(tp, self.lane.session, records)

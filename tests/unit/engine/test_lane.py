@@ -118,7 +118,7 @@ async def rig(make_rig: MakeRig) -> Rig:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-async def test_opening_proves_fences_proves_again_and_reads_before_records_flow(make_rig: MakeRig) -> None:
+async def test_opening_holds_proves_fences_proves_again_and_reads_before_records_flow(make_rig: MakeRig) -> None:
     """In this order, each step once; the session begins at the committed offsets, before the first record comes."""
     rig = make_rig()
     rig.transport.offsets[MAIN] = 17
@@ -134,7 +134,7 @@ async def test_opening_proves_fences_proves_again_and_reads_before_records_flow(
     assert [o.event for o in rig.observer.seen] == [Event.LANE_OPENED]
 
 
-@pytest.mark.parametrize("step", [Step.PROVE, Step.FENCE, Step.COMMITTED, Step.RECOVER, Step.RELEASE])
+@pytest.mark.parametrize("step", [*OPENING[:3], *OPENING[4:]])
 async def test_an_opening_that_fails_is_given_up_and_tried_again(make_rig: MakeRig, step: Step) -> None:
     """From its first step, after a back-off, with the partition held and everything given up in between."""
     rig = make_rig()
