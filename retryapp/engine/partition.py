@@ -30,6 +30,8 @@ MAX_SLEEP_S = 60.0
 """Longest sleep of the firing task; it wakes earlier for an earlier row."""
 BLOCKED_SLEEP_S = 0.25
 """The same while there is no room for what is due."""
+ABORT_WAIT_S = 2.0
+"""Longest wait of a drain for handlers that it has given up: the grace is what they had before."""
 PROGRESS_MS = 60_000
 """Longest time between two `progress` events of a partition that has traffic."""
 _RECORD_OVERHEAD_BYTES = 200
@@ -163,7 +165,7 @@ class PartitionEngine:
         """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them.
 
         Args:
-            deadline_s: longest wait before they are given up.
+            deadline_s: longest wait before they are given up; after that at most `ABORT_WAIT_S` more.
         """
         self._draining = True
         if self._fire_task is not None:
@@ -176,7 +178,7 @@ class PartitionEngine:
             for run in list(self._running):
                 run.abort()
             try:
-                async with asyncio.timeout(deadline_s):
+                async with asyncio.timeout(min(deadline_s, ABORT_WAIT_S)):
                     await self._wait_idle()
             except TimeoutError:
                 pass  # a handler that swallows its cancellation: its outcome is ignored, the group must not wait for it

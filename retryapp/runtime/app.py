@@ -294,7 +294,6 @@ class Runtime:
         if self.plan is not None or not self.served:
             return
         self._refuse_second_readers()
-        self._refuse_stranding()
         topologies = [served.handler.topology for served in self.served.values()]
         admin = KafkaAdmin(self.connection)
         plan = self._plan_patiently(admin, topologies)
@@ -313,6 +312,7 @@ class Runtime:
         while True:
             try:
                 self._wait_for_broker(deadline_s)
+                self._refuse_stranding()
                 return ensure_topics(admin, topologies, self.options.plan)
             except BrokerUnreachableError as exc:
                 left_s = deadline_s - self.clock.monotonic_s()

@@ -128,8 +128,7 @@ class RocksDeadLetterTable:
 
     def drop(self) -> None:
         """Close the store and delete it: the topic has everything."""
-        self._store.close()
-        self._store.remove()
+        self._store.drop()
 
     def _row(self, key: bytes, value: bytes) -> DeadRow:
         (offset,) = _OFFSET.unpack(key[1:])

@@ -208,8 +208,7 @@ class RocksPendingTable:
 
     def drop(self) -> None:
         """Close the store and delete it: the changelog has everything."""
-        self._store.close()
-        self._store.remove()
+        self._store.drop()
 
     def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._store.items(start or _ROWS_START):

@@ -76,6 +76,7 @@ _RETRY_BACKOFF_MS = 10
 """A transaction that follows another at once is often told to wait for the former's markers (the broker says "not
 enough
 replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that long."""
+_RECONNECT_S = 0.5
 _CLOSE_S = 1.0
 _TAIL_BATCH = 10_000
 
@@ -271,6 +272,7 @@ class KafkaLane:
             retry_backoff_ms=_RETRY_BACKOFF_MS,
             **self.settings.connection,
         )
+        _reconnect_slowly(producer)
         self._producer = producer
         await producer.start()
 
@@ -414,6 +416,19 @@ class StoreAheadError(EnvironmentFault):
             f"lane {lane}: the local store has read its changelog up to offset {store}, but it ends at {end}. It "
             f"was truncated; remove the local store to accept the changelog as it is"
         )
+
+
+def _reconnect_slowly(producer: AIOKafkaProducer) -> None:
+    """Pause after a failed connection; with the short back-off of transactions it would log 100 lines a second."""
+    connect = producer.client._get_conn
+
+    async def patient(*args: Any, **kwargs: Any) -> Any:
+        found = await connect(*args, **kwargs)
+        if found is None:
+            await asyncio.sleep(_RECONNECT_S)
+        return found
+
+    producer.client._get_conn = patient
 
 
 async def _stop(producer: AIOKafkaProducer, name: str) -> None:

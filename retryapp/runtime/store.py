@@ -11,6 +11,7 @@ so that a range delete over rows never meets the others.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ from rocksdict import (
 )
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
+
+logger = logging.getLogger(__name__)
 
 _META = b"\x02meta"
 FORMAT_VERSION = 1
@@ -122,7 +125,8 @@ class Store:
                     raise _named(path, exc) from exc
                 self.dropped = f"it could not be opened ({exc})"
             if self.dropped is not None:
-                self._discard()
+                self.drop()
+                self.failed = False
                 meta = None
         self.meta = meta or self._new_meta(now_ms)
         if self._db is None:
@@ -200,27 +204,37 @@ class Store:
             raise self._broken(exc) from exc
 
     def close(self) -> None:
-        """Close it, and delete it if it failed; may be called twice."""
-        db, self._db = self._db, None
-        if db is not None:
-            db.close()
-            if self.failed:
-                self.remove()
+        """Close it, and delete it if it failed; never raises, may be called twice.
 
-    def remove(self) -> None:
-        """Delete the folder; the store must be closed."""
+        Closing writes: on a full disk it fails, and what is in the folder then is anybody's guess.
+        """
+        if self._db is not None:
+            self._release()
+            if self.failed:
+                self._remove()
+
+    def drop(self) -> None:
+        """Close and delete it: the topic has everything. Never raises."""
+        self._release()
+        self._remove()
+
+    def _release(self) -> None:
+        """Let go of the database; the folder's lock goes with the last reference, also when closing it fails."""
+        db, self._db = self._db, None
+        if db is None:
+            return
+        try:
+            db.close()
+        except Exception as exc:  # noqa: BLE001 - the library has no type for what a disk may do
+            self.failed = True
+            logger.warning("Store %s did not close, it is dropped: %s", self.path, exc)
+
+    def _remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _open(self) -> Rdict:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return Rdict(str(self.path), options=_options())
-
-    def _discard(self) -> None:
-        """Close it, if it is open, and delete it."""
-        db, self._db = self._db, None
-        if db is not None:
-            db.close()
-        self.remove()
 
     def _broken(self, exc: Exception) -> DiskFullError | StoreBrokenError:
         self.failed = True

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
+from mode.utils.logging import setup_logging
 
 from retryapp.core.errors import RetryAppError
 from retryapp.runtime.app import Runtime
@@ -45,6 +46,12 @@ class RetryWorker(Worker):
         """Prepare topics, then run; a named error is one line and its exit code, never a traceback."""
         runtime = runtime_of(self.app)
         if runtime is not None:
+            setup_logging(  # Faust does so only when it starts, and the wait for a broker must be heard
+                loglevel=self.loglevel,
+                logfile=self.logfile,
+                logging_config=self.logging_config,
+                loghandlers=self.loghandlers,
+            )
             try:
                 runtime.prepare()
             except RetryAppError as exc:

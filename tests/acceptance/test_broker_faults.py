@@ -1,0 +1,102 @@
+"""A broker that is down at start, goes away and comes back in mid-run, or is gone when the worker has to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Answer, Gate, HandlerSpec, Service, Stage, wait_for
+
+from retryapp.broker import Broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def own_broker(broker: Broker, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that these tests may stop; the session's is asked for first, so that a machine without Java skips."""
+    started = Broker(cache_dir, data=tmp_path_factory.mktemp("own-broker"))
+    started.start()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def stage(own_broker: Broker, tmp_path: Path) -> Iterator[Stage]:
+    """A stage on the broker of these tests, which runs when the test begins."""
+    own_broker.start()
+    service = Service()
+    service.start()
+    made = Stage(own_broker.bootstrap, tmp_path, service)
+    yield made
+    made.close()
+    service.stop()
+
+
+def test_down_at_start(stage: Stage, own_broker: Broker) -> None:
+    """A worker that finds no broker says so and waits, and works when the broker comes."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic), options={"start_timeout": "60s"})
+    stage.produce(topic, [{"id": n, "fail": n} for n in range(2)])
+    own_broker.stop()
+    worker = stage.worker(ready=False)
+    wait_for(lambda: "Waiting for a broker" in worker.log, "it says what it waits for")
+    assert own_broker.bootstrap in worker.log
+    own_broker.start()
+    wait_for(lambda: stage.service.done(topic) == {0, 1}, "it works")
+    assert "Traceback" not in worker.log
+
+
+def test_restart_in_mid_run(stage: Stage, own_broker: Broker) -> None:
+    """The broker restarts under load, once in good order and once killed: nothing lost, nothing handed on twice."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", concurrency=4))
+    worker = stage.worker()
+    load(stage, topic, 0)
+    wait_for(lambda: len(stage.service.done(topic)) > 50, "some are done")
+    own_broker.stop()
+    seen = len(stage.service.visits)
+    own_broker.start()
+    load(stage, topic, 200)
+    wait_for(lambda: len(stage.service.visits) > seen + 100, "it goes on")
+    own_broker.kill()
+    own_broker.start()
+    load(stage, topic, 400)
+    stage.wait_settled(topic, timeout_s=90)
+    evidence = stage.evidence(topic)
+    hopeless = {n for n in range(600) if n % 4 == 3}
+    assert {v.facts["id"] for v in stage.service.visits} == set(range(600))
+    assert stage.service.done(topic) == set(range(600)) - hopeless
+    ids = {v.failure_id: v.facts["id"] for v in stage.service.visits}
+    assert sorted(ids[m.failure_id] for _, m in evidence.dead()) == sorted(hopeless)
+    assert evidence.repeated_handoffs() == {}
+    due = evidence.due_times()
+    assert all(v.at_ms >= due[v.failure_id, v.attempt] for v in stage.service.visits if v.attempt > 1)
+    assert not worker.ended(), "the same process lived through it"
+    assert worker.stop() == 0
+
+
+def load(stage: Stage, topic: str, start: int) -> None:
+    """Publish 200 records: a quarter each fails never, once, twice, always."""
+    stage.produce(topic, [{"id": n, "fail": n % 4} for n in range(start, start + 200)])
+
+
+def test_term_with_the_broker_gone(stage: Stage, own_broker: Broker) -> None:
+    """A worker whose broker is gone stops on TERM within the 4 s that a process runner leaves it."""
+    topic = stage.main_topic()
+    gate = Gate()
+    stage.service.rule = lambda visit: Answer(200, gate=gate if visit.facts["id"] == "hangs" else None)
+    stage.program(HandlerSpec(topic=topic), options={"grace": "1s"})
+    worker = stage.worker()
+    stage.produce(topic, [{"id": "fine"}, {"id": "hangs"}])
+    wait_for(lambda: len(stage.service.visits) == 2, "both are delivered")
+    own_broker.kill()
+    started = time.monotonic()
+    worker.stop(15)
+    took_s = time.monotonic() - started
+    gate.open()
+    assert worker.process.returncode == 0, worker.log
+    assert took_s < 4.0
+    assert "Traceback" not in worker.log

@@ -1,0 +1,49 @@
+"""A port of one's own among workers that start at once."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from retryapp.core.errors import PortTakenError
+from retryapp.runtime.place import free_port
+
+CHOOSE = """
+import sys
+from retryapp.runtime.place import free_port
+print(free_port("127.0.0.1", int(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def first() -> int:
+    """A port that was free a moment ago, with room above it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return min(int(server.getsockname()[1]), 65_000)
+
+
+def test_processes_that_look_before_they_listen_choose_different_ports(first: int) -> None:
+    """None of them listens yet; a port is free again when the process that chose it has ended."""
+    command = [sys.executable, "-c", CHOOSE, str(first)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    chosen = []
+    for process in processes:
+        assert process.stdout is not None
+        chosen.append(int(process.stdout.readline()))
+    assert len(set(chosen)) == 3
+    for process in processes:
+        process.communicate()
+    assert free_port("127.0.0.1", min(chosen)) == min(chosen)
+
+
+def test_a_port_that_someone_listens_on_is_passed_over(first: int) -> None:
+    """Also by a program that is no worker."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = int(server.getsockname()[1])
+        with pytest.raises(PortTakenError, match=str(taken)):
+            free_port("127.0.0.1", taken, attempts=1)
+    assert free_port("127.0.0.1", taken, attempts=1) == taken
