@@ -475,6 +475,7 @@ class Runtime:
         for tp in engine.sources:
             self._by_tp[tp] = placed
         placed.task = asyncio.create_task(self._run_lane(lane), name=f"lane-{lane.name}")
+        placed.task.add_done_callback(lambda task: _end_if_broken(lane, task))
 
     def _lane_place(self, served: Served, partition: int, engine: PartitionEngine) -> LanePlace:
         topology = served.handler.topology
@@ -525,15 +526,9 @@ class Runtime:
         conf = self.app.conf
         patience_s = conf.broker_session_timeout + conf.broker_rebalance_timeout + _IDLE_S
         await asyncio.sleep(patience_s)
-        logger.critical(
-            "Lane %s lost its membership (%s) and no assignment came in %.0f s: this process ends with exit code %s "
-            "and has to be started again",
-            lane.name,
-            lane.last_error,
-            patience_s,
-            LaneError.exit_code,
+        _end_process(
+            f"Lane {lane.name} lost its membership ({lane.last_error}) and no assignment came in {patience_s:.0f} s"
         )
-        os._exit(LaneError.exit_code)
 
     async def _on_revoked(self) -> None:
         self.assigned = False
@@ -612,6 +607,19 @@ _FINISH_S = 5.0
 """Longest wait for the last transactions; a short grace shortens it: without a broker they never end."""
 _LEAST_FINISH_S = 0.5
 _IDLE_S = 30.0
+
+
+def _end_if_broken(lane: Lane, task: asyncio.Task[None]) -> None:
+    """A lane whose task has died would hold its partition and do nothing, in silence."""
+    if not task.cancelled() and (exc := task.exception()) is not None:
+        logger.error("Lane %s ended with an error", lane.name, exc_info=exc)
+        _end_process(f"Lane {lane.name} ended with an error that it could not handle ({exc!r})")
+
+
+def _end_process(why: str) -> None:
+    logger.critical("%s: this process ends with exit code %s and has to be started again", why, LaneError.exit_code)
+    logging.shutdown()
+    os._exit(LaneError.exit_code)
 
 
 @dataclass(frozen=True, slots=True)
