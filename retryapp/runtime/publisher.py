@@ -34,6 +34,7 @@ from aiokafka.structs import OffsetAndMetadata
 from mode.utils.logging import get_logger
 
 from retryapp.core.errors import EnvironmentFault
+from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import Clock, DeadRow, LaneBatch, LaneReceipt, TopicPartition
 from retryapp.runtime.consumer import RetryConsumer
@@ -111,7 +112,7 @@ class OffsetsMissingError(EnvironmentFault):
         self.topics = tuple(topics)
         super().__init__(
             f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} "
-            f"entries: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or skip "
+            f"records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or skip "
             f"records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin anew"
         )
 
@@ -299,13 +300,22 @@ class KafkaLane:
             for tp in self.place.sources
             if ClientTopicPartition(*tp) not in got or got[ClientTopicPartition(*tp)].offset < 0
         ]
-        first, end = (await self.reader.bounds([self.place.changelog]))[self.place.changelog]
-        rows = end - (1 if self.place.partition == 0 else 0)  # partition 0 begins with the owner mark
-        if len(missing) == len(self.place.sources) and rows > 0:
+        if len(missing) == len(self.place.sources) and (rows := await self._rows_ever()):
             raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
         if missing:  # a start that is not written down would be decided anew after a crash
             await self.commit(LaneBatch(offsets={tp: starts[tp] for tp in missing}))
         return starts
+
+    async def _rows_ever(self) -> int:
+        """Count what the changelog has of rows; its offsets do not say, they count owner marks and transactions too."""
+        rows = 0
+
+        def count(records: list[Any], _position: int) -> None:
+            nonlocal rows
+            rows += sum(len(record.key or b"") == ROW_KEY_BYTES for record in records)
+
+        await self.reader.read(self.place.changelog, 0, count)
+        return rows
 
     async def recover(self) -> None:
         """See `ports.LaneTransport.recover`."""
