@@ -144,7 +144,7 @@ class PendingTable(Protocol):
     """
 
     def due(
-        self, now_ms: int, limit: int, claimed: Collection[bytes] = ()
+        self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         """Return what is due and the next due time.
 
@@ -152,6 +152,8 @@ class PendingTable(Protocol):
             now_ms: rows with `due_at_ms <= now_ms` are due.
             limit: at most so many rows.
             claimed: keys to pass over (they are in a turn already).
+            max_bytes: the values are no larger together, unless the first alone is: that one is always returned. None:
+                no bound.
 
         Returns:
             `(key, value)` pairs sorted by due time then origin offset, at most `limit`; and `due_at_ms` of the first

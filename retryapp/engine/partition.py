@@ -24,6 +24,10 @@ from retryapp.ports import PendingTable, Source, TopicPartition
 
 FIRE_LIMIT = 500
 """Rows in one firing."""
+FIRE_BYTES = 1 << 20
+"""Bytes of rows in one firing; a larger row fires alone."""
+FIRE_QUEUED_BYTES = 8 << 20
+"""Bytes of rows in firings that are not committed yet; the last firing may pass it."""
 FIRE_AHEAD = 2_000
 """Fired records that the handler may have before it."""
 MAX_SLEEP_S = 60.0
@@ -108,6 +112,7 @@ class PartitionEngine:
         self._running: set[Run] = set()
         self._settled = asyncio.Event()
         self._claimed: set[bytes] = set()
+        self._claimed_bytes = 0
         self._ahead = Ahead()
         self._fire_wake = asyncio.Event()
         self._fire_task: asyncio.Task[None] | None = None
@@ -145,6 +150,7 @@ class PartitionEngine:
         self._session = session
         self._windows = {tp: OffsetWindow() for tp in starts}
         self._claimed = set()
+        self._claimed_bytes = 0
         self._ahead = Ahead()
         self._pending = pending
         self._tally = ProgressTally(starts[self._main], self.station.clock.wall_ms())
@@ -337,9 +343,11 @@ class PartitionEngine:
         station, pending = self.station, self._pending
         while pending is not None and self.alive(session):
             limit = min(FIRE_LIMIT, FIRE_AHEAD - len(self._ahead), self.lane.room)
+            if self._claimed_bytes >= FIRE_QUEUED_BYTES:
+                limit = 0
             self._fire_blocked = limit <= 0
             now_ms = station.clock.wall_ms()
-            rows, next_due_ms = pending.due(now_ms, max(0, limit), self._claimed)
+            rows, next_due_ms = pending.due(now_ms, max(0, limit), self._claimed, max_bytes=FIRE_BYTES)
             if not rows:
                 return next_due_ms
             turn = fire(
@@ -351,20 +359,23 @@ class PartitionEngine:
                 max_bytes=station.max_bytes,
             )
             keys = [key for key, _ in rows]
+            size = sum(len(value) for _, value in rows)
             redelivered = [n for n, out in enumerate(turn.publishes) if out.topic == self._redelivery.topic]
-            turn.on_settled = self._on_fired(session, keys, redelivered)
+            turn.on_settled = self._on_fired(session, keys, size, redelivered)
             self._claimed.update(keys)
+            self._claimed_bytes += size
             self._ahead.queued(len(redelivered))
             self.lane.submit(session, turn)
         return None
 
     def _on_fired(
-        self, session: int, keys: list[bytes], redelivered: list[int]
+        self, session: int, keys: list[bytes], size: int, redelivered: list[int]
     ) -> Callable[[bool, tuple[int, ...]], None]:
         def settled(committed: bool, offsets: tuple[int, ...]) -> None:
             if session != self._session:
                 return
             self._claimed.difference_update(keys)
+            self._claimed_bytes -= size
             self._ahead.fired(len(redelivered), [offsets[n] for n in redelivered] if committed else ())
             self._fire_wake.set()
 

@@ -334,11 +334,8 @@ class KafkaLane:
         for table in (pending, dead):
             if table.dropped:
                 logger.warning("Local store of lane %s dropped and rebuilt: %s", place.name, table.dropped)
-        applied = 0
 
         def into_pending(records: list[Any], position: int) -> None:
-            nonlocal applied
-            applied += len(records)
             pending.recover(((r.key or b"", r.value) for r in records), position)
 
         def into_dead(records: list[Any], position: int) -> None:
@@ -347,8 +344,6 @@ class KafkaLane:
         end = await self.reader.read(place.changelog, pending.next_offset, into_pending)
         if pending.next_offset > end:
             raise StoreAheadError(place.name, pending.next_offset, end)
-        if applied:
-            pending.recount()
         await self.reader.read(place.dlq, dead.next_offset, into_dead)
         dead.forget_before((await self.reader.bounds([place.dlq]))[place.dlq][0])
 

@@ -34,7 +34,8 @@ from retryapp.core.errors import DiskFullError, StoreBrokenError
 logger = logging.getLogger(__name__)
 
 _META = b"\x02meta"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Layout of the tables' keys and values; a store of another one is dropped and rebuilt from its topic."""
 
 
 @lru_cache(maxsize=1)

@@ -24,15 +24,18 @@ class MemoryPendingTable:
         """The table reflects the changelog up to here, exclusive."""
 
     def due(
-        self, now_ms: int, limit: int, claimed: Collection[bytes] = ()
+        self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         """See `ports.PendingTable.due`."""
         bound = due_bound(now_ms + 1)
         found: list[tuple[bytes, bytes]] = []
+        size = 0
         for key in self._keys:
             if key in claimed:
                 continue
-            if key >= bound or len(found) >= limit:
+            size += len(self._rows[key].value)
+            too_much = bool(found) and max_bytes is not None and size > max_bytes
+            if key >= bound or len(found) >= limit or too_much:
                 return found, parse_row_key(key).due_at_ms
             found.append((key, self._rows[key].value))
         return found, None

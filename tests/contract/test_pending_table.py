@@ -80,6 +80,30 @@ def test_the_limit_bounds_what_is_returned_and_the_next_due_time_is_that_of_the_
     assert table.due(1_000, 5)[1] is None
 
 
+def test_what_is_returned_is_bounded_in_bytes_but_never_less_than_one_row(
+    table: PendingTable, make_row: MakeRow
+) -> None:
+    """Large rows come a few at a time, one larger than the bound comes alone; the next due time is that of the rest."""
+    rows = [make_row(100 + n, n, value=bytes(1_000)) for n in range(5)]
+    size = len(rows[0].value)
+    table.write(rows, [], 0)
+    found, next_due = table.due(1_000, 10, max_bytes=2 * size)
+    assert (due_and_offset(found), next_due) == ([(100, 0), (101, 1)], 102)
+    assert len(table.due(1_000, 10, max_bytes=3 * size - 1)[0]) == 2
+    assert table.due(1_000, 10, max_bytes=1) == ([(rows[0].key, rows[0].value)], 101)
+    assert table.due(1_000, 0, max_bytes=1) == ([], 100)
+    assert table.due(99, 10, max_bytes=1) == ([], 100)
+    assert len(table.due(1_000, 10, max_bytes=5 * size)[0]) == 5
+
+
+def test_claimed_rows_take_no_part_of_the_bytes(table: PendingTable, make_row: MakeRow) -> None:
+    """They are passed over, not returned."""
+    rows = [make_row(100 + n, n, value=bytes(1_000)) for n in range(4)]
+    table.write(rows, [], 0)
+    found, next_due = table.due(1_000, 10, {rows[0].key, rows[1].key}, max_bytes=len(rows[2].value))
+    assert (due_and_offset(found), next_due) == ([(102, 2)], 103)
+
+
 def test_claimed_rows_are_passed_over_and_are_not_next(table: PendingTable, make_row: MakeRow) -> None:
     """They are in a turn already: neither due nor a reason to wake up."""
     rows = [make_row(100, 1), make_row(100, 2), make_row(200, 3), make_row(300, 4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from retryapp.core.errors import StoreBrokenError
-from retryapp.core.rows import parse_row_key
+from retryapp.core.headers import RETRY_TIER
+from retryapp.core.rows import PendingRow, encode_row, parse_row_key
 from retryapp.ports import Removal, Row
 from retryapp.runtime.pending import RocksPendingTable, tier_of
 from retryapp.runtime.store import StoreIdentity
@@ -225,35 +227,65 @@ def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(opened: O
     table.recover([(row.key, row.value) for row in rows[:4]], 4)
     table.recover([(rows[0].key, None), (b"mark", b"progress"), (rows[4].key, rows[4].value), (rows[1].key, None)], 9)
     table.recover([(rows[1].key, rows[1].value), (rows[5].key, None)], 11)
-    table.recount()
     assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 10)] == [1, 2, 3, 4]
     assert dict(table.counts()) == {"1m": 2, "1h": 2}
     assert table.next_offset == 11
     assert (table.find(0), table.find(1)) == (None, rows[1].key)
 
 
-def test_recovery_of_more_than_one_bulk_loses_nothing(
+def test_a_recovery_that_was_interrupted_has_counted_what_it_applied(opened: Open, make_row: MakeRow) -> None:
+    """Nobody counts afterwards: the tail of the changelog may be empty at the next start, and the table large."""
+    rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
+    table = opened()
+    table.write([rows[0]], [], 0)
+    table.recover([(row.key, row.value) for row in rows[:5]], 6)
+    table.recover([(rows[0].key, None), (rows[1].key, None), (rows[1].key, None)], 9)
+    assert dict(table.counts()) == {"1m": 2, "1h": 1}
+    table.close()
+    again = opened()
+    assert (dict(again.counts()), again.next_offset) == ({"1m": 2, "1h": 1}, 9)
+    again.recover([(rows[5].key, rows[5].value), (rows[2].key, None)], 11)
+    assert dict(again.counts()) == {"1m": 1, "1h": 2}
+
+
+def test_counting_a_recovery_reads_no_row_but_those_it_applies(
     opened: Open, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bulks are written one after the other; removals reach rows of earlier bulks."""
-    monkeypatch.setattr("retryapp.runtime.pending._BULK", 3)
-    rows = [make_row(100 + n, n) for n in range(10)]
+    """The work of a restart is that of the tail, however many rows wait."""
     table = opened()
-    table.recover([*((row.key, row.value) for row in rows), (rows[0].key, None), (rows[9].key, None)], 12)
-    table.recount()
-    assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 20)] == list(range(1, 9))
-    assert dict(table.counts()) == {"1m": 8}
+    rows = [make_row(100 + n, n) for n in range(50)]
+    table.write(rows, [], 0)
+    decoded: list[bytes | None] = []
+    monkeypatch.setattr("retryapp.runtime.pending.tier_of", lambda value: decoded.append(value) or tier_of(value))
+    table.recover([(rows[0].key, None), (make_row(7, 99).key, make_row(7, 99).value)], 3)
+    assert decoded == [make_row(7, 99).value]
+    assert dict(table.counts()) == {"1m": 50}
 
 
-def test_a_recovery_that_was_interrupted_before_its_recount_counts_at_the_next_start(
-    opened: Open, make_row: MakeRow
-) -> None:
-    """The tail of the changelog is then empty, so nobody else would count."""
+def test_each_of_two_rows_of_one_record_is_counted_under_its_own_tier(opened: Open, make_row: MakeRow) -> None:
+    """The look-up leads to the later one only; the earlier says itself which tier it is of."""
+    first, second = make_row(100, 7, "1m"), make_row(900, 7, "1h")
     table = opened()
-    table.write([make_row(1, 1)], [], 0)
-    table.recover([(make_row(2, 2, "1h").key, make_row(2, 2, "1h").value)], 2)
+    table.write([first], [], 0)
+    table.recover([(second.key, second.value)], 2)
+    assert dict(table.counts()) == {"1m": 1, "1h": 1}
+    table.recover([(first.key, first.value), (second.key, None)], 4)
+    assert dict(table.counts()) == {"1m": 1}
+    table.recover([(first.key, None)], 5)
+    assert dict(table.counts()) == {}
+
+
+def test_a_store_of_an_earlier_layout_is_dropped(opened: Open, make_row: MakeRow) -> None:
+    """Its look-up does not say the tiers; the changelog has everything."""
+    table = opened()
+    row = make_row(1, 1)
+    table.write([row], [], 5)
+    meta = json.loads(table._store.db.get(b"\x02meta"))
+    table._store.db.put(b"\x02meta", json.dumps({**meta, "format": 1}).encode())
     table.close()
-    assert dict(opened().counts()) == {"1m": 1, "1h": 1}
+    again = opened()
+    assert "format is 1" in str(again.dropped)
+    assert (again.next_offset, dict(again.counts())) == (0, {})
 
 
 def test_a_recovery_without_rows_leaves_the_counts(opened: Open, make_row: MakeRow) -> None:
@@ -268,6 +300,8 @@ def test_the_tier_of_a_row_that_does_not_say_is_a_question_mark(make_row: MakeRo
     """Damaged rows are counted all the same."""
     assert tier_of(make_row(1, 1, "30m").value) == "30m"
     assert [tier_of(value) for value in (None, b"", b"damaged")] == ["?", "?", "?"]
+    others = [(), ((RETRY_TIER, None),), ((RETRY_TIER, b""),), ((RETRY_TIER, b"\xff"),)]
+    assert [tier_of(encode_row(PendingRow(None, b"v", headers, 1))) for headers in others] == ["?"] * 4
 
 
 def test_a_scan_does_not_walk_over_what_was_removed_before(opened: Open, make_row: MakeRow) -> None:

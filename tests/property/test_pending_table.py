@@ -106,14 +106,21 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         """Several of both at once, doubled and missing ones too."""
         self.write(puts, removes)
 
-    @rule(now_ms=DUE_MS, limit=st.integers(0, 5), claim=st.randoms(use_true_random=False))
-    def fire(self, now_ms: int, limit: int, claim: random.Random) -> None:
+    @rule(
+        now_ms=DUE_MS,
+        limit=st.integers(0, 5),
+        claim=st.randoms(use_true_random=False),
+        max_bytes=st.none() | st.integers(0, 2_000),
+    )
+    def fire(self, now_ms: int, limit: int, claim: random.Random, max_bytes: int | None) -> None:
         """Scan past claimed rows, and remove what was due, as a firing does."""
         claimed = {key for key in self.model if claim.random() < 0.3}
         free = sorted(key for key in self.model if key not in claimed)
         due = [key for key in free if parse_row_key(key).due_at_ms <= now_ms][:limit]
+        while max_bytes is not None and len(due) > 1 and sum(len(self.model[key].value) for key in due) > max_bytes:
+            due.pop()
         rest = free[len(due) :]
-        found, next_due_ms = self.table.due(now_ms, limit, claimed)
+        found, next_due_ms = self.table.due(now_ms, limit, claimed, max_bytes=max_bytes)
         assert found == [(key, self.model[key].value) for key in due]
         assert next_due_ms == (parse_row_key(rest[0]).due_at_ms if rest else None)
         if claim.random() < 0.7:
@@ -136,7 +143,6 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
             self.expect([row] if there else [], [] if there else [key])
         self.changelog += len(tail)
         self.table.recover(tail, self.changelog)
-        self.table.recount()
 
     @rule()
     def restart(self) -> None:

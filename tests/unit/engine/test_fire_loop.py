@@ -23,8 +23,10 @@ async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once()
         table: Any = partition.transport.pending
         scan = table.due
 
-        def slow_scan(now_ms: int, limit: int, claimed: Collection[bytes] = ()) -> tuple[list[Any], int | None]:
-            found, next_due_ms = scan(now_ms, limit, claimed)
+        def slow_scan(
+            now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
+        ) -> tuple[list[Any], int | None]:
+            found, next_due_ms = scan(now_ms, limit, claimed, max_bytes=max_bytes)
             if next_due_ms is not None and 0 < next_due_ms - now_ms <= 100:
                 partition.clock.jump_wall(next_due_ms - now_ms)  # the clock moves on while the scan takes its time
             return found, next_due_ms

@@ -481,7 +481,7 @@ async def test_a_table_that_cannot_be_read_makes_the_lane_open_again(monkeypatch
         await orders.send(b"a")
         pending = orders.transport.pending
 
-        def broken(*_: Any) -> Any:
+        def broken(*_: Any, **_named: Any) -> Any:
             raise StoreBrokenError("/data/0", "checksum mismatch")
 
         monkeypatch.setattr(pending, "due", broken)
