@@ -79,6 +79,12 @@ class Honcho:
         self._reader.join(5)
         return code
 
+    def close(self) -> None:
+        """Let the output go; the run must have ended."""
+        self._reader.join(5)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
     def pid_of(self, name: str) -> int:
         """Return the process id of one of its processes."""
         ((_, line),) = self.wait_for(rf"system +\| {name}\.1 started")
@@ -102,6 +108,7 @@ def honcho(project_root: Path, tmp_path: Path) -> Iterator[Honcho]:
             except subprocess.TimeoutExpired:
                 os.killpg(run.process.pid, signal.SIGKILL)
                 run.process.wait()
+        run.close()
 
 
 def assert_stopped_in_time(run: Honcho) -> None:
