@@ -59,7 +59,11 @@ class LaneLimits:
     commit_s: float = 30.0
     """Deadline of one transaction; must be above the producer's request time-out to let it report its own error."""
     first_backoff_s: float = 0.1
+    """Wait after a failure, doubled by each further one."""
     last_backoff_s: float = 5.0
+    """Longest such wait. A session that committed something and lasted longer than this ends the doubling."""
+    steady_s: float = 60.0
+    """So does any session that lasted this long."""
 
 
 class Lane:
@@ -99,6 +103,8 @@ class Lane:
         self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = False
+        self._opened_s: float | None = None
+        self._committed = False
 
     # -- what partitions call -----------------------------------------------------------------------------------
 
@@ -140,7 +146,6 @@ class Lane:
                 try:
                     async with asyncio.timeout(self._limits.open_s):
                         await self._open()
-                    backoff_s = self._limits.first_backoff_s
                     await self._serve()
                 except (NotMemberError, RebalancingError) as exc:
                     self.last_error = str(exc)
@@ -149,6 +154,8 @@ class Lane:
                     self.state = LaneState.IDLE
                     return
                 except Exception as exc:  # noqa: BLE001 - every error ends in one procedure
+                    if self._was_steady():
+                        backoff_s = self._limits.first_backoff_s
                     await self._give_up(exc)
                     if self._ending():
                         return
@@ -162,6 +169,16 @@ class Lane:
 
     def _ending(self) -> bool:
         return self._finishing
+
+    def _was_steady(self) -> bool:
+        """Tell whether the session that failed was a sound one.
+
+        An opening proves nothing: a lane whose transactions fail for a reason that lasts opens well each time.
+        """
+        if self._opened_s is None:
+            return False
+        lasted_s = self._clock.monotonic_s() - self._opened_s
+        return lasted_s >= (self._limits.last_backoff_s if self._committed else self._limits.steady_s)
 
     async def _back_off(self, seconds: float) -> None:
         try:
@@ -179,6 +196,7 @@ class Lane:
         started_s = self._clock.monotonic_s()
         self.state = LaneState.OPENING
         self._failure = None
+        self._opened_s, self._committed = None, False
         await transport.hold()  # nothing fetched before may come in after the seek, whatever an earlier hold came to
         await transport.prove()
         await transport.fence()
@@ -190,6 +208,7 @@ class Lane:
         self._on_open(self.session, starts)
         await transport.release(starts)
         self.last_error = None
+        self._opened_s = self._clock.monotonic_s()
         self._report(Event.LANE_OPENED, duration_ms=round((self._clock.monotonic_s() - started_s) * 1000))
 
     async def _give_up(self, exc: Exception) -> None:
@@ -260,6 +279,7 @@ class Lane:
             # the outcome is unknown: nobody may believe in these turns until the topics were read again
             self._queue.extendleft(reversed(turns))
             raise
+        self._committed = True
         self._settle(turns, receipt)
 
     def _take(self) -> tuple[list[Turn], LaneBatch]:

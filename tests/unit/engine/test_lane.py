@@ -154,25 +154,80 @@ async def test_an_opening_that_fails_is_given_up_and_tried_again(make_rig: MakeR
     assert rig.closed == (1 if step is Step.RELEASE else 0)
 
 
-async def test_back_off_doubles_up_to_its_limit_and_starts_over_after_an_opening(make_rig: MakeRig) -> None:
-    """A lane that cannot open neither spins nor sleeps for long."""
-    rig = make_rig(first_backoff_s=0.1, last_backoff_s=0.5)
-    rig.transport.fail(Step.FENCE, ConnectionError(), times=5)
-    await rig.start()
+async def waits_for_an_opening(rig: Rig, times: int) -> list[int]:
+    """Return how long the lane waits before each of its next openings, in steps of 50 ms."""
     waits = []
-    for _ in range(5):
+    for _ in range(times):
         fenced = rig.transport.calls.count(Step.FENCE)
         waited = 0
         while rig.transport.calls.count(Step.FENCE) == fenced:
             await rig.advance(50)
             waited += 50
         waits.append(waited)
-    assert waits == [100, 200, 400, 500, 500]
+    return waits
+
+
+async def test_back_off_doubles_up_to_its_limit(make_rig: MakeRig) -> None:
+    """A lane that cannot open neither spins nor sleeps for long."""
+    rig = make_rig(first_backoff_s=0.1, last_backoff_s=0.5)
+    rig.transport.fail(Step.FENCE, ConnectionError(), times=5)
+    await rig.start()
+    assert await waits_for_an_opening(rig, 5) == [100, 200, 400, 500, 500]
     assert rig.state == "open"
+
+
+async def test_a_lane_that_opens_well_and_fails_each_transaction_slows_down(make_rig: MakeRig) -> None:
+    """An opening proves nothing."""
+    rig = await make_rig(first_backoff_s=0.1, last_backoff_s=0.5).start()
+    rig.transport.fail(Step.COMMIT, ConnectionError(), times=5)
+    waits = []
+    for _ in range(5):
+        assert rig.state == "open"
+        rig.submit("poison", publishes=1)
+        await rig.settle()
+        waits += await waits_for_an_opening(rig, 1)
+    assert waits == [100, 200, 400, 500, 500]
+
+
+async def test_a_lane_that_fails_soon_after_each_opening_slows_down_whatever_it_committed_before(
+    make_rig: MakeRig,
+) -> None:
+    """Sound records ahead of one that breaks its transaction must not make the loop fast again."""
+    rig = await make_rig(first_backoff_s=0.1, last_backoff_s=0.5).start()
+    waits = []
+    for _ in range(4):
+        rig.submit("sound", publishes=1)
+        await rig.advance(400)
+        rig.lane.fail(RuntimeError())
+        await rig.settle()
+        waits += await waits_for_an_opening(rig, 1)
+    assert waits == [100, 200, 400, 500]
+
+
+@pytest.mark.parametrize(
+    ("commits", "lasts_ms", "next_wait_ms"),
+    [
+        (True, 499, 400),
+        (True, 500, 100),
+        (False, 500, 400),
+        (False, 59_999, 400),
+        (False, 60_000, 100),
+    ],
+)
+async def test_back_off_starts_over_after_a_session_that_committed_or_lasted(
+    make_rig: MakeRig, commits: bool, lasts_ms: int, next_wait_ms: int
+) -> None:
+    """A fault that comes a day later is a new one."""
+    rig = make_rig(first_backoff_s=0.1, last_backoff_s=0.5)
+    rig.transport.fail(Step.FENCE, ConnectionError(), times=2)
+    await rig.start()
+    assert await waits_for_an_opening(rig, 2) == [100, 200]
+    if commits:
+        rig.submit("sound", publishes=1)
+    await rig.advance(lasts_ms)
     rig.lane.fail(RuntimeError())
     await rig.settle()
-    await rig.advance(BACKOFF_MS)
-    assert rig.opened[-1][0] == 2
+    assert await waits_for_an_opening(rig, 1) == [next_wait_ms]
 
 
 async def test_an_opening_that_hangs_is_given_up_at_its_deadline(make_rig: MakeRig) -> None:
