@@ -88,6 +88,9 @@ class Balance:
     repeated_runs: int
     kills: int
     lateness: Quantiles
+    """Of all redeliveries."""
+    steady_lateness: Quantiles
+    """Of those that were not due in a failover."""
     healthy: Quantiles
     seconds: float
     problems: tuple[str, ...] = field(default=())
@@ -111,6 +114,11 @@ class Balance:
             "repeated_runs": self.repeated_runs,
             "kills": self.kills,
             "lateness_ms": {"p50": self.lateness.p50, "p99": self.lateness.p99, "max": self.lateness.max},
+            "steady_lateness_ms": {
+                "p50": self.steady_lateness.p50,
+                "p99": self.steady_lateness.p99,
+                "max": self.steady_lateness.max,
+            },
             "healthy_ms": {"p50": self.healthy.p50, "p99": self.healthy.p99},
             "seconds": round(self.seconds, 1),
         }
@@ -144,6 +152,7 @@ def count(evidence: Evidence) -> Balance:
         repeated_runs=sum(number - 1 for number in runs.values()),
         kills=evidence.kills,
         lateness=quantiles(lateness_ms(evidence.visits)),
+        steady_lateness=quantiles(lateness_ms(evidence.visits, pauses=evidence.pauses)),
         healthy=quantiles(healthy_ms(evidence.visits, evidence.fed_ms, pauses=evidence.pauses)),
         seconds=evidence.seconds,
         problems=tuple(_problems(evidence, done, letters, answered, verdicts, early, copies)),

@@ -37,15 +37,24 @@ def quantiles(values: Iterable[int]) -> Quantiles:
     return Quantiles(count=len(ordered), p50=ordered[rank[50]], p99=ordered[rank[99]], max=ordered[-1])
 
 
-def lateness_ms(visits: Iterable[Visit]) -> list[int]:
-    """Return arrival minus due time of every redelivery that tells one; of a repeated run only the first counts."""
+def lateness_ms(visits: Iterable[Visit], *, pauses: Sequence[tuple[int, int]] = ()) -> list[int]:
+    """Return arrival minus due time of every redelivery that tells one; of a repeated run only the first counts.
+
+    Args:
+        visits: the service's log.
+        pauses: spans in which partitions had no owner; what was due in them is left out, it waited for the failover.
+    """
     first: dict[tuple[int, int], Visit] = {}
     for visit in visits:
         if visit.due_at_ms is not None:
             known = first.setdefault((visit.flight_id, visit.attempt), visit)
             if visit.started_ms < known.started_ms:
                 first[visit.flight_id, visit.attempt] = visit
-    return [visit.started_ms - visit.due_at_ms for visit in first.values() if visit.due_at_ms is not None]
+    return [
+        visit.started_ms - visit.due_at_ms
+        for visit in first.values()
+        if visit.due_at_ms is not None and not any(start <= visit.due_at_ms <= end for start, end in pauses)
+    ]
 
 
 def first_visits(visits: Iterable[Visit]) -> dict[int, Visit]:

@@ -107,7 +107,7 @@ def table_of(scene: Scene) -> Table:
 
 def balance_text(balance: Balance) -> str:
     """Return the balance for people."""
-    late, healthy = balance.lateness, balance.healthy
+    steady, late, healthy = balance.steady_lateness, balance.lateness, balance.healthy
     lines = [
         f"Balance after {balance.seconds:.0f} s, counted from the service's own log and the topics:",
         f"  fed                   {balance.fed:>9,}",
@@ -119,10 +119,9 @@ def balance_text(balance: Balance) -> str:
         f"  hand-offs twice       {balance.duplicated_handoffs:>9,}",
         f"  handler runs repeated {balance.repeated_runs:>9,}   (what was in flight when a worker was killed)",
         f"  workers killed        {balance.kills:>9,}",
-        f"  late by               p50 {late.p50:,} ms, p99 {late.p99:,} ms, at most {late.max:,} ms "
-        "(all redeliveries, those in the failover too)",
-        f"  healthy records take  p50 {healthy.p50:,} ms, p99 {healthy.p99:,} ms while many others wait "
-        "(outside the failover)",
+        f"  late by               {_figures(steady)} (outside the failover)",
+        f"    with the failover   {_figures(late)}",
+        f"  healthy records take  {_figures(healthy)} while many others wait (outside the failover)",
     ]
     if balance.is_in_order:
         return "\n".join([*lines, "In order: every flight is done or dead, none lost, none early."])

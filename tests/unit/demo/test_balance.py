@@ -88,7 +88,7 @@ def test_the_json_has_the_announced_keys() -> None:
     shown = balance().as_json()
     assert list(shown) == [
         *["fed", "done", "dead", "dead_by_reason", "lost", "early", "duplicated_handoffs", "repeated_runs", "kills"],
-        *["lateness_ms", "healthy_ms", "seconds"],
+        *["lateness_ms", "steady_lateness_ms", "healthy_ms", "seconds"],
     ]
     assert shown["lateness_ms"] == {"p50": 4, "p99": 4, "max": 4}
     assert set(dict.fromkeys(shown["healthy_ms"])) == {"p50", "p99"}  # type: ignore[call-overload]

@@ -34,6 +34,16 @@ def test_lateness_counts_the_first_run_of_each_attempt() -> None:
     assert lateness_ms(visits) == [3]
 
 
+def test_what_was_due_in_a_pause_is_late_by_the_failover() -> None:
+    """Left out where the lateness outside failovers is asked for."""
+    visits = [
+        visit(1, Outcome.DONE, at=1_003, attempt=2, due=1_000),
+        visit(2, Outcome.DONE, at=9_000, attempt=2, due=2_000),
+    ]
+    assert sorted(lateness_ms(visits)) == [3, 7_000]
+    assert lateness_ms(visits, pauses=[(1_500, 8_000)]) == [3]
+
+
 def test_a_flight_waits_between_a_failure_and_its_next_visit() -> None:
     """Final outcomes wait for nothing."""
     visits = [
