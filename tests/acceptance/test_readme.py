@@ -1,0 +1,109 @@
+"""The README's own program and commands, run in the order in which a reader would, on a broker of their own."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import wait_for
+
+from retryapp.broker import Broker
+from retryapp.broker.probe import free_ports
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+SET_UP = ["make install", ". .venv/bin/activate"]
+"""What the tests' own environment stands for."""
+
+
+class Reader:
+    """Somebody who copies the README into a terminal; only the ports differ, so that nothing of theirs is touched."""
+
+    def __init__(self, readme: str, folder: Path) -> None:
+        self.broker_port, nobody = free_ports(2)
+        section = readme.split("### Your own program")[1]
+        self.first, self.second = (
+            [line for line in block.splitlines() if line] for block in re.findall(r"```sh\n(.*?)```", section, re.S)[:2]
+        )
+        (program,) = re.findall(r"`billing.py`:\n\n```python\n(.*?)```", readme, re.S)
+        program = program.replace("localhost:9092", f"localhost:{self.broker_port}")
+        (folder / "billing.py").write_text(program.replace("localhost:8000", f"localhost:{nobody}"))
+        self.folder = folder
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def run(self, line: str) -> str:
+        """Run one line; a worker stays in the background.
+
+        Returns:
+            What it printed.
+        """
+        words = shlex.split(line.replace("broker start", f"broker start --port {self.broker_port}"))
+        command = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
+        if words[:2] == ["retryapp", "worker"]:
+            with (self.folder / "worker.log").open("wb") as log:
+                self.workers.append(
+                    subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
+                )
+            return ""
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def stop(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            worker.terminate()
+            assert worker.wait(20) == 0, self.log
+
+    @property
+    def log(self) -> str:
+        """What the worker has said."""
+        return (self.folder / "worker.log").read_text()
+
+
+@pytest.fixture
+def reader(broker: Broker, project_root: Path, tmp_path: Path) -> Iterator[Reader]:
+    """A reader in an empty folder; the session's broker is asked for first, so that a machine without Java skips."""
+    assert broker.bootstrap
+    made = Reader((project_root / "README.md").read_text(), tmp_path)
+    yield made
+    for worker in made.workers:
+        if worker.poll() is None:
+            worker.kill()
+            worker.wait()
+    subprocess.run(
+        [str(Path(sys.executable).with_name("retryapp")), "broker", "stop"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_your_own_program(reader: Reader) -> None:
+    """The first order waits for its second attempt, the second one is a dead letter; and the broker stops."""
+    assert reader.first[:2] == SET_UP
+    assert [line.split()[:2] for line in reader.second] == [
+        ["faust", "-A"],
+        ["faust", "-A"],
+        ["retryapp", "pending"],
+        ["retryapp", "dead"],
+        ["retryapp", "broker"],
+    ]
+    for line in reader.first[2:]:
+        reader.run(line)
+    wait_for(lambda: reader.log.count("retryapp.lane_opened") == 4, "the worker serves all partitions")
+    assert "http://127.0.0.1:" in reader.log.splitlines()[0]
+    first_order, second_order, pending, dead, stop_broker = reader.second
+    reader.run(first_order)
+    reader.run(second_order)
+    wait_for(lambda: "1 of 1 waiting" in reader.run(pending), "the first order waits")
+    wait_for(lambda: "rejected" in reader.run(dead), "the second order is dead")
+    assert "5m" in reader.run(pending)
+    reader.stop()
+    assert "stopped" in reader.run(stop_broker)
