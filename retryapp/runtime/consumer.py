@@ -222,7 +222,6 @@ class RetryConsumer(Consumer):
         self.settled = False
         self._assigned_generation = None
         self._deferred.clear()
-        self._spill.clear()
         if self.intake.on_revoked is not None:
             await self.intake.on_revoked()
         if revoked and not self.app.should_stop:
@@ -230,10 +229,11 @@ class RetryConsumer(Consumer):
                 await self.commit()
             except KafkaError as exc:  # what was not committed is processed again; the rebalance must go on
                 logger.warning("Commit before a rebalance failed, records will be processed again: %r", exc)
-        for tp in revoked:
-            self._delivered.pop(tp, None)
         self.intake.clear(TopicPartition(*tp) for tp in revoked if self.ours(tp))
         await super().on_partitions_revoked(revoked)
+        self._spill.clear()  # not before the flow has stopped: what is fetched until then comes behind it
+        for tp in revoked:
+            self._delivered.pop(tp, None)
 
     def rebalance_over(self, generation_id: int) -> None:
         """Note that Faust has finished a rebalance; one that another has overtaken does not count."""
@@ -326,11 +326,11 @@ class RetryConsumer(Consumer):
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         """Fetch; hand ours to the intake, yield the user's."""
         self._resume_deferred()
+        for tp, message in self._unspill():
+            yield tp, message
         if self.flow_active and not self._get_active_partitions():
             await self._stay_awake()
             return
-        for tp, message in self._unspill():
-            yield tp, message
         busy = bool(self._deferred) or bool(self._spill) or not self.settled
         records, active = await self._wait_next_records(min(timeout, 0.2) if busy else timeout)
         generation = self.app.consumer_generation_id
@@ -356,17 +356,20 @@ class RetryConsumer(Consumer):
 
     def _agent_room(self, tp: TP) -> float:
         """Return how many records the user's agents of a partition take before they would block this loop."""
-        handler = cast("Any", self.app.topics)._tp_to_callback.get(tp)
-        queues = [channel.queue for channel in handler.channels] if handler is not None else []
+        queues = [channel.queue for channel in cast("Any", self.app.topics)._tp_index.get(tp, ())]
         return min((queue.maxsize - queue.qsize() if queue.maxsize else inf for queue in queues), default=inf)
 
     def _unspill(self) -> Iterator[tuple[TP, Any]]:
-        """Yield what was fetched while the user's agents were full, as far as they have room now."""
-        for tp in list(self._spill):
-            spilled = self._spill.get(tp)
-            while spilled and self._agent_room(tp) > 0:
+        """Yield what was fetched while the user's agents were full, as far as they have room now.
+
+        Between two records a rebalance may come: with the flow stopped queues that Faust has emptied are no room, and
+        after the seek everything is read again.
+        """
+        for tp, spilled in list(self._spill.items()):
+            while spilled and self.flow_active and self._spill.get(tp) is spilled and self._agent_room(tp) > 0:
                 yield tp, spilled.popleft()
-            if not spilled and self._spill.pop(tp, None) is not None:
+            if not spilled and self._spill.get(tp) is spilled:
+                del self._spill[tp]
                 self.on_buffer_drop(tp)
 
     def on_buffer_drop(self, tp: TP) -> None:

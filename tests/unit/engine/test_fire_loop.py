@@ -1,11 +1,16 @@
-"""The firing task's sleep."""
+"""The firing task: when it sleeps, and what its faults come to."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
+import pytest
+
+from retryapp.engine.fire import fire
 from retryapp.engine.handler import Delivery
+from retryapp.engine.turn import Turn
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
 
 
@@ -36,3 +41,52 @@ async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once()
         partition.engine._fire_wake.set()
         await partition.settle()
         assert attempts == [1, 2]
+
+
+async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The firing task is the only one that looks at the table: dead in silence, nothing would ever fire again."""
+    attempts: list[int] = []
+
+    async def fail_once(_value: bytes, delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if delivery.attempt == 1:
+            raise RuntimeError("busy")
+
+    faults = [ValueError("what nobody thought of")]
+
+    def faulty(*arguments: Any, **more: Any) -> Turn:
+        if faults:
+            raise faults.pop()
+        return fire(*arguments, **more)
+
+    monkeypatch.setattr("retryapp.engine.partition.fire", faulty)
+    async with MemoryPartition(fail_once, "1s") as partition:
+        await partition.send(b"x")
+        await partition.advance(1_000)
+        (failed,) = partition.observer.of(Event.LANE_FAILED)
+        assert (failed.error_type, failed.message) == ("ValueError", "what nobody thought of")
+        assert partition.lane.session == 1
+        assert attempts == [1]
+        await partition.advance(100)  # the lane's pause before it opens again
+        assert partition.lane.session == 2
+        assert attempts == [1, 2]
+        assert not partition.waiting
+
+
+async def test_a_fault_of_an_ended_session_leaves_the_next_one_alone() -> None:
+    """What a closing table says to the old firing task is no fault of the new session."""
+
+    async def fail(_value: bytes) -> None:
+        raise RuntimeError("busy")
+
+    async with MemoryPartition(fail, "1s") as partition:
+        session = partition.lane.session
+
+        async def late(_session: int) -> None:
+            partition.engine._session = session + 1
+            raise ValueError("the store is closed")
+
+        partition.engine._fire_until_over = late  # type: ignore[method-assign]
+        await partition.engine._fire_loop(session)
+        await partition.settle()
+        assert partition.observer.of(Event.LANE_FAILED) == []

@@ -1,0 +1,146 @@
+"""Where a lane begins: at what the group has committed, and nowhere when that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.structs import OffsetAndMetadata
+
+from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.ports import LaneBatch, TopicPartition
+from retryapp.runtime.publisher import KafkaLane, OffsetsGoneError, OffsetsMissingError
+
+MAIN = TopicPartition("orders", 1)
+RETRY = TopicPartition("app.orders.retry", 1)
+REDELIVERY = TopicPartition("app.orders.redelivery", 1)
+CHANGELOG = TopicPartition("app.orders.pending.changelog", 1)
+SOURCES = (MAIN, RETRY, REDELIVERY)
+
+
+class Topics:
+    """The broker as the lane asks it: what is committed, what the topics have."""
+
+    def __init__(self) -> None:
+        self.committed: dict[TopicPartition, int] = {MAIN: 120, RETRY: 7, REDELIVERY: 7}
+        self.bounds_of: dict[TopicPartition, tuple[int, int]] = {MAIN: (100, 150), RETRY: (0, 9), REDELIVERY: (7, 7)}
+        self.changelog: list[Any] = []
+        self.written: list[dict[TopicPartition, int]] = []
+
+    async def in_thread(self, function: Any) -> Any:
+        """See `RetryConsumer.in_thread`."""
+        return await function(SimpleNamespace(_coordinator=self))
+
+    async def fetch_committed_offsets(self, tps: Sequence[Any]) -> dict[Any, OffsetAndMetadata]:
+        """Return what is committed, as the client's coordinator does: nothing for what is not."""
+        return {tp: OffsetAndMetadata(self.committed[tp], "") for tp in tps if tp in self.committed}
+
+    async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """See `TailReader.bounds`."""
+        return {tp: self.bounds_of[tp] for tp in tps}
+
+    async def read(self, tp: TopicPartition, _start: int, sink: Any, **_: Any) -> int:
+        """See `TailReader.read`."""
+        assert tp == CHANGELOG
+        sink(self.changelog, len(self.changelog))
+        return len(self.changelog)
+
+
+@pytest.fixture
+def topics() -> Topics:
+    """A lane's topics in good order."""
+    return Topics()
+
+
+@pytest.fixture
+def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaLane:
+    """A lane whose transactions only note their offsets."""
+
+    async def commit(_self: KafkaLane, batch: LaneBatch) -> None:
+        topics.written.append(batch.offsets)
+
+    monkeypatch.setattr(KafkaLane, "commit", commit)
+    place: Any = SimpleNamespace(
+        name="app.orders.1", partition=1, sources=SOURCES, main=MAIN, changelog=CHANGELOG, start_at_end=False
+    )
+    anything: Any = None
+    return KafkaLane(
+        place=place,
+        settings=anything,
+        consumer=topics,  # type: ignore[arg-type]
+        reader=topics,  # type: ignore[arg-type]
+        clock=anything,
+        generation=1,
+        member_id="m",
+    )
+
+
+def row(key: bytes = b"k" * ROW_KEY_BYTES) -> Any:
+    """Return a record of the changelog."""
+    return SimpleNamespace(key=key, value=b"v")
+
+
+async def test_a_lane_begins_at_what_is_committed(lane: KafkaLane, topics: Topics) -> None:
+    """Both ends of a topic are good offsets; nothing is written."""
+    topics.committed = {MAIN: 100, RETRY: 9, REDELIVERY: 7}
+    assert await lane.committed() == topics.committed
+    assert topics.written == []
+
+
+async def test_records_that_were_deleted_unread_are_refused_with_their_number(lane: KafkaLane, topics: Topics) -> None:
+    """Going on at the first that is left would lose them in silence."""
+    topics.committed[MAIN] = 90
+    with pytest.raises(OffsetsGoneError) as raised:
+        await lane.committed()
+    error = raised.value
+    assert (error.topic, error.partition, error.committed, error.first, error.end) == ("orders", 1, 90, 100, 150)
+    assert "orders[1]: the group is at offset 90, but the topic has 100 to 150" in str(error)
+    assert "up to 10 records were deleted unread" in str(error)
+    assert topics.written == []
+
+
+@pytest.mark.parametrize("tp", SOURCES)
+async def test_an_offset_behind_the_end_is_refused(lane: KafkaLane, topics: Topics, tp: TopicPartition) -> None:
+    """The topic was cut or made again: the client would wait, or skip what comes next."""
+    topics.committed[tp] = topics.bounds_of[tp][1] + 1
+    with pytest.raises(OffsetsGoneError, match="was cut or made again") as raised:
+        await lane.committed()
+    assert (raised.value.topic, raised.value.end) == (tp.topic, topics.bounds_of[tp][1])
+
+
+async def test_a_new_group_begins_at_the_start_and_writes_that_down(lane: KafkaLane, topics: Topics) -> None:
+    """Without it a crash before the first commit would decide anew. Owner marks are no rows."""
+    topics.committed = {}
+    topics.changelog = [row(b"owner")]
+    starts = await lane.committed()
+    assert starts == {MAIN: 100, RETRY: 0, REDELIVERY: 7}
+    assert topics.written == [starts]
+
+
+async def test_a_new_group_of_an_app_that_reads_the_latest_begins_at_the_end(lane: KafkaLane, topics: Topics) -> None:
+    """That is about the user's topic; ours are read from their start."""
+    topics.committed = {}
+    lane.place.start_at_end = True
+    assert await lane.committed() == {MAIN: 150, RETRY: 0, REDELIVERY: 7}
+
+
+async def test_a_topic_that_is_new_begins_at_its_start(lane: KafkaLane, topics: Topics) -> None:
+    """A policy edit may add a tier to a handler that has worked for long."""
+    topics.changelog = [row()]
+    del topics.committed[RETRY]
+    assert await lane.committed() == {MAIN: 120, RETRY: 0, REDELIVERY: 7}
+    assert topics.written == [{RETRY: 0}]
+
+
+async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaLane, topics: Topics) -> None:
+    """Rows in the changelog say that the lane has worked: beginning anew would deliver everything again."""
+    topics.committed = {}
+    topics.changelog = [row(b"owner"), row()]
+    with pytest.raises(OffsetsMissingError) as raised:
+        await lane.committed()
+    error = raised.value
+    assert (error.lane, error.rows, set(error.topics)) == ("app.orders.1", 1, {tp.topic for tp in SOURCES})
+    assert "no committed offsets for orders, app.orders.retry, app.orders.redelivery" in str(error)
+    assert topics.written == []

@@ -1,0 +1,145 @@
+"""Records between the fetcher and the engine: none from before a hold, never more than a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from faust.types import TP
+
+from retryapp.ports import TopicPartition
+from retryapp.runtime import consumer as module
+from retryapp.runtime.consumer import Intake
+
+ORDERS = TopicPartition("orders", 0)
+OTHER = TopicPartition("orders", 1)
+PLENTY = 10**9
+
+
+class Flow:
+    """Stands for the consumer: which partitions may be fetched."""
+
+    def __init__(self) -> None:
+        self.full: set[TP] = set()
+        self.dropped: list[TP] = []
+
+    def on_buffer_full(self, tp: TP) -> None:
+        """Note that a partition's buffer is full."""
+        self.full.add(tp)
+
+    def on_buffer_drop(self, tp: TP) -> None:
+        """Note that it has room again."""
+        self.full.discard(tp)
+        self.dropped.append(tp)
+
+
+@pytest.fixture
+def flow() -> Flow:
+    """Nothing is full."""
+    return Flow()
+
+
+@pytest.fixture
+def intake(flow: Flow) -> Intake:
+    """An intake that tells `flow`."""
+    made = Intake()
+    made.topics = frozenset({"orders"})
+    made.attach(flow)  # type: ignore[arg-type]
+    return made
+
+
+def offsets(found: list[Any]) -> list[int]:
+    """Return the offsets of records."""
+    return [record.offset for record in found]
+
+
+def test_records_come_out_in_order_and_by_partition(intake: Intake, records: Any) -> None:
+    """Partitions do not mix."""
+    intake.put({ORDERS: records(ORDERS, 3), OTHER: records(OTHER, 2, start=7)}, {})
+    intake.put({ORDERS: records(ORDERS, 2, start=3)}, {})
+    assert intake.waiting(ORDERS) == 5
+    assert offsets(intake.take(ORDERS, 4, PLENTY)) == [0, 1, 2, 3]
+    assert offsets(intake.take(OTHER, 4, PLENTY)) == [7, 8]
+    assert offsets(intake.take(ORDERS, 4, PLENTY)) == [4]
+
+
+def test_records_of_an_older_epoch_are_thrown_away(intake: Intake, records: Any) -> None:
+    """What was fetched before a hold is read again after the seek; taken in it would be there twice."""
+    intake.epoch[ORDERS] += 1
+    stamp = dict(intake.epoch)
+    intake.epoch[ORDERS] += 1
+    told: list[TopicPartition] = []
+    intake.on_records = told.append
+    intake.put({ORDERS: records(ORDERS, 3), OTHER: records(OTHER, 2)}, stamp)
+    assert (intake.waiting(ORDERS), intake.waiting(OTHER)) == (0, 2)
+    assert intake.dropped_stale == 3
+    assert told == [OTHER]
+
+
+def test_records_without_a_stamp_are_older_than_any_hold(intake: Intake, records: Any) -> None:
+    """A stamp that lacks the partition was taken before its first hold."""
+    intake.epoch[ORDERS] += 1
+    intake.put({ORDERS: records(ORDERS)}, {})
+    assert intake.waiting(ORDERS) == 0
+
+
+def test_fetching_stops_at_so_many_records_and_goes_on_below_the_low_water(
+    intake: Intake, flow: Flow, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffer is bounded in number."""
+    monkeypatch.setattr(module, "HIGH_WATER", 10)
+    monkeypatch.setattr(module, "LOW_WATER", 3)
+    intake.put({ORDERS: records(ORDERS, 9)}, {})
+    assert not flow.full
+    intake.put({ORDERS: records(ORDERS, 1, start=9)}, {})
+    assert flow.full == {ORDERS}
+    intake.take(ORDERS, 6, PLENTY)
+    assert flow.full == {ORDERS}
+    intake.take(ORDERS, 1, PLENTY)
+    assert not flow.full
+
+
+def test_fetching_stops_at_so_many_bytes_and_goes_on_below_a_quarter(intake: Intake, flow: Flow, records: Any) -> None:
+    """A few large records fill the buffer as well as many small ones."""
+    each = module.HIGH_WATER_BYTES // 8
+    intake.put({ORDERS: records(ORDERS, 7, size=each)}, {})
+    assert not flow.full
+    intake.put({ORDERS: records(ORDERS, 1, start=7, size=each)}, {})
+    assert flow.full == {ORDERS}
+    intake.take(ORDERS, 5, PLENTY)
+    assert flow.full == {ORDERS}, "three eighths are left"
+    intake.take(ORDERS, 1, PLENTY)
+    assert not flow.full
+
+
+def test_keys_count_too(intake: Intake, flow: Flow, records: Any) -> None:
+    """A record without a value (a tombstone) is not free."""
+    found = records(ORDERS, 2, size=0)
+    for record in found:
+        record.key, record.value = b"k" * (module.HIGH_WATER_BYTES // 2), None
+    intake.put({ORDERS: found}, {})
+    assert flow.full == {ORDERS}
+
+
+def test_records_are_taken_until_the_bytes_are_passed(intake: Intake, records: Any) -> None:
+    """The engine's windows are bounded in bytes: what a take may pass them by is its last record."""
+    intake.put({ORDERS: records(ORDERS, 10, size=100)}, {})
+    assert offsets(intake.take(ORDERS, 10, 250)) == [0, 1, 2]
+    assert offsets(intake.take(ORDERS, 10, 0)) == []
+    assert offsets(intake.take(ORDERS, 10, 1)) == [3]
+
+
+def test_a_clear_empties_the_buffer_and_lets_fetching_go_on(intake: Intake, flow: Flow, records: Any) -> None:
+    """Bytes that were thrown away do not count any more."""
+    intake.put({ORDERS: records(ORDERS, 2, size=module.HIGH_WATER_BYTES), OTHER: records(OTHER)}, {})
+    intake.clear([ORDERS])
+    assert (intake.waiting(ORDERS), intake.waiting(OTHER)) == (0, 1)
+    assert not flow.full
+    intake.put({ORDERS: records(ORDERS, 1, size=module.HIGH_WATER_BYTES - 1)}, {})
+    assert not flow.full
+
+
+def test_an_intake_without_its_consumer_says_so() -> None:
+    """It is used before the app has started."""
+    with pytest.raises(RuntimeError, match="has not been started"):
+        _ = Intake().consumer
