@@ -9,6 +9,9 @@ Life of a record, each step a pure function:
 5. ``restore``: what the handler sees of it: its own headers, its original coordinates and timestamp.
 6. ``to_dead_letter``: the copy that waits no more; ``for_replay`` and ``to_tier`` send it round again.
 
+A copy is measured (``waiting_size``) before it is handed on: one that the broker refuses would fail its transaction,
+and every one after it, for ever.
+
 Invariants: key, value and foreign headers pass byte for byte; the partition number never changes; our headers stand
 once. A null value travels as empty with a mark, always: the client refuses a null key with a null value, and one rule
 is easier to trust than two. A user's own header with one of our names travels shielded (``headers.shield``).
@@ -34,7 +37,7 @@ from retryapp.core.headers import (
 )
 from retryapp.core.metadata import MAX_HISTORY, HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow
+from retryapp.core.rows import ROW_HEADER_OVERHEAD_BYTES, ROW_KEY_BYTES, ROW_OVERHEAD_BYTES, PendingRow
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
 
@@ -74,6 +77,21 @@ def record_size(key: bytes | None, value: bytes | None, headers: Headers) -> int
     for name, header in headers:
         size += _HEADER_OVERHEAD_BYTES + len(name.encode("utf-8", "surrogateescape")) + len(header or b"")
     return size
+
+
+def waiting_size(copy: Outgoing) -> int:
+    """Return an upper bound for the bytes of a waiting copy in any form: tier record, row, redelivery record."""
+    size = BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES + len(copy.key or b"") + len(copy.value or b"")
+    for name, header in copy.headers:
+        size += len(name.encode("utf-8", "surrogateescape")) + len(header or b"")
+    count = len(copy.headers)
+    row = ROW_KEY_BYTES + ROW_OVERHEAD_BYTES + count * ROW_HEADER_OVERHEAD_BYTES
+    return size + max(count * _HEADER_OVERHEAD_BYTES, row)
+
+
+def too_large_to_wait(metadata: RetryMetadata) -> RetryMetadata:
+    """Return the metadata of a record that was to wait and does not fit (``waiting_size``): dead, its story kept."""
+    return replace(metadata, due_at_ms=None, tier=None, reason=DeadReason.TOO_LARGE.value)
 
 
 def arriving(record: Record) -> Record:
@@ -291,10 +309,10 @@ def for_replay(dead: RetryMetadata, *, replay_id: str, due_at_ms: int) -> RetryM
         due_at_ms: earliest delivery, epoch milliseconds.
 
     Raises:
-        ValueError: the dead letter's value was dropped (reason ``too-large``), so there is nothing to deliver.
+        ValueError: the record does not fit (reason ``too-large``): its value was dropped, or would have to be.
     """
     if dead.reason == DeadReason.TOO_LARGE:
-        raise ValueError(f"{dead.failure_id} was too large: its value is only at {dead.origin.text}")
+        raise ValueError(f"{dead.failure_id} is too large to wait: its value is whole at {dead.origin.text}")
     return replace(
         dead,
         attempt=0,

@@ -36,7 +36,10 @@ ROW_KEY_BYTES: Final = 20
 """Length of every row key."""
 
 ROW_OVERHEAD_BYTES: Final = 21
-"""Bytes of a row without key, value and headers; each header adds 8 to its name and value."""
+"""Bytes of a row without key, value and headers."""
+
+ROW_HEADER_OVERHEAD_BYTES: Final = 8
+"""What each header adds to its name and value."""
 
 _KEY: Final = struct.Struct(">QIQ")
 _FIXED: Final = struct.Struct(">BqiiI")

@@ -1,12 +1,16 @@
-"""What becomes of a record whose own `retry-*` headers cannot be trusted: a dead letter with reason `damaged`.
+"""What becomes of a record that cannot go on its way: a dead letter.
 
-Key, value and foreign headers are kept; of the metadata, what can still be read (`core.salvage`).
+* Its own `retry-*` headers cannot be trusted: reason `damaged`. Key, value and foreign headers are kept; of the
+  metadata, what can still be read (`core.salvage`).
+* It does not fit into the topic that is next: reason `too-large`. What does not fit into the dead letter either is
+  dropped, the value first; the coordinates of the first delivery stay.
 """
 
 from __future__ import annotations
 
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.hops import to_dead_letter
+from retryapp.core.hops import to_dead_letter, too_large_to_wait
+from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.salvage import salvage
 from retryapp.engine.handler import Handler
@@ -36,6 +40,22 @@ def bury_damaged(
         policy_digest=handler.policy.digest,
         now_ms=now_ms,
     )
+    return _bury(handler, record, metadata, max_bytes=max_bytes)
+
+
+def bury_too_large(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:
+    """Return the turn that sends a record that was to wait, and does not fit, to the dead-letter topic.
+
+    Args:
+        handler: whose record it is.
+        record: as read from a retry topic, or a row of the pending table as it would be on the redelivery topic.
+        metadata: what its headers say.
+        max_bytes: largest record that our topics take.
+    """
+    return _bury(handler, record, too_large_to_wait(metadata), max_bytes=max_bytes)
+
+
+def _bury(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:
     outgoing, metadata = to_dead_letter(record, topology=handler.topology, metadata=metadata, max_bytes=max_bytes)
     return Turn(
         source=TopicPartition(record.topic, record.partition),
@@ -49,6 +69,7 @@ def bury_damaged(
                 partition=record.partition,
                 offset=record.offset,
                 failure_id=metadata.failure_id,
+                attempt=metadata.attempt,
                 reason=metadata.reason,
                 error_type=metadata.error_type,
                 message=metadata.error_message,

@@ -10,21 +10,39 @@ The handler runs outside any transaction. Everything that it raises is a failure
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retryapp.core.classify import Failure, classify
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.headers import RetryMetadata
-from retryapp.core.hops import Outgoing, after_failure, arriving, first_failed_ms, restore, to_dead_letter, to_tier
+from retryapp.core.hops import (
+    Outgoing,
+    after_failure,
+    arriving,
+    first_failed_ms,
+    restore,
+    to_dead_letter,
+    to_tier,
+    too_large_to_wait,
+    waiting_size,
+)
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.record import Origin, Record, failure_id
 from retryapp.engine.damage import bury_damaged
-from retryapp.engine.handler import Delivery, Handler, call
+from retryapp.engine.handler import Delivery, Handler, abandon, call
 from retryapp.engine.park import waiting_metadata
+from retryapp.engine.threads import NoThreadError
 from retryapp.engine.turn import Turn, to_event
 from retryapp.ports import Clock, Event, Observation, Random, TopicPartition
+
+CANCEL_WAIT_S = 2.0
+"""How long a cancelled handler may clean up before it is left to itself."""
+
+
+_Outcome = asyncio.Future[BaseException | None]
 
 
 class HandlerTimeoutError(RetryAppError):
@@ -44,19 +62,26 @@ class Run:
 
     def __init__(self) -> None:
         self.aborted = False
+        self.begun = False
+        """The handler was called; before that a delivery may be given up at no cost."""
         self._scope: asyncio.Timeout | None = None
 
-    def enter(self, scope: asyncio.Timeout) -> None:
-        """Note the scope in which the handler runs."""
-        self._scope = scope
-        if self.aborted:
-            self.abort()
+    def within(self, seconds: float | None) -> asyncio.Timeout:
+        """Return a scope, to be entered at once, that bounds a wait in time and ends when the run is given up.
+
+        Both raise TimeoutError. The scope before it is over.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = None if seconds is None else loop.time() + seconds
+        self._scope = asyncio.timeout_at(loop.time() if self.aborted else until_s)
+        return self._scope
 
     def abort(self) -> None:
         """Cancel the handler; its outcome will be ignored."""
         self.aborted = True
-        if self._scope is not None and not self._scope.expired():
-            self._scope.reschedule(asyncio.get_running_loop().time())
+        if self._scope is not None:
+            with suppress(RuntimeError):  # the scope is over
+                self._scope.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +124,7 @@ async def deliver(station: Station, record: Record, run: Run) -> Turn:
     else:
         seen = restore(record, metadata)
         origin = metadata.origin
-        await _wait_until(metadata.due_at_ms or 0, clock, run)
+    await _wait_until_startable(handler, (metadata.due_at_ms or 0) if metadata else 0, clock, run)
     delivery = _delivery(handler, seen, origin, metadata, clock.wall_ms())
     error = await _run(handler, seen, delivery, run)
     if run.aborted:
@@ -137,41 +162,68 @@ def _delivery(
     )
 
 
-async def _wait_until(due_at_ms: int, clock: Clock, run: Run) -> None:
-    """Wait for the due time of a record that another worker, whose clock runs ahead, has fired: never early."""
-    try:
-        async with asyncio.timeout(None) as scope:
-            run.enter(scope)
-            while (early_ms := due_at_ms - clock.wall_ms()) > 0:
-                await clock.sleep(early_ms / 1000)
-    except TimeoutError:
-        raise RunAbortedError from None
+async def _wait_until_startable(handler: Handler, due_at_ms: int, clock: Clock, run: Run) -> None:
+    """Wait for what must be before a handler is called: no attempt begins and no time-out runs meanwhile.
+
+    The due time: another worker, whose clock runs ahead, may have fired the record. Room: see `Orphans`.
+    """
+    while due_at_ms > clock.wall_ms() or handler.orphans.full:
+        try:
+            async with run.within(None):
+                while (early_ms := due_at_ms - clock.wall_ms()) > 0:
+                    await clock.sleep(early_ms / 1000)
+                await handler.orphans.room()
+        except TimeoutError:
+            raise RunAbortedError from None
+    if run.aborted:
+        raise RunAbortedError
 
 
 async def _run(handler: Handler, seen: Record, delivery: Delivery, run: Run) -> BaseException | None:
-    """Run the handler; return what it raised."""
-    worker = asyncio.current_task()
+    """Run the handler, in a task of its own; return what it raised.
+
+    Whatever the handler does, this ends: `CANCEL_WAIT_S` after its time-out, after `Run.abort` or after its own
+    cancellation a handler that still runs is left to itself.
+    """
+    run.begun = True
+    outcome: _Outcome = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(_guarded(handler, seen, delivery, outcome), name=delivery.failure_id)
     try:
-        async with asyncio.timeout(handler.policy.timeout_ms / 1000) as scope:
-            run.enter(scope)
-            return await asyncio.create_task(_guarded(handler, seen, delivery), name=delivery.failure_id)
+        async with run.within(handler.policy.timeout_ms / 1000):
+            return await outcome
     except TimeoutError:
+        if outcome.done() and not outcome.cancelled() and not run.aborted:
+            return outcome.result()  # it ended in the very moment of its time-out
+        await _end(handler, task, delivery)
         return HandlerTimeoutError(handler.name, handler.policy.timeout_ms)
-    except asyncio.CancelledError as exc:
-        if worker is not None and worker.cancelling():
-            raise  # somebody ends this worker
-        return exc  # the handler cancelled itself: a failure like any other
+    except asyncio.CancelledError:  # somebody ends this worker
+        await _end(handler, task, delivery)
+        raise
 
 
-async def _guarded(handler: Handler, seen: Record, delivery: Delivery) -> BaseException | None:
-    """Decode and call; return what was raised. A task of its own: a handler that cancels its task spares the worker."""
+async def _end(handler: Handler, task: asyncio.Task[None], delivery: Delivery) -> None:
+    """Cancel a run and give it a moment to clean up; then leave it to itself."""
+    task.cancel()
+    try:
+        await asyncio.wait((task,), timeout=CANCEL_WAIT_S)
+    finally:
+        if not task.done():
+            abandon(handler, task, delivery)
+
+
+async def _guarded(handler: Handler, seen: Record, delivery: Delivery, outcome: _Outcome) -> None:
+    """Decode and call; tell what was raised. A task of its own: a handler that cancels its task spares the worker."""
+    raised: BaseException | None = None
     try:
         await call(handler, handler.decode(seen.value), delivery)
-    except asyncio.CancelledError:
-        raise
+    except NoThreadError as exc:  # nothing was run, so no attempt was made
+        if not outcome.done():
+            outcome.set_exception(exc)
+        return
     except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
-        return exc
-    return None
+        raised = exc  # a cancellation too: by itself, or by us, and then nobody asks
+    if not outcome.done():
+        outcome.set_result(raised)
 
 
 def _succeeded(
@@ -256,13 +308,18 @@ class _Failed:
             "message": failure.message,
         }
         failed = _observation(Event.FAILED, handler, self.record, delivery, self.failed_ms, **facts)
+        max_bytes = self.station.max_bytes
+        outgoing: Outgoing | None = None
         if isinstance(decision, RetryAt):
             outgoing = to_tier(self.seen, topology=handler.topology, metadata=metadata)
-            facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
-            event = Event.SCHEDULED
-        else:
+            if waiting_size(outgoing) > max_bytes:
+                outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
+            else:
+                facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
+                event = Event.SCHEDULED
+        if outgoing is None:
             outgoing, metadata = to_dead_letter(
-                self.seen, topology=handler.topology, metadata=metadata, max_bytes=self.station.max_bytes
+                self.seen, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
             )
             facts |= {"reason": metadata.reason, "trace": failure.trace}
             event = Event.DEAD

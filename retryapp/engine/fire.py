@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import RETRY_VERSION, decode_metadata
-from retryapp.core.hops import Outgoing, to_redelivery
+from retryapp.core.hops import Outgoing, to_redelivery, waiting_size
+from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import decode_row, parse_row_key
-from retryapp.engine.damage import bury_damaged
+from retryapp.engine.damage import bury_damaged, bury_too_large
 from retryapp.engine.handler import Handler
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, Removal
@@ -58,7 +60,7 @@ def fire(
         partition: partition number of the handler's topics.
         now_ms: epoch milliseconds.
         topic_id: short id of the main topic.
-        max_bytes: largest record that the dead-letter topic takes.
+        max_bytes: largest record that our topics take; a row that has become larger (a limit was lowered) is dead.
 
     Raises:
         ValueError: a row is not due yet: firing early is a broken promise, whatever caused it.
@@ -70,35 +72,49 @@ def fire(
         place = parse_row_key(key)
         if place.due_at_ms > now_ms:
             raise ValueError(f"row due at {place.due_at_ms} ms would fire at {now_ms} ms")
+        found = Record(handler.topology.pending_changelog, partition, place.origin_offset, -1, key, value)
+        tier = "?"
         try:
             row = decode_row(value)
             metadata = decode_metadata(row.headers)
-            failure_id, attempt, tier = (
-                (metadata.failure_id, metadata.attempt, metadata.tier) if metadata else (None, None, None)
-            )
+            out = to_redelivery(row, topology=handler.topology, partition=partition)
+            tier = (metadata.tier if metadata else None) or "?"
+            if waiting_size(out) > max_bytes:
+                one = _too_large(handler, found, out, metadata, max_bytes=max_bytes)
+            else:
+                one = _fired(handler, out, metadata, due_at_ms=place.due_at_ms, now_ms=now_ms)
         except (DamagedRowError, DamagedMetadataError) as exc:
-            found = Record(handler.topology.pending_changelog, partition, place.origin_offset, -1, key, value)
-            error = (
-                exc if isinstance(exc, DamagedMetadataError) else DamagedMetadataError(RETRY_VERSION, None, str(exc))
-            )
-            buried = bury_damaged(handler, found, error, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
-            publishes.extend(buried.publishes)
-            observations.extend(buried.observations)
-            removes.append(Removal(key, "?"))
-            continue
-        publishes.append(to_redelivery(row, topology=handler.topology, partition=partition))
-        removes.append(Removal(key, tier or "?"))
-        observations.append(
-            Observation(
-                event=Event.FIRED,
-                handler=handler.main,
-                topic=handler.topology.redelivery,
-                partition=partition,
-                failure_id=failure_id,
-                attempt=attempt,
-                tier=tier,
-                due_at_ms=place.due_at_ms,
-                lateness_ms=now_ms - place.due_at_ms,
-            )
-        )
+            error = exc if isinstance(exc, DamagedMetadataError) else _damaged(str(exc))
+            one = bury_damaged(handler, found, error, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
+        publishes.extend(one.publishes)
+        observations.extend(one.observations)
+        removes.append(Removal(key, tier))
     return Turn(publishes=tuple(publishes), removes=tuple(removes), observations=tuple(observations))
+
+
+def _damaged(problem: str) -> DamagedMetadataError:
+    return DamagedMetadataError(RETRY_VERSION, None, problem)
+
+
+def _too_large(
+    handler: Handler, found: Record, out: Outgoing, metadata: RetryMetadata | None, *, max_bytes: int
+) -> Turn:
+    if metadata is None:
+        raise _damaged("a row without retry metadata, too large to be redelivered")
+    copy = replace(found, key=out.key, value=out.value, headers=out.headers)
+    return bury_too_large(handler, copy, metadata, max_bytes=max_bytes)
+
+
+def _fired(handler: Handler, out: Outgoing, metadata: RetryMetadata | None, *, due_at_ms: int, now_ms: int) -> Turn:
+    observation = Observation(
+        event=Event.FIRED,
+        handler=handler.main,
+        topic=out.topic,
+        partition=out.partition,
+        failure_id=metadata.failure_id if metadata else None,
+        attempt=metadata.attempt if metadata else None,
+        tier=metadata.tier if metadata else None,
+        due_at_ms=due_at_ms,
+        lateness_ms=now_ms - due_at_ms,
+    )
+    return Turn(publishes=(out,), observations=(observation,))

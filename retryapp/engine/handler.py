@@ -6,17 +6,23 @@ Lives in the engine so that a test kit can run it without Faust.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from retryapp.core.errors import ConfigurationError, UndecodableError
+from retryapp.core.errors import ConfigurationError, RetryAppError, UndecodableError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Origin
 from retryapp.core.topology import HandlerTopology
+from retryapp.engine.orphans import MIN_ORPHANS, Orphans
+from retryapp.engine.threads import Ended, Threads
+
+logger = logging.getLogger("retryapp.events")
 
 HandlerFunction = Callable[..., Any]
 
@@ -29,6 +35,18 @@ class HandlerSignatureError(ConfigurationError):
         super().__init__(
             f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)`, or with a "
             f"second argument for the delivery"
+        )
+
+
+class HandlerResultError(RetryAppError):
+    """A handler returned something that still has to run: a generator, or an awaitable within an awaitable."""
+
+    def __init__(self, handler: str, result: object) -> None:
+        self.handler = handler
+        self.result_type = type(result).__qualname__
+        super().__init__(
+            f"handler {handler} returned {self.result_type}, which nobody runs: its work was not done. Await it, or "
+            f"iterate over it, in the handler"
         )
 
 
@@ -83,21 +101,26 @@ class Handler:
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
     _takes_delivery: bool = field(default=False, init=False, repr=False, compare=False)
     _is_async: bool = field(default=True, init=False, repr=False, compare=False)
+    name: str = field(default="", init=False)
+    """Qualified name of the function, for people."""
+    orphans: Orphans = field(init=False, repr=False, compare=False)
+    """Runs that were given up (time-out, shutdown) and go on."""
+    threads: Threads = field(init=False, repr=False, compare=False)
+    """Where plain functions run."""
 
     def __post_init__(self) -> None:
         """Look at the signature and prepare the decoder once."""
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
             object.__setattr__(self, "_adapter", TypeAdapter(target))
+        object.__setattr__(self, "name", _name(self.function))
         object.__setattr__(self, "_takes_delivery", _takes_delivery(self.name, self.function))
-        object.__setattr__(self, "_is_async", _is_async(self.function))
-
-    @property
-    def name(self) -> str:
-        """Qualified name of the function, for people."""
-        return (
-            f"{getattr(self.function, '__module__', '?')}.{getattr(self.function, '__qualname__', repr(self.function))}"
-        )
+        body = _body(self.function)
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise HandlerSignatureError(self.name, "it is a generator (it has a yield), so calling it runs nothing")
+        object.__setattr__(self, "_is_async", inspect.iscoroutinefunction(body))
+        object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, self.concurrency)))
+        object.__setattr__(self, "threads", Threads(keep=2 * self.concurrency))
 
     @property
     def main(self) -> str:
@@ -145,8 +168,23 @@ def _problem(exc: Exception) -> str:
     return type(exc).__name__
 
 
-def _is_async(function: HandlerFunction) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - callable objects with an async __call__
+def _unwrapped(function: HandlerFunction) -> HandlerFunction:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _body(function: HandlerFunction) -> HandlerFunction:
+    """Return what a call runs: of a partial its function, of a callable object its `__call__`."""
+    function = _unwrapped(function)
+    return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+
+
+def _name(function: HandlerFunction) -> str:
+    """Return a name that is the same in every process: never an address in memory."""
+    function = _unwrapped(function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
 
 def _takes_delivery(name: str, function: HandlerFunction) -> bool:
@@ -168,19 +206,67 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
 async def call(handler: Handler, value: Any, delivery: Delivery) -> None:
     """Run the function once: coroutine functions here, plain ones in a thread.
 
-    A plain function that is given up (time-out, shutdown) cannot be stopped: its thread runs on, its result is ignored.
+    What it returns is awaited if it can be. A plain function that is given up (time-out, shutdown) cannot be stopped:
+    its thread runs on as an orphan, its result is ignored.
+
+    Raises:
+        HandlerResultError: what it returned would still have to be run.
+        NoThreadError: the system has no further thread; the function was not started.
     """
     arguments = handler.arguments(value, delivery)
-    if handler.is_async:
-        await handler.function(*arguments)
-        return
-    result = await asyncio.to_thread(_in_thread, handler.function, *arguments)
+    result = await (handler.function(*arguments) if handler.is_async else _in_thread(handler, arguments, delivery))
     if inspect.isawaitable(result):
-        await result
+        result = await result
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        _discard(result)
+        raise HandlerResultError(handler.name, result)
 
 
-def _in_thread(function: HandlerFunction, *arguments: Any) -> Any:
+async def _in_thread(handler: Handler, arguments: tuple[Any, ...], delivery: Delivery) -> Any:
+    run = handler.threads.run(handler.function, *arguments, name=delivery.failure_id)
     try:
-        return function(*arguments)
-    except StopIteration as exc:  # as in a generator (PEP 479): a future cannot carry it, its waiter would never wake
-        raise RuntimeError(f"{function!r} raised StopIteration") from exc
+        ended = await asyncio.shield(run)
+    except asyncio.CancelledError:
+        if not run.done():
+            run.add_done_callback(_discard_result)
+            abandon(handler, run, delivery)
+        raise
+    if ended.error is not None:
+        raise ended.error  # a StopIteration becomes a RuntimeError on its way, as from any coroutine (PEP 479)
+    return ended.result
+
+
+def _discard_result(run: asyncio.Future[Ended]) -> None:
+    if not run.cancelled():
+        _discard(run.result().result)
+
+
+def _discard(result: object) -> None:
+    """Close a coroutine that will not run: Python complains of those that nobody awaits."""
+    if inspect.iscoroutine(result):
+        result.close()
+
+
+def abandon(handler: Handler, run: asyncio.Future[Any], delivery: Delivery) -> None:
+    """Leave a run that does not end to itself, and say so."""
+    orphans = handler.orphans
+    orphans.adopt(run)
+    logger.warning("retryapp.run_abandoned", extra=_facts(handler, delivery, "was given up and goes on"))
+    if orphans.full:
+        logger.warning(
+            "retryapp.handler_blocked",
+            extra=_facts(handler, delivery, f"starts no new run until one of them has ended (limit {orphans.limit})"),
+        )
+
+
+def _facts(handler: Handler, delivery: Delivery, what: str) -> dict[str, object]:
+    return {
+        "handler": handler.main,
+        "topic": delivery.origin.topic,
+        "partition": delivery.origin.partition,
+        "offset": delivery.origin.offset,
+        "failure_id": delivery.failure_id,
+        "attempt": delivery.attempt,
+        "count": len(handler.orphans),
+        "error_message": f"handler {handler.name} {what}",
+    }

@@ -1,39 +1,42 @@
 """Park: a record of the retry topic becomes a row of the pending table.
 
 A record whose metadata cannot be read is not parked: when it is due is not known, and "no delay" would be a lie. It
-goes to the dead-letter topic with reason `damaged`, bytes untouched.
+goes to the dead-letter topic with reason `damaged`, bytes untouched. Neither is one whose row, or whose way back, would
+be larger than a record may be: it is dead with reason `too-large`.
 """
 
 from __future__ import annotations
 
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import RETRY_DUE_MS, RetryMetadata, decode_metadata
+from retryapp.core.hops import to_redelivery, waiting_size
 from retryapp.core.record import Record
 from retryapp.core.rows import encode_row, row_key, row_of
-from retryapp.engine.damage import bury_damaged
+from retryapp.engine.damage import bury_damaged, bury_too_large
 from retryapp.engine.handler import Handler
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, Row, TopicPartition
 
 
 def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_bytes: int) -> Turn:
-    """Return the turn that parks a tier record, or buries it when its metadata is damaged.
+    """Return the turn that parks a tier record, or buries it when its metadata is damaged or its row too large.
 
     Args:
         handler: whose record it is.
         record: as read from the retry topic.
         now_ms: epoch milliseconds.
         topic_id: short id of the main topic, for coordinates of a damaged record.
-        max_bytes: largest record that the dead-letter topic takes.
+        max_bytes: largest record that our topics take.
     """
     try:
         metadata = waiting_metadata(record)
     except DamagedMetadataError as exc:
         return bury_damaged(handler, record, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
+    waiting = row_of(record)
+    if waiting_size(to_redelivery(waiting, topology=handler.topology, partition=record.partition)) > max_bytes:
+        return bury_too_large(handler, record, metadata, max_bytes=max_bytes)
     due_at_ms = metadata.due_at_ms or 0
-    row = Row(
-        row_key(due_at_ms, record.partition, metadata.origin.offset), encode_row(row_of(record)), metadata.tier or "?"
-    )
+    row = Row(row_key(due_at_ms, record.partition, metadata.origin.offset), encode_row(waiting), metadata.tier or "?")
     return Turn(
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.offset + 1,

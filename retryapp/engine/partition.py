@@ -177,6 +177,9 @@ class PartitionEngine:
         if self._fire_task is not None:
             self._fire_task.cancel()
             self._fire_task = None
+        for run in list(self._running):
+            if not run.begun:
+                run.abort()  # what has not begun does not begin now
         try:
             async with asyncio.timeout(deadline_s):
                 await self._wait_idle()

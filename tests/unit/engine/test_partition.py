@@ -245,6 +245,7 @@ async def test_outcomes_are_committed_in_offset_order_however_handlers_end() -> 
         await orders.settle()
         assert (orders.transport.offsets[MAIN], offsets(orders.records(RETRY.topic))) == (3, [0, 2])
         gate.let(b"d")
+        await orders.settle()
         await orders.advance(1_000)
         assert orders.transport.offsets[MAIN] == 4
 

@@ -1,0 +1,74 @@
+"""Runs of a handler that were given up and go on.
+
+A thread cannot be stopped, and a coroutine may refuse its cancellation. Such a run is an orphan: its record has its
+fate already (or will be read again), what the run still does counts for nothing, and nobody waits for it. Orphans are
+counted, and bounded: at the limit no new run of the handler begins until one has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+MIN_ORPHANS: Final = 16
+"""A handler may have as many orphans as it has `concurrency`, and at least so many: one record that hangs at every
+attempt must not stop the others."""
+
+
+class Orphans:
+    """The orphans of one handler on one worker. Used in the event loop's thread only."""
+
+    def __init__(self, limit: int) -> None:
+        """Begin without any.
+
+        Args:
+            limit: no new run begins while there are so many. Those that run already may still join: with two shares of
+                concurrency there are at most ``limit - 1 + 2 * concurrency`` orphans.
+        """
+        self.limit = limit
+        self.total = 0
+        """How many there have been since the start."""
+        self._runs: set[asyncio.Future[Any]] = set()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        """Return how many go on now."""
+        return len(self._runs)
+
+    @property
+    def full(self) -> bool:
+        """Tell whether no new run may begin."""
+        return len(self._runs) >= self.limit
+
+    @property
+    def waiting(self) -> int:
+        """How many deliveries wait for an orphan to end."""
+        return len(self._waiting)
+
+    def adopt(self, run: asyncio.Future[Any]) -> None:
+        """Keep a run that was given up until it ends."""
+        self.total += 1
+        self._runs.add(run)
+        run.add_done_callback(self._ended)
+
+    async def room(self) -> None:
+        """Wait until a new run may begin."""
+        while self.full:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            finally:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+
+    def _ended(self, run: asyncio.Future[Any]) -> None:
+        self._runs.discard(run)
+        if not run.cancelled():
+            run.exception()  # looked at: asyncio complains of errors that nobody saw
+        if not self.full:
+            while self._waiting:
+                turn = self._waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)

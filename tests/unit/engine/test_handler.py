@@ -1,0 +1,225 @@
+"""What may be a handler, what is refused, and what becomes of what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from retryapp.core.headers import decode_metadata
+from retryapp.engine.deliver import Run, Station, deliver
+from retryapp.engine.handler import Delivery, HandlerSignatureError
+
+MakeStation = Callable[..., Station]
+MakeRecord = Callable[..., Any]
+
+seen: list[tuple[bytes, int | None, bool]] = []
+"""Value, attempt, and whether it ran in the event loop's thread."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> Iterator[None]:
+    """Each test begins with nothing seen."""
+    seen.clear()
+    yield
+    seen.clear()
+
+
+def note(value: bytes, delivery: Delivery | None = None) -> None:
+    """Note a call."""
+    seen.append((value, delivery.attempt if delivery else None, threading.current_thread() is threading.main_thread()))
+
+
+async def note_async(value: bytes, delivery: Delivery | None = None) -> None:
+    """Note a call."""
+    await asyncio.sleep(0)
+    note(value, delivery)
+
+
+async def with_extra(extra: str, value: bytes, delivery: Delivery) -> None:
+    """Take one argument more."""
+    assert extra == "extra"
+    await note_async(value, delivery)
+
+
+class Methods:
+    """Bound methods and callable objects."""
+
+    async def bound(self, value: bytes) -> None:
+        """Be a bound method."""
+        await note_async(value)
+
+    def plain(self, value: bytes, delivery: Delivery) -> None:
+        """Be a plain bound method."""
+        note(value, delivery)
+
+    @classmethod
+    async def of_class(cls, value: bytes) -> None:
+        """Be a method of the class."""
+        await note_async(value)
+
+    @staticmethod
+    async def static(value: bytes) -> None:
+        """Be no method at all."""
+        await note_async(value)
+
+
+class CallableAsync:
+    """An object with an asynchronous call."""
+
+    async def __call__(self, value: bytes, delivery: Delivery) -> None:
+        """Be called."""
+        await note_async(value, delivery)
+
+
+class CallablePlain:
+    """An object with a plain call."""
+
+    def __call__(self, value: bytes) -> None:
+        """Be called."""
+        note(value)
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap as a decorator does that knows nothing of coroutines."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    ("function", "is_async", "in_loop", "attempt", "name"),
+    [
+        pytest.param(note_async, True, True, 1, "note_async", id="coroutine function"),
+        pytest.param(note, False, False, 1, "note", id="function"),
+        pytest.param(functools.partial(with_extra, "extra"), True, True, 1, "with_extra", id="partial"),
+        pytest.param(functools.partial(CallableAsync()), True, True, 1, "CallableAsync", id="partial of an object"),
+        pytest.param(functools.partial(functools.partial(note)), False, False, 1, "note", id="partial of a partial"),
+        pytest.param(Methods().bound, True, True, None, "Methods.bound", id="bound method"),
+        pytest.param(Methods().plain, False, False, 1, "Methods.plain", id="plain bound method"),
+        pytest.param(Methods.of_class, True, True, None, "Methods.of_class", id="class method"),
+        pytest.param(Methods.static, True, True, None, "Methods.static", id="static method"),
+        pytest.param(CallableAsync(), True, True, 1, "CallableAsync", id="callable object"),
+        pytest.param(CallablePlain(), False, False, None, "CallablePlain", id="plain callable object"),
+        pytest.param(wrapped(note_async), False, True, 1, "note_async", id="plain wrapper of a coroutine function"),
+        pytest.param(lambda value: note_async(value), False, True, None, "<lambda>", id="lambda"),
+    ],
+)
+async def test_whatever_can_be_called_with_a_value_can_be_a_handler(
+    make_station: MakeStation,
+    make_record: MakeRecord,
+    function: Callable[..., Any],
+    is_async: bool,
+    in_loop: bool,
+    attempt: int | None,
+    name: str,
+) -> None:
+    """It runs once, to its end, and its name is the same in every process."""
+    station = make_station(function)
+    turn = await deliver(station, make_record(b"v"), Run())
+    assert turn.publishes == ()
+    assert seen == [(b"v", attempt, in_loop)]
+    assert station.handler.is_async == is_async
+    assert station.handler.name == f"{__name__}.{name}"
+
+
+async def generator(value: bytes) -> AsyncIterator[None]:
+    """Have a yield by mistake."""
+    note(value)
+    yield
+
+
+def plain_generator(value: bytes) -> Iterator[None]:
+    """The same."""
+    note(value)
+    yield
+
+
+class CallableGenerator:
+    """The same as an object."""
+
+    async def __call__(self, value: bytes) -> AsyncIterator[None]:
+        """Yield."""
+        note(value)
+        yield
+
+
+@pytest.mark.parametrize(
+    "function",
+    [generator, plain_generator, CallableGenerator(), functools.partial(generator)],
+    ids=["async", "plain", "object", "partial"],
+)
+def test_a_generator_is_refused_where_it_is_declared(clock: object, make_station: MakeStation, function: Any) -> None:
+    """Calling it runs nothing: every record would count as done."""
+    with pytest.raises(HandlerSignatureError, match="it is a generator"):
+        make_station(function)
+
+
+async def returns_coroutine(value: bytes) -> Any:
+    """Forget an await."""
+    return note_async(value)
+
+
+def returns_future(value: bytes) -> Any:
+    """Return a coroutine from a thread."""
+    return returns_coroutine_once(value)
+
+
+async def returns_coroutine_once(value: bytes) -> None:
+    """Be awaited in the loop."""
+    await note_async(value)
+
+
+@pytest.mark.parametrize("function", [returns_coroutine, returns_future])
+async def test_what_a_handler_returns_is_awaited(
+    make_station: MakeStation, make_record: MakeRecord, function: Any
+) -> None:
+    """A forgotten await must not mean done before it is."""
+    turn = await deliver(make_station(function), make_record(b"v"), Run())
+    assert (turn.publishes, seen) == ((), [(b"v", None, True)])
+
+
+async def fails_later(value: bytes) -> Any:
+    """Return a coroutine that fails."""
+
+    async def fail() -> None:
+        raise ValueError(value)
+
+    return fail()
+
+
+async def nested(value: bytes) -> Any:
+    """Return a coroutine that returns a coroutine."""
+
+    async def inner() -> Any:
+        return note_async(value)
+
+    return inner()
+
+
+@pytest.mark.parametrize(
+    ("function", "error_type"),
+    [
+        pytest.param(fails_later, "ValueError", id="a coroutine that fails"),
+        pytest.param(nested, "HandlerResultError", id="a coroutine in a coroutine"),
+        pytest.param(lambda value: generator(value), "HandlerResultError", id="an asynchronous generator"),
+        pytest.param(lambda value: plain_generator(value), "HandlerResultError", id="a generator"),
+    ],
+)
+async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(
+    make_station: MakeStation, make_record: MakeRecord, function: Any, error_type: str
+) -> None:
+    """Its record is not done."""
+    turn = await deliver(make_station(function), make_record(b"v"), Run())
+    (out,) = turn.publishes
+    metadata = decode_metadata(out.headers)
+    assert metadata is not None
+    assert metadata.error_type.rsplit(".", 1)[-1] == error_type
+    assert seen == []

@@ -1,0 +1,157 @@
+"""Plain functions in daemon threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from retryapp.engine.threads import Ended, NoThreadError, Threads
+
+
+def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait for what another thread does."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "not in time"
+        time.sleep(0.002)
+
+
+async def test_more_functions_run_at_once_than_the_loops_executor_has_threads() -> None:
+    """None waits for another, and what uses the executor goes on."""
+    over, count = threading.Event(), 64
+    running = threading.Semaphore(0)
+
+    def hang() -> None:
+        running.release()
+        over.wait(10)
+
+    threads = Threads(keep=0)
+    runs = [threads.run(hang, name="hang") for _ in range(count)]
+    try:
+        async with asyncio.timeout(10):
+            for _ in range(count):
+                assert await asyncio.to_thread(running.acquire, timeout=5)
+    finally:
+        over.set()
+    assert await asyncio.gather(*runs) == [Ended()] * count
+
+
+async def test_a_thread_is_used_again_and_no_more_are_kept_than_asked() -> None:
+    """So a connection in a thread's locals is found again, and a burst leaves no threads behind."""
+    threads = Threads(keep=2)
+    first = await threads.run(threading.get_ident, name="one")
+    second = await threads.run(threading.get_ident, name="two")
+    assert first.result == second.result != threading.get_ident()
+    together = threading.Barrier(5)
+
+    def meet() -> threading.Thread:
+        together.wait(5)
+        return threading.current_thread()
+
+    used = [ended.result for ended in await asyncio.gather(*(threads.run(meet, name="burst") for _ in range(5)))]
+    until(lambda: sum(thread.is_alive() for thread in used) == 2)
+
+
+async def test_threads_end_with_their_handler() -> None:
+    """Free ones do not outlive it."""
+    threads = Threads(keep=1)
+    thread = (await threads.run(threading.current_thread, name="one")).result
+    assert thread.is_alive()
+    assert thread.daemon
+    del threads
+    gc.collect()
+    until(lambda: not thread.is_alive())
+
+
+async def test_a_run_sees_the_callers_context_and_changes_a_copy() -> None:
+    """As `asyncio.to_thread` does it; the thread carries the run's name meanwhile."""
+    variable = contextvars.ContextVar[str]("variable")
+    variable.set("caller")
+
+    def look() -> tuple[str, str]:
+        found = variable.get()
+        variable.set("changed")
+        return found, threading.current_thread().name
+
+    threads = Threads(keep=1)
+    for name in ("first", "second"):
+        assert (await threads.run(look, name=name)).result == ("caller", name)
+    assert variable.get() == "caller"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration(1), GeneratorExit(), ValueError()])
+async def test_whatever_is_raised_comes_back_as_a_value(error: BaseException) -> None:
+    """No future carries a StopIteration, and no thread may die of a SystemExit without a word."""
+
+    def fail() -> None:
+        raise error
+
+    ended = await Threads(keep=1).run(fail, name="fail")
+    assert ended.error is error
+
+
+async def test_a_system_without_threads_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure of the function: that was not started."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(NoThreadError, match="can't start new thread"):
+        Threads(keep=1).run(print, name="never")
+
+
+def test_a_function_that_ends_after_its_loop_is_closed_hurts_nobody() -> None:
+    """Its thread ends."""
+    over, seen = threading.Event(), list[threading.Thread]()
+
+    def hang() -> None:
+        seen.append(threading.current_thread())
+        over.wait(10)
+
+    threads = Threads(keep=1)
+
+    async def begin() -> None:
+        threads.run(hang, name="hang")
+
+    asyncio.run(begin())
+    over.set()
+    until(lambda: seen and not seen[0].is_alive())
+
+
+HANGING_PROGRAM = """
+import asyncio, sys, threading
+from retryapp.core.policy import RetryPolicy
+from retryapp.testing import MemoryPartition
+
+def hang(_value):
+    threading.Event().wait()
+
+async def main():
+    async with MemoryPartition(hang, RetryPolicy("5m", timeout="1s")) as orders:
+        await orders.send(b"a")
+        await orders.until(lambda: orders.engine.in_flight == 1 and threading.active_count() > 1)
+        await orders.advance(1_000)
+        await orders.until(lambda: orders.waiting == {"5m": 1})
+        assert len(orders.handler.orphans) == 1
+
+asyncio.run(main())
+print("leaving", flush=True)
+sys.exit(7)
+"""
+
+
+def test_a_process_ends_while_orphans_live() -> None:
+    """Nobody joins them."""
+    result = subprocess.run(
+        [sys.executable, "-c", HANGING_PROGRAM], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (7, "leaving\n", "retryapp.run_abandoned\n")
