@@ -1,7 +1,10 @@
 """The dead-letter table: where each dead letter of a partition lies. Headers and coordinates, never values.
 
 The dead-letter topic is its changelog: rows are written after the transaction that published the letter, and rebuilt by
-reading the topic. Rows whose letter retention has deleted are forgotten.
+reading the topic, in any order and more than once. Rows whose letter retention has deleted are forgotten.
+
+A row's value begins with its failure id, so that forgetting it finds its look-up without decoding the headers:
+``length u32 | failure id | row of core.rows with the headers``, big-endian; length 0 where the headers name none.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ _ROW = b"\x00"
 _ROWS_END = b"\x01"
 _INDEX = b"\x01"
 _OFFSET = struct.Struct(">Q")
+_LENGTH = struct.Struct(">I")
 _ROW_COUNT = "rows"
+FORGET_LIMIT = 500
+"""Rows that are forgotten at once."""
 
 
 def _row_key(offset: int) -> bytes:
@@ -39,6 +45,25 @@ def _failure_id(headers: tuple[tuple[str, bytes | None], ...]) -> str | None:
     return metadata.failure_id if metadata else None
 
 
+def _encode(failure_id: str | None, row: DeadRow) -> bytes:
+    name = (failure_id or "").encode()
+    return _LENGTH.pack(len(name)) + name + encode_row(PendingRow(None, None, row.headers, 0))
+
+
+def _decode(key: bytes, value: bytes) -> DeadRow:
+    (offset,) = _OFFSET.unpack(key[1:])
+    try:
+        return DeadRow(offset, decode_row(value[_LENGTH.size + len(_named(value)) :]).headers)
+    except DamagedRowError:
+        return DeadRow(offset, ())
+
+
+def _named(value: bytes) -> bytes:
+    """Return the failure id of a row's value, empty when it has none."""
+    (length,) = _LENGTH.unpack_from(value)
+    return value[_LENGTH.size : _LENGTH.size + length]
+
+
 class RocksDeadLetterTable:
     """`ports.DeadLetterTable` on RocksDB."""
 
@@ -46,6 +71,8 @@ class RocksDeadLetterTable:
         """Open the table; see `Store`."""
         self._store = Store(path, identity, now_ms=now_ms, max_age_ms=None)
         self._now_ms = now_ms
+        self._first = _ROW
+        """Rows below were removed: RocksDB would walk over each of them."""
 
     @property
     def dropped(self) -> str | None:
@@ -61,11 +88,17 @@ class RocksDeadLetterTable:
         """See `ports.DeadLetterTable.write`."""
         batch = self._store.batch()
         new = {row.offset for row in rows if self._store.get(_row_key(row.offset)) is None}
+        newest: dict[bytes, bytes] = {}
         for row in rows:
-            batch.put(_row_key(row.offset), encode_row(PendingRow(None, None, row.headers, 0)))
+            self._first = min(self._first, _row_key(row.offset))
             failure_id = _failure_id(row.headers)
+            batch.put(_row_key(row.offset), _encode(failure_id, row))
             if failure_id is not None:
-                batch.put(_index_key(failure_id), _OFFSET.pack(row.offset))
+                index, place = _index_key(failure_id), _OFFSET.pack(row.offset)
+                known = newest[index] if index in newest else self._store.get(index)
+                newest[index] = place if known is None else max(known, place)
+        for index, place in newest.items():
+            batch.put(index, place)
         meta = self._store.meta
         meta.counts[_ROW_COUNT] = meta.counts.get(_ROW_COUNT, 0) + len(new)
         if next_offset is not None:
@@ -81,7 +114,7 @@ class RocksDeadLetterTable:
                 continue
             if len(out) >= limit or not key.startswith(_ROW):
                 break
-            out.append(self._row(key, value))
+            out.append(_decode(key, value))
         return out
 
     def find(self, failure_id: str) -> DeadRow | None:
@@ -91,36 +124,40 @@ class RocksDeadLetterTable:
             return None
         key = _ROW + raw
         value: bytes | None = self._store.get(key)
-        return None if value is None else self._row(key, value)
+        return None if value is None else _decode(key, value)
 
     def count(self) -> int:
         """See `ports.DeadLetterTable.count`."""
         return self._store.meta.counts.get(_ROW_COUNT, 0)
 
-    def forget_before(self, first_offset: int) -> int:
-        """Remove rows whose dead letter is not on the topic any more.
+    def forget_before(self, first_offset: int, limit: int = FORGET_LIMIT) -> int:
+        """Remove rows whose dead letter is not on the topic any more, the oldest first.
 
         Args:
             first_offset: first offset that the topic still has.
+            limit: at most so many rows; call again until nothing is removed.
 
         Returns:
             How many rows were removed.
         """
-        gone: list[bytes] = []
+        bound = _row_key(first_offset)
         batch = self._store.batch()
-        for key, value in self._store.items(_ROW):
-            if key >= _row_key(first_offset):
+        gone = 0
+        last = b""
+        for key, value in self._store.items(self._first):
+            if key >= bound or gone >= limit:
                 break
-            gone.append(key)
-            batch.delete(key)
-            failure_id = _failure_id(self._row(key, value).headers)
-            if failure_id is not None and self._store.get(_index_key(failure_id)) == key[1:]:
-                batch.delete(_index_key(failure_id))
+            gone, last = gone + 1, key
+            index = _INDEX + _named(value)
+            if self._store.get(index) == key[1:]:
+                batch.delete(index)
         if gone:
+            batch.delete_range(self._first, last + b"\x00")
+            self._first = last
             meta = self._store.meta
-            meta.counts[_ROW_COUNT] = max(0, meta.counts.get(_ROW_COUNT, 0) - len(gone))
+            meta.counts[_ROW_COUNT] = max(0, meta.counts.get(_ROW_COUNT, 0) - gone)
             self._store.write(batch, self._now_ms)
-        return len(gone)
+        return gone
 
     def close(self) -> None:
         """Close the store."""
@@ -129,10 +166,3 @@ class RocksDeadLetterTable:
     def drop(self) -> None:
         """Close the store and delete it: the topic has everything."""
         self._store.drop()
-
-    def _row(self, key: bytes, value: bytes) -> DeadRow:
-        (offset,) = _OFFSET.unpack(key[1:])
-        try:
-            return DeadRow(offset, decode_row(value).headers)
-        except DamagedRowError:
-            return DeadRow(offset, ())

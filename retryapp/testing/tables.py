@@ -110,9 +110,9 @@ class MemoryDeadLetterTable:
         """See `ports.DeadLetterTable.count`."""
         return len(self._rows)
 
-    def forget_before(self, first_offset: int) -> int:
-        """Remove the rows below an offset and return how many there were."""
-        gone = [offset for offset in self._rows if offset < first_offset]
+    def forget_before(self, first_offset: int, limit: int = 500) -> int:
+        """Remove rows below an offset, the oldest first, and return how many; call again until nothing is removed."""
+        gone = sorted(offset for offset in self._rows if offset < first_offset)[:limit]
         for offset in gone:
             failure_id = _failure_id(self._rows.pop(offset))
             if failure_id is not None and self._index.get(failure_id) == offset:

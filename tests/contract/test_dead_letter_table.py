@@ -102,6 +102,33 @@ def test_rows_before_an_offset_are_forgotten(table: Table, make_dead: MakeDead) 
     assert (table.count(), table.page(None, 10)) == (0, [])
 
 
+def test_forgetting_is_bounded_and_goes_from_the_oldest_on(table: Table, make_dead: MakeDead) -> None:
+    """A topic that lost a million letters must not hold the event loop; the caller asks again."""
+    table.write([make_dead(offset, offset) for offset in range(10)], 10)
+    assert table.forget_before(8, limit=3) == 3
+    assert ([row.offset for row in table.page(None, 10)], table.count()) == ([9, 8, 7, 6, 5, 4, 3], 7)
+    assert [table.find(name(offset)) is None for offset in (2, 3)] == [True, False]
+    assert [table.forget_before(8, limit=3) for _ in range(3)] == [3, 2, 0]
+    assert ([row.offset for row in table.page(None, 10)], table.count()) == ([9, 8], 2)
+
+
+def test_a_letter_below_what_was_forgotten_is_kept_and_forgotten_again(table: Table, make_dead: MakeDead) -> None:
+    """Nothing takes a row along that came in behind the place where forgetting stands."""
+    table.write([make_dead(offset, offset) for offset in range(5, 8)], 8)
+    assert table.forget_before(7) == 2
+    table.write([make_dead(2, 2)], None)
+    assert [row.offset for row in table.page(None, 10)] == [7, 2]
+    assert (table.forget_before(7), table.count()) == (1, 1)
+
+
+def test_an_older_letter_that_is_read_later_does_not_hide_a_newer_one(table: Table, make_dead: MakeDead) -> None:
+    """The topic is read while new letters are written."""
+    table.write([make_dead(9, 10)], None)
+    table.write([make_dead(1, 10), make_dead(3, 10), make_dead(2, 11)], 4)
+    assert (table.find(name(10)), table.find(name(11))) == (make_dead(9, 10), make_dead(2, 11))
+    assert (table.count(), table.next_offset) == (4, 4)
+
+
 def test_reopening_keeps_rows_look_up_count_and_next_offset(tmp_path: Path, make_dead: MakeDead) -> None:
     """A restart reads only what is new on the topic."""
     table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
