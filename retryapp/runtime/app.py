@@ -46,12 +46,14 @@ from retryapp.engine.partition import DeliveryPool, PartitionEngine
 from retryapp.engine.turn import Turn, to_event
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, PlanOptions, ensure_topics, read_changelog
 from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import Intake, RetryTransport
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
-from retryapp.runtime.publisher import ClientSettings, KafkaLane, LanePlace, TailReader
+from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.tail import TailReader
 
 logger = get_logger(__name__)
 

@@ -7,7 +7,9 @@
   send those of the moment, and a zombie may have rejoined;
 * the producer is new at every opening: InitProducerId ends and fences what the former owner had open, and offsets read
   after it are stable; a producer that saw an error is never used again;
-* the changelog is read to its end by *position*: its last record is usually a transaction marker.
+* the changelog is read to its end by *position*: its last record is usually a transaction marker; what was read before
+  a deadline or a fault stays in the local store, and the next opening goes on from there;
+* the dead-letter table only answers questions, so it is filled behind an open lane.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import (
     IllegalGenerationError,
-    KafkaError,
     NoError,
     NotEnoughReplicasError,
     RebalanceInProgressError,
@@ -33,14 +34,16 @@ from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.structs import OffsetAndMetadata
 from mode.utils.logging import get_logger
 
-from retryapp.core.errors import EnvironmentFault
+from retryapp.core.errors import DiskFullError, EnvironmentFault, StoreBrokenError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import Clock, DeadRow, LaneBatch, LaneReceipt, TopicPartition
+from retryapp.runtime.clients import ClientSettings, end
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.deadletters import RocksDeadLetterTable
 from retryapp.runtime.pending import RocksPendingTable
 from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.tail import TailReader
 
 logger = get_logger(__name__)
 
@@ -79,7 +82,10 @@ enough
 replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that long."""
 _RECONNECT_S = 0.5
 _CLOSE_S = 1.0
-_TAIL_BATCH = 10_000
+_FORGET_S = 3600.0
+"""How often the dead-letter table forgets what retention has deleted from its topic."""
+_REFILL_S = 5.0
+"""Pause before the dead-letter table is read again after an error."""
 
 
 class OffsetsGoneError(EnvironmentFault):
@@ -111,24 +117,11 @@ class OffsetsMissingError(EnvironmentFault):
         self.rows = rows
         self.topics = tuple(topics)
         super().__init__(
-            f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} "
-            f"records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or skip "
-            f"records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin anew"
+            f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} or "
+            f"more records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or "
+            f"skip records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin "
+            f"anew"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
-    """Settings that every client of a lane shares."""
-
-    connection: Mapping[str, Any]
-    """Address and security, as keyword arguments of aiokafka."""
-    client_id: str
-    request_timeout_ms: int
-    max_batch_size: int
-    """No more than the smallest `max.message.bytes` of our topics: the client never splits a batch."""
-    max_request_size: int
-    compression_type: str | None = "lz4"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,76 +144,6 @@ class LanePlace:
     """Where a main topic without committed offsets begins: the app's `consumer_auto_offset_reset`."""
 
 
-class TailReader:
-    """One read-committed consumer without a group, shared by all lanes of a worker: reads a partition up to its end."""
-
-    def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
-        self._consumer: AIOKafkaConsumer | None = None
-        self._lock = asyncio.Lock()
-
-    async def _started(self) -> AIOKafkaConsumer:
-        if self._consumer is None:
-            consumer = AIOKafkaConsumer(
-                client_id=f"{self._settings.client_id}-tail",
-                group_id=None,
-                enable_auto_commit=False,
-                auto_offset_reset="none",
-                isolation_level="read_committed",
-                max_partition_fetch_bytes=max(4 << 20, self._settings.max_request_size),
-                request_timeout_ms=self._settings.request_timeout_ms,
-                fetch_max_wait_ms=50,
-                **self._settings.connection,
-            )
-            await consumer.start()
-            self._consumer = consumer
-        return self._consumer
-
-    async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the first and the end offset (of committed records) of partitions."""
-        async with self._lock:
-            consumer = await self._started()
-            client_tps = [ClientTopicPartition(*tp) for tp in tps]
-            first = await consumer.beginning_offsets(client_tps)
-            end = await consumer.end_offsets(client_tps)
-            return {tp: (first[tp], end[tp]) for tp in tps}
-
-    async def read(self, tp: TopicPartition, start: int, sink: Any) -> int:
-        """Read from `start` to the present end; call `sink(records, next_offset)` for each batch.
-
-        Returns:
-            The end offset that was reached.
-        """
-        async with self._lock:
-            consumer = await self._started()
-            client_tp = ClientTopicPartition(*tp)
-            end = int((await consumer.end_offsets([client_tp]))[client_tp])
-            first = int((await consumer.beginning_offsets([client_tp]))[client_tp])
-            start = max(start, first)
-            if start >= end:
-                return end
-            consumer.assign([client_tp])
-            try:
-                consumer.seek(client_tp, start)
-                while True:
-                    found = await consumer.getmany(client_tp, timeout_ms=10, max_records=_TAIL_BATCH)
-                    position = int(await consumer.position(client_tp))
-                    records = found.get(client_tp, [])
-                    if records or position >= end:
-                        sink(records, position)
-                        await asyncio.sleep(0)
-                    if position >= end:
-                        return end
-            finally:
-                consumer.assign([])
-
-    async def stop(self) -> None:
-        """Close the consumer."""
-        if self._consumer is not None:
-            consumer, self._consumer = self._consumer, None
-            await consumer.stop()
-
-
 @dataclass(slots=True)
 class KafkaLane:
     """`ports.LaneTransport` on aiokafka and RocksDB. See the module's text."""
@@ -236,6 +159,10 @@ class KafkaLane:
     dead: RocksDeadLetterTable | None = None
     _producer: AIOKafkaProducer | None = None
     _doubted: bool = False
+    _dead_keeper: asyncio.Task[None] | None = None
+    _dead_filled: bool = False
+    """The dead-letter table has all letters of its topic up to its `next_offset` and those applied since."""
+    _dead_fault: DiskFullError | StoreBrokenError | None = None
     _bounds: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
 
     async def prove(self) -> None:
@@ -307,12 +234,13 @@ class KafkaLane:
         return starts
 
     async def _rows_ever(self) -> int:
-        """Count what the changelog has of rows; its offsets do not say, they count owner marks and transactions too."""
+        """Count rows on the changelog, the first few; its offsets count owner marks and transactions too."""
         rows = 0
 
-        def count(records: list[Any], _position: int) -> None:
+        def count(records: list[Any], _position: int) -> bool:
             nonlocal rows
             rows += sum(len(record.key or b"") == ROW_KEY_BYTES for record in records)
+            return rows > 0
 
         await self.reader.read(self.place.changelog, 0, count)
         return rows
@@ -338,18 +266,43 @@ class KafkaLane:
         def into_pending(records: list[Any], position: int) -> None:
             pending.recover(((r.key or b"", r.value) for r in records), position)
 
-        def into_dead(records: list[Any], position: int) -> None:
-            dead.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
-
-        end = await self.reader.read(place.changelog, pending.next_offset, into_pending)
-        if pending.next_offset > end:
-            raise StoreAheadError(place.name, pending.next_offset, end)
-        await self.reader.read(place.dlq, dead.next_offset, into_dead)
-        dead.forget_before((await self.reader.bounds([place.dlq]))[place.dlq][0])
+        reached = await self.reader.read(place.changelog, pending.next_offset, into_pending)
+        if pending.next_offset > reached:
+            raise StoreAheadError(place.name, pending.next_offset, reached)
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """See `ports.LaneTransport.release`."""
         await self.consumer.reposition(starts)
+        if self.dead is not None:
+            self._dead_keeper = asyncio.create_task(self._keep_dead(self.dead), name=f"dead-{self.place.name}")
+
+    async def _keep_dead(self, dead: RocksDeadLetterTable) -> None:
+        """Fill the dead-letter table from its topic and forget what retention deletes, as long as the lane is open.
+
+        Letters that the lane publishes meanwhile are written at once but do not move `next_offset` before the table is
+        filled: it would pass letters that are not read yet. Those behind the end that the reading aimed at are in the
+        table by then, since nobody else publishes here.
+        """
+        dlq = self.place.dlq
+
+        def take(records: list[Any], position: int) -> None:
+            dead.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
+
+        while True:
+            wait_s = _FORGET_S
+            try:
+                first, _ = (await self.reader.bounds([dlq]))[dlq]
+                await _forget(dead, first)
+                if not self._dead_filled:
+                    await self.reader.read(dlq, dead.next_offset, take, background=True)
+                    self._dead_filled = True
+            except (DiskFullError, StoreBrokenError) as exc:
+                self._dead_fault = exc
+                return
+            except Exception as exc:  # noqa: BLE001 - the broker may be away; this table only answers questions
+                logger.info("Dead letters of lane %s could not be read: %r", self.place.name, exc)
+                wait_s = _REFILL_S
+            await self.clock.sleep(wait_s)
 
     async def hold(self) -> None:
         """See `ports.LaneTransport.hold`."""
@@ -384,6 +337,8 @@ class KafkaLane:
         """See `ports.LaneTransport.apply`."""
         if self.pending is None or self.dead is None:
             raise RuntimeError(f"lane {self.place.name} has no local store")
+        if self._dead_fault is not None:
+            raise self._dead_fault
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())
         if batch.puts or batch.removes:
@@ -394,7 +349,7 @@ class KafkaLane:
             if outgoing.topic == self.place.dlq.topic
         ]
         if dead:
-            self.dead.write(dead, dead[-1].offset + 1)
+            self.dead.write(dead, dead[-1].offset + 1 if self._dead_filled else None)
         self._doubted = False
 
     async def close(self) -> None:
@@ -402,12 +357,28 @@ class KafkaLane:
         producer, self._producer = self._producer, None
         pending, self.pending = self.pending, None
         dead, self.dead = self.dead, None
+        keeper, self._dead_keeper = self._dead_keeper, None
+        ends: set[asyncio.Task[None]] = set()
+        if keeper is not None:
+            keeper.cancel()  # it does not use the table again
+            ends.add(keeper)
         for table in (pending, dead):
             if table is not None:
                 (table.drop if self._doubted else table.close)()
-        self._doubted = False
-        if producer is not None:
-            await _stop(producer, self.place.name)
+        self._doubted = self._dead_filled = False
+        self._dead_fault = None
+        if producer is not None:  # without waiting for what it cannot deliver: the next owner ends its transaction
+            ends.add(end(producer, self.place.name))
+        if ends:
+            await asyncio.wait(ends)
+
+
+async def _forget(dead: RocksDeadLetterTable, first_offset: int) -> None:
+    """Forget all dead letters before an offset, a few at a time."""
+    gone = True
+    while gone:
+        gone = dead.forget_before(first_offset) > 0
+        await asyncio.sleep(0)
 
 
 class StoreAheadError(EnvironmentFault):
@@ -434,12 +405,3 @@ def _reconnect_slowly(producer: AIOKafkaProducer) -> None:
         return found
 
     producer.client._get_conn = patient
-
-
-async def _stop(producer: AIOKafkaProducer, name: str) -> None:
-    """Stop a producer without waiting for what it cannot deliver: the next owner ends its transaction."""
-    try:
-        async with asyncio.timeout(_CLOSE_S):
-            await producer.stop()
-    except (KafkaError, TimeoutError, RuntimeError, AssertionError) as exc:
-        logger.info("Producer of lane %s did not stop cleanly: %r", name, exc)

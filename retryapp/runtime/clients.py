@@ -1,0 +1,143 @@
+"""What the Kafka clients of a worker's lanes share: their settings, and an end that always comes.
+
+The client library's own `stop` waits: a producer's for everything that it was told to send, a consumer's for tasks that
+may swallow their cancellation. Without a broker that is for ever, and a `stop` that is given up half-way leaves its
+tasks, its sockets and their log lines behind. `end` gives it a moment and then takes the client apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import ProducerClosed
+from mode.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+STOP_S = 1.0
+"""How long a client may take to stop by itself."""
+_FORCE_S = 1.0
+_ending: set[asyncio.Task[None]] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Settings that every client of a lane shares."""
+
+    connection: Mapping[str, Any]
+    """Address and security, as keyword arguments of aiokafka."""
+    client_id: str
+    request_timeout_ms: int
+    max_batch_size: int
+    """No more than the smallest `max.message.bytes` of our topics: the client never splits a batch."""
+    max_request_size: int
+    compression_type: str | None = "lz4"
+
+
+def end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> asyncio.Task[None]:
+    """Begin to end a client, whatever state it is in.
+
+    Args:
+        client: nobody may use it any more.
+        name: for the log.
+
+    Returns:
+        The task that does it: it takes at most `STOP_S` and a second, never fails, and goes on when whoever waits for
+        it is cancelled.
+    """
+    task = asyncio.create_task(_end(client, name), name=f"end-{name}")
+    _ending.add(task)  # the loop itself holds no task
+    task.add_done_callback(_ending.discard)
+    return task
+
+
+async def _end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> None:
+    stopping = asyncio.create_task(client.stop(), name=f"stop-{name}")
+    await asyncio.wait({stopping}, timeout=STOP_S)
+    if not stopping.done():
+        why = f"not done after {STOP_S:g} s"
+    elif stopping.cancelled():
+        why = "cancelled by a task of its own"
+    elif (error := stopping.exception()) is not None:
+        why = repr(error)
+    else:
+        return
+    logger.info("Client %s did not stop by itself (%s): it is taken apart", name, why)
+    stopping.cancel()
+    try:
+        async with asyncio.timeout(_FORCE_S):
+            await (_dismantle_producer if isinstance(client, AIOKafkaProducer) else _dismantle_consumer)(client)
+            await _outlive({stopping})
+    except Exception as exc:  # noqa: BLE001 - the edge of a library in an unknown state, and nobody could do more
+        logger.info("Client %s left something behind: %r", name, exc)
+
+
+async def _dismantle_producer(producer: AIOKafkaProducer) -> None:
+    sender: asyncio.Task[None] | None = producer._sender.sender_task
+    if sender is not None:
+        sender.cancel()
+    try:
+        await _disconnect(producer.client)
+        await _outlive({sender} if sender is not None else set())
+    finally:
+        _fail_batches(producer._message_accumulator)  # last: a request that ends puts its batch back
+
+
+def _fail_batches(accumulator: Any) -> None:
+    """Tell whoever waits for a record that it was not sent; where nobody does any more, nothing is logged."""
+    batches = [*chain.from_iterable(accumulator._batches.values()), *accumulator._pending_batches]
+    accumulator._pending_batches.update(batches)  # a batch that was put back takes itself out of there when it is done
+    accumulator.fail_all(ProducerClosed())
+    for batch in batches:
+        for future in (batch.future, batch._drain_waiter, *(future for future, _ in batch._msg_futures)):
+            if future.done() and not future.cancelled():
+                future.exception()
+
+
+async def _dismantle_consumer(consumer: AIOKafkaConsumer) -> None:
+    tasks: set[asyncio.Task[Any]] = set()
+    if consumer._fetcher is not None:
+        tasks |= {consumer._fetcher._fetch_task, *consumer._fetcher._pending_tasks}
+    coordinating = getattr(consumer._coordinator, "_reset_committed_task", None)  # that of a consumer without a group
+    if coordinating is not None:
+        tasks.add(coordinating)
+    for task in tasks:
+        task.cancel()
+    await _disconnect(consumer._client)
+    await _outlive(tasks)
+
+
+async def _disconnect(client: Any) -> None:
+    """Close all connections for good: whichever task of the client asks for one again ends as cancelled."""
+
+    async def refuse(*_: Any, **_named: Any) -> Any:
+        raise asyncio.CancelledError
+
+    def no_update() -> asyncio.Future[bool]:
+        refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        refused.cancel()
+        return refused
+
+    client._get_conn = refuse
+    client.force_metadata_update = no_update
+    try:
+        await client.close()
+    finally:
+        if client._md_update_fut is not None:
+            client._md_update_fut.cancel()  # who waits for it would do so for ever
+
+
+async def _outlive(tasks: set[asyncio.Task[Any]]) -> None:
+    """Wait until tasks that were cancelled are done; one that swallowed it is cancelled again."""
+    while tasks:
+        done, tasks = await asyncio.wait(tasks, timeout=_FORCE_S / 10)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # taken note of: nobody else will
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,186 @@
+"""Reading a partition up to its end, for all lanes of a worker over two shared consumers without a group.
+
+* One consumer answers where partitions begin and end, the other reads, so that a long read delays no other lane's
+  questions.
+* Readers take turns: whoever reads lets go after a slice when others wait, and goes on from its position when it is its
+  turn again. Readings that nobody waits for (`background`) queue among themselves first: an opening lane waits for one
+  slice of them at most.
+* A consumer that saw an error, a time-out or a cancellation in the middle of something is in a state that nobody knows:
+  it is dropped, and the next use makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as ClientTopicPartition
+
+from retryapp.ports import TopicPartition
+from retryapp.runtime.clients import ClientSettings, end
+
+TURN_S = 0.25
+"""How long a reading goes on while others wait; every turn makes some progress."""
+STALL_S = 10.0
+"""A reading to which nothing comes for so long is given up, and its consumer with it."""
+_FETCHED = 1_000
+SLICE_RECORDS = 250
+"""Records that are applied at once; other tasks run between slices (5 to 10 ms each on RocksDB)."""
+SLICE_BYTES = 1 << 20
+
+Sink = Callable[[list[Any], int], bool | None]
+"""Takes `(records, next_offset)`; all records of the partition before `next_offset` have been given. True: enough."""
+
+
+class _SharedConsumer:
+    """A consumer that several tasks use in turns; made when needed, dropped after any error."""
+
+    def __init__(self, settings: ClientSettings, role: str) -> None:
+        self.waiting = 0
+        """How many tasks wait for their turn."""
+        self._settings = settings
+        self._name = f"{settings.client_id}-{role}"
+        self._consumer: AIOKafkaConsumer | None = None
+        self._lock = asyncio.Lock()
+        self._ends: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[AIOKafkaConsumer]:
+        """Have the consumer for oneself, in the order of asking."""
+        self.waiting += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            try:
+                async with asyncio.timeout(STALL_S):
+                    consumer = await self._started()
+                yield consumer
+            except BaseException:
+                self._drop()
+                raise
+        finally:
+            self._lock.release()
+
+    async def stop(self) -> None:
+        """Drop the consumer and wait for the ends of all that were dropped; bounded."""
+        self._drop()
+        if self._ends:
+            await asyncio.wait(self._ends)
+
+    async def _started(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            self._consumer = AIOKafkaConsumer(
+                client_id=self._name,
+                group_id=None,
+                enable_auto_commit=False,
+                auto_offset_reset="none",
+                isolation_level="read_committed",
+                max_partition_fetch_bytes=max(4 << 20, self._settings.max_request_size),
+                request_timeout_ms=self._settings.request_timeout_ms,
+                fetch_max_wait_ms=50,
+                **self._settings.connection,
+            )
+            await self._consumer.start()
+        return self._consumer
+
+    def _drop(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            task = end(consumer, self._name)
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
+
+
+class TailReader:
+    """Reads partitions up to their ends, committed records only. See the module's text."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Make nothing yet: the consumers connect at their first use."""
+        self._asker = _SharedConsumer(settings, "bounds")
+        self._reader = _SharedConsumer(settings, "tail")
+        self._background = asyncio.Lock()
+
+    async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the first and the end offset (of committed records) of partitions."""
+        client_tps = [ClientTopicPartition(*tp) for tp in tps]
+        async with self._asker.turn() as consumer:
+            first = await consumer.beginning_offsets(client_tps)
+            end_ = await consumer.end_offsets(client_tps)
+        return {tp: (int(first[tp]), int(end_[tp])) for tp in tps}
+
+    async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
+        """Read from `start` to the present end, a slice at a time.
+
+        Args:
+            tp: the partition.
+            start: first offset; the first that is there when that is later.
+            sink: takes each slice. What it has taken stays taken, also when the reading ends with an error.
+            background: nobody waits for this reading.
+
+        Returns:
+            The end offset that was reached, or would have been if the sink had not had enough.
+
+        Raises:
+            TimeoutError: nothing came for `STALL_S`.
+        """
+        first, end_ = (await self.bounds([tp]))[tp]
+        position = max(start, first)
+        while position < end_:
+            async with self._background if background else nullcontext(), self._reader.turn() as consumer:
+                position = await self._turn(consumer, tp, position, end_, sink)
+        return end_
+
+    async def stop(self) -> None:
+        """End the consumers; bounded, never raises."""
+        await self._asker.stop()
+        await self._reader.stop()
+
+    async def _turn(self, consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, end_: int, sink: Sink) -> int:
+        """Read until the end, or until others have waited long enough; return the position."""
+        loop = asyncio.get_running_loop()
+        client_tp = ClientTopicPartition(*tp)
+        consumer.assign([client_tp])
+        consumer.seek(client_tp, start)
+        position, began_s, moved_s = start, loop.time(), loop.time()
+        while position < end_:
+            found = await consumer.getmany(client_tp, timeout_ms=10, max_records=_FETCHED)
+            reached = int(await consumer.position(client_tp))
+            if reached > position:
+                for records, next_offset in _slices(found.get(client_tp, []), reached):
+                    if sink(records, next_offset):
+                        reached = end_
+                        break
+                    await asyncio.sleep(0)
+                position, moved_s = reached, loop.time()
+                if self._reader.waiting and moved_s - began_s > TURN_S:
+                    break
+            elif loop.time() - moved_s > STALL_S:
+                raise TimeoutError(
+                    f"{tp.topic}[{tp.partition}]: nothing came from offset {position} on for {STALL_S:g} s, and its "
+                    f"end is {end_}"
+                )
+        consumer.assign([])
+        return position
+
+
+def _slices(records: list[Any], position: int) -> Iterator[tuple[list[Any], int]]:
+    """Cut records into slices, bounded in number and bytes, with the offset after each; the last one's is `position`.
+
+    The position moves past transaction markers too, so a slice may be empty.
+    """
+    part: list[Any] = []
+    size = 0
+    for record in records:
+        if part and (len(part) >= SLICE_RECORDS or size >= SLICE_BYTES):
+            yield part, record.offset
+            part, size = [], 0
+        part.append(record)
+        size += (
+            len(record.key or b"") + len(record.value or b"") + sum(len(value or b"") for _, value in record.headers)
+        )
+    yield part, position

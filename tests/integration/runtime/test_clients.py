@@ -1,0 +1,173 @@
+"""Clients end in bounded time and leave no task and no connection behind, whatever state they are in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as ClientTopicPartition
+from aiokafka.errors import KafkaError
+
+from retryapp.ports import TopicPartition
+from retryapp.runtime.clients import end
+
+WITHIN_S = 4.0
+
+
+@pytest.fixture
+async def nothing_left() -> AsyncIterator[None]:
+    """Check that no task of this test outlives it."""
+    before = asyncio.all_tasks()
+    yield
+    before |= {task for task in (asyncio.current_task(),) if task is not None}
+    deadline = time.monotonic() + 2
+    while left := {task for task in asyncio.all_tasks() - before if not task.done()}:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        await asyncio.sleep(0.02)
+
+
+async def started(bootstrap: str) -> AIOKafkaProducer:
+    """Start a producer as lanes have them."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex, retry_backoff_ms=10, linger_ms=0
+    )
+    await producer.start()
+    return producer
+
+
+def fall_silent(client: Any) -> list[Any]:
+    """Keep every connection open and let nothing through: requests are never answered, as by a broker that hangs."""
+    connections = list(client._conns.values())
+    for connection in connections:
+        connection._writer.write = lambda _data: None
+    return connections
+
+
+async def ended(client: Any, connections: list[Any]) -> None:
+    """End it and check the time and the connections."""
+    began_s = time.monotonic()
+    await end(client, "c")
+    assert time.monotonic() - began_s < WITHIN_S
+    assert [connection for connection in connections if connection.connected()] == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_producer_that_has_nothing_to_do_ends_by_itself(bootstrap: str, topic: TopicPartition) -> None:
+    """At once, what it has sent is there."""
+    producer = await started(bootstrap)
+    async with producer.transaction():
+        await producer.send_and_wait(topic.topic, b"v", partition=0)
+    connections = list(producer.client._conns.values())
+    began_s = time.monotonic()
+    await ended(producer, connections)
+    assert time.monotonic() - began_s < 1
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_producer_whose_broker_does_not_answer_ends(bootstrap: str, topic: TopicPartition) -> None:
+    """In the middle of a transaction, with a record under way; who waits for the record hears of it."""
+    producer = await started(bootstrap)
+    await producer.begin_transaction()
+    await producer.send_and_wait(topic.topic, b"v", partition=0)
+    connections = fall_silent(producer.client)
+    sent = await producer.send(topic.topic, b"w", partition=0)
+    await asyncio.sleep(0.1)
+    await ended(producer, connections)
+    assert producer._sender.sender_task.done()
+    with pytest.raises(KafkaError):
+        await asyncio.wait_for(sent, 1)
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_producer_whose_broker_is_gone_ends(bootstrap: str, topic: TopicPartition) -> None:
+    """It looks for the coordinator again and again; that ends too."""
+    producer = await started(bootstrap)
+    await producer.begin_transaction()
+    await producer.send_and_wait(topic.topic, b"v", partition=0)
+
+    async def no_connection(*_: Any, **_named: Any) -> None:
+        await asyncio.sleep(0.01)
+
+    producer.client._get_conn = no_connection
+    connections = list(producer.client._conns.values())
+    for connection in connections:
+        connection.close()
+    sent = await producer.send(topic.topic, b"w", partition=0)
+    committing = asyncio.create_task(producer.commit_transaction())
+    await asyncio.sleep(0.2)
+    assert not sent.done()
+    committing.cancel()
+    await ended(producer, connections)
+    assert producer._sender.sender_task.done()
+    await asyncio.gather(committing, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_producer_that_was_given_up_while_it_started_ends(bootstrap: str) -> None:
+    """A lane's deadline may strike at any time."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex)
+    starting = asyncio.create_task(producer.start())
+    while not producer.client._conns:  # noqa: ASYNC110 - the client has no signal for it
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await ended(producer, list(producer.client._conns.values()))
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_consumer_whose_broker_does_not_answer_ends(bootstrap: str, topic: TopicPartition) -> None:
+    """In the middle of a fetch."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False)
+    await consumer.start()
+    consumer.assign([ClientTopicPartition(*topic)])
+    consumer.seek(ClientTopicPartition(*topic), 0)
+    await consumer.getmany(timeout_ms=200)
+    connections = fall_silent(consumer._client)
+    await asyncio.sleep(0.1)
+    await ended(consumer, connections)
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_consumer_whose_stop_hangs_is_taken_apart(bootstrap: str, topic: TopicPartition) -> None:
+    """Its fetcher may swallow the one cancellation that it gets."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False)
+    await consumer.start()
+    consumer.assign([ClientTopicPartition(*topic)])
+    consumer.seek(ClientTopicPartition(*topic), 0)
+    await consumer.getmany(timeout_ms=200)
+    fetching: asyncio.Task[None] = consumer._fetcher._fetch_task
+    fetching.cancel()
+    await asyncio.wait({fetching})
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+
+    consumer._fetcher._fetch_task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await ended(consumer, list(consumer._client._conns.values()))
+    assert consumer._fetcher._fetch_task.done()
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_an_end_goes_on_when_who_waits_for_it_is_cancelled(bootstrap: str, topic: TopicPartition) -> None:
+    """A lane that is closed in a hurry leaves nothing behind either."""
+    producer = await started(bootstrap)
+    await producer.begin_transaction()
+    await producer.send_and_wait(topic.topic, b"v", partition=0)
+    connections = fall_silent(producer.client)
+    await producer.send(topic.topic, b"w", partition=0)
+    ending = end(producer, "c")
+    waiting = asyncio.create_task(asyncio.wait({ending}))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await asyncio.wait_for(asyncio.shield(ending), WITHIN_S)
+    assert [connection for connection in connections if connection.connected()] == []

@@ -1,0 +1,107 @@
+"""Reading tails from a real broker: transactions and their markers, turns of several readers, a consumer that died."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.ports import TopicPartition
+from retryapp.runtime import tail
+from retryapp.runtime.clients import ClientSettings
+from retryapp.runtime.tail import TailReader
+
+
+@pytest.fixture
+async def reader(settings: ClientSettings) -> AsyncIterator[TailReader]:
+    """A reader that is stopped at the end."""
+    made = TailReader(settings)
+    yield made
+    await made.stop()
+
+
+async def fill(bootstrap: str, tps: list[TopicPartition], count: int, *, abort: bool = False) -> None:
+    """Write numbered records into each partition, in one transaction."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex, linger_ms=5)
+    await producer.start()
+    await producer.begin_transaction()
+    for tp in tps:
+        for n in range(count):
+            await producer.send(tp.topic, b"%d" % n, partition=tp.partition)
+    await (producer.abort_transaction() if abort else producer.commit_transaction())
+    await producer.stop()
+
+
+class Taken:
+    """What a sink was given."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+        self.next_offset = 0
+
+    def __call__(self, records: list[Any], next_offset: int) -> None:
+        """Take a slice."""
+        assert all(self.next_offset <= record.offset < next_offset for record in records)
+        self.values += [record.value for record in records]
+        self.next_offset = next_offset
+
+
+async def test_a_tail_ends_behind_markers_and_aborted_records(
+    bootstrap: str, topic: TopicPartition, reader: TailReader
+) -> None:
+    """The position reaches the end although no record stands there."""
+    await fill(bootstrap, [topic], 600)
+    await fill(bootstrap, [topic], 100, abort=True)
+    taken = Taken()
+    assert await reader.read(topic, 0, taken) == 702
+    assert taken.values == [b"%d" % n for n in range(600)]
+    assert taken.next_offset == 702
+    assert (await reader.bounds([topic]))[topic] == (0, 702)
+    again = Taken()
+    await reader.read(topic, 595, again)
+    assert again.values == [b"%d" % n for n in range(595, 600)]
+
+
+async def test_readers_of_several_partitions_take_turns_and_miss_nothing(
+    bootstrap: str, reader: TailReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn assigns and seeks again, wherever the fetched batches begin."""
+    monkeypatch.setattr(tail, "TURN_S", 0.0)
+    monkeypatch.setattr(tail, "_FETCHED", 97)
+    admin, name = KafkaAdmin(KafkaConnection(bootstrap)), f"t{uuid.uuid4().hex[:8]}"
+    admin.create_main_topic(name, partitions=3)
+    admin.wait_for_topics([name])
+    tps = [TopicPartition(name, n) for n in range(3)]
+    await fill(bootstrap, tps, 400)
+    taken = [Taken() for _ in tps]
+    await asyncio.gather(
+        *(reader.read(tp, 0, sink, background=tp.partition == 2) for tp, sink in zip(tps, taken, strict=True))
+    )
+    assert [sink.values for sink in taken] == [[b"%d" % n for n in range(400)]] * 3
+
+
+async def test_a_reading_after_one_that_was_cut_off_starts_afresh(
+    bootstrap: str, topic: TopicPartition, reader: TailReader
+) -> None:
+    """Cancelled in the middle of a fetch; the next one goes on from the last slice that was taken."""
+    await fill(bootstrap, [topic], 600)
+    taken = Taken()
+    reached = asyncio.Event()
+
+    def sink(records: list[Any], next_offset: int) -> None:
+        taken(records, next_offset)
+        reached.set()
+
+    task = asyncio.create_task(reader.read(topic, 0, sink))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert 0 < len(taken.values) < 600
+    await reader.read(topic, taken.next_offset, taken)
+    assert taken.values == [b"%d" % n for n in range(600)]

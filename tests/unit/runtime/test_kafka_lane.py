@@ -1,0 +1,344 @@
+"""A lane's transport and its local stores, on RocksDB and topics in memory.
+
+Recovery goes on where it was, and dead letters are read behind an open lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retryapp.core.errors import StoreBrokenError
+from retryapp.core.headers import encode_metadata
+from retryapp.core.hops import Outgoing
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Headers, Origin, failure_id
+from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
+from retryapp.runtime.clients import ClientSettings
+from retryapp.runtime.publisher import KafkaLane, LanePlace
+from retryapp.runtime.store import StoreIdentity
+from retryapp.testing import VirtualClock
+
+CHANGELOG, DLQ = TopicPartition("app.orders.pending.changelog", 0), TopicPartition("app.orders.dlq", 0)
+MAIN = TopicPartition("orders", 0)
+WAITING = RetryMetadata(
+    group="app",
+    handler="shop.charge",
+    origin=Origin("orders", "kq8G0bTz", 0, 0),
+    origin_timestamp_ms=1,
+    attempt=1,
+    due_at_ms=1,
+    started_ms=1,
+    policy="p",
+    tier="1m",
+    first_failed_ms=1,
+    last_failed_ms=1,
+    error_type="ValueError",
+    error_message="no",
+    fingerprint="f",
+)
+
+
+def row(offset: int) -> Row:
+    """Make a waiting row."""
+    metadata = replace(WAITING, origin=replace(WAITING.origin, offset=offset))
+    return Row(row_key(1, 0, offset), encode_row(PendingRow(b"k", b"v", encode_metadata(metadata), 1)), "1m")
+
+
+def letter(origin_offset: int) -> Headers:
+    """Make the headers of a dead letter."""
+    origin = replace(WAITING.origin, offset=origin_offset)
+    return encode_metadata(replace(WAITING, origin=origin, due_at_ms=None, tier=None, reason="exhausted"))
+
+
+def name(origin_offset: int) -> str:
+    """Return a failure id."""
+    return failure_id("app", replace(WAITING.origin, offset=origin_offset))
+
+
+@dataclass
+class Found:
+    """A record as the client library gives it."""
+
+    offset: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Headers = ()
+
+
+@dataclass
+class Topics:
+    """Stands for the tail reader: partitions in memory, given out in slices; a test may stop it after some."""
+
+    records: dict[TopicPartition, list[Found]] = field(default_factory=lambda: {CHANGELOG: [], DLQ: []})
+    first: int = 0
+    slice: int = 10
+    stop_after: int | None = None
+    """Slices until readings hang."""
+    error: Exception | None = None
+    starts: list[tuple[TopicPartition, int, bool]] = field(default_factory=list)
+    """Every reading: partition, start, whether in the background."""
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, tp: TopicPartition, record: Found) -> int:
+        """Append; return the offset."""
+        record.offset = len(self.records[tp])
+        self.records[tp].append(record)
+        return record.offset
+
+    async def bounds(self, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """See `TailReader.bounds`."""
+        return {tp: (self.first, len(self.records[tp])) for tp in tps}
+
+    async def read(
+        self, tp: TopicPartition, start: int, sink: Callable[[list[Any], int], object], *, background: bool = False
+    ) -> int:
+        """See `TailReader.read`."""
+        self.starts.append((tp, start, background))
+        end = len(self.records[tp])
+        for at in range(max(start, self.first), end, self.slice):
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+            if self.stop_after == 0:
+                await self.go_on.wait()
+            elif self.stop_after is not None:
+                self.stop_after -= 1
+            part = self.records[tp][at : min(at + self.slice, end)]
+            sink(part, part[-1].offset + 1)
+            await asyncio.sleep(0)
+        return end
+
+
+class Consumer:
+    """Takes the lane's wishes."""
+
+    async def reposition(self, _starts: object) -> None:
+        """Nothing flows here."""
+
+
+MakeLane = Callable[[], KafkaLane]
+
+
+@pytest.fixture
+def topics() -> Topics:
+    """Empty topics."""
+    return Topics()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    """Time of the lane."""
+    return VirtualClock()
+
+
+@pytest.fixture
+async def make_lane(tmp_path: Path, topics: Topics, clock: VirtualClock) -> AsyncIterator[MakeLane]:
+    """Make transports over one folder; each is closed at the end."""
+    made: list[KafkaLane] = []
+
+    def make() -> KafkaLane:
+        lane = KafkaLane(
+            place=LanePlace(
+                name="app.orders.0",
+                group="app",
+                partition=0,
+                sources=[MAIN],
+                main=MAIN,
+                changelog=CHANGELOG,
+                dlq=DLQ,
+                pending_identity=StoreIdentity(topic=CHANGELOG.topic, topic_id="c", partition=0),
+                dead_identity=StoreIdentity(topic=DLQ.topic, topic_id="d", partition=0),
+                store_dir=tmp_path,
+                max_store_age_ms=1_000_000,
+            ),
+            settings=ClientSettings(
+                connection={}, client_id="app", request_timeout_ms=1_000, max_batch_size=1, max_request_size=1
+            ),
+            consumer=Consumer(),  # type: ignore[arg-type]
+            reader=topics,  # type: ignore[arg-type]
+            clock=clock,
+            generation=1,
+            member_id="m",
+        )
+        made.append(lane)
+        return lane
+
+    yield make
+    for lane in made:
+        await lane.close()
+
+
+async def opened(lane: KafkaLane) -> KafkaLane:
+    """Open the stores as the engine does."""
+    await lane.recover()
+    await lane.release({})
+    return lane
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let tasks run until it holds."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0)
+
+
+def publish_letter(topics: Topics, lane: KafkaLane, origin_offset: int) -> int:
+    """Commit a dead letter as the lane does: on the topic, then in the table; return its offset."""
+    headers = letter(origin_offset)
+    offset = topics.put(DLQ, Found(0, headers=headers))
+    lane.apply(LaneBatch(publishes=[Outgoing(DLQ.topic, 0, None, None, headers)]), LaneReceipt([offset], None))
+    return offset
+
+
+async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(make_lane: MakeLane, topics: Topics) -> None:
+    """Otherwise a table that takes longer than one deadline could never be opened."""
+    for n in range(50):
+        topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
+    lane = make_lane()
+    reached = []
+    for _ in range(3):
+        topics.stop_after = 2
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await lane.recover()
+        assert lane.pending is not None
+        reached.append((lane.pending.next_offset, dict(lane.pending.counts())))
+        await lane.close()
+    assert reached == [(20, {"1m": 20}), (40, {"1m": 40}), (50, {"1m": 50})]
+    assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
+
+
+async def test_a_lane_opens_before_its_dead_letters_are_read(make_lane: MakeLane, topics: Topics) -> None:
+    """They are read in the background, and all of them."""
+    for n in range(35):
+        topics.put(DLQ, Found(0, headers=letter(n)))
+    topics.stop_after = 0
+    lane = await opened(make_lane())
+    assert lane.dead is not None
+    assert lane.dead.count() == 0
+    topics.stop_after = None
+    topics.go_on.set()
+    await until(lambda: lane.dead is not None and lane.dead.next_offset == 35)
+    assert lane.dead.count() == 35
+    assert topics.starts == [(CHANGELOG, 0, False), (DLQ, 0, True)]
+
+
+async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
+    make_lane: MakeLane, topics: Topics
+) -> None:
+    """The lane that is closed half-way reads on from the first letter that is not in the table."""
+    for n in range(30):
+        topics.put(DLQ, Found(0, headers=letter(n)))
+    topics.stop_after = 1
+    lane = await opened(make_lane())
+    await until(lambda: lane.dead is not None and lane.dead.next_offset == 10)
+    assert lane.dead is not None
+    publish_letter(topics, lane, 5)  # a record that was replayed and died again
+    publish_letter(topics, lane, 30)
+    assert (lane.dead.next_offset, lane.dead.count()) == (10, 12)
+    await lane.close()
+    topics.stop_after = None
+    again = await opened(make_lane())
+    await until(lambda: again.dead is not None and again.dead.next_offset == 32)
+    assert again.dead is not None
+    assert again.dead.count() == 32
+    assert [found.offset for n in range(31) if (found := again.dead.find(name(n)))] == [
+        *range(5), 30, *range(6, 30), 31
+    ]  # fmt: skip
+    assert topics.starts[-1] == (DLQ, 10, True)
+
+
+async def test_letters_behind_the_end_of_the_filling_are_not_read_again(make_lane: MakeLane, topics: Topics) -> None:
+    """Once the table is filled each letter moves the offset, past those that came during the filling too."""
+    for n in range(20):
+        topics.put(DLQ, Found(0, headers=letter(n)))
+    topics.stop_after = 1
+    lane = await opened(make_lane())
+    await until(lambda: topics.stop_after == 0)
+    publish_letter(topics, lane, 20)
+    topics.go_on.set()
+    topics.stop_after = None
+    await until(lambda: lane._dead_filled)
+    assert lane.dead is not None
+    assert (lane.dead.next_offset, lane.dead.count()) == (20, 21)
+    publish_letter(topics, lane, 21)
+    assert (lane.dead.next_offset, lane.dead.count()) == (22, 22)
+
+
+async def test_a_filling_that_failed_is_tried_again(make_lane: MakeLane, topics: Topics, clock: VirtualClock) -> None:
+    """The lane stays open: this table only answers questions."""
+    for n in range(20):
+        topics.put(DLQ, Found(0, headers=letter(n)))
+    topics.error = ConnectionError("cut")
+    lane = await opened(make_lane())
+    await until(lambda: clock.sleeping)
+    publish_letter(topics, lane, 20)
+    clock.advance(5_000)
+    await until(lambda: lane._dead_filled)
+    assert lane.dead is not None
+    assert (lane.dead.next_offset, lane.dead.count()) == (21, 21)
+
+
+async def test_a_store_that_breaks_during_the_filling_closes_the_lane_at_its_next_batch(
+    make_lane: MakeLane, topics: Topics, tmp_path: Path
+) -> None:
+    """Nobody may read it again; the pending table keeps what it has."""
+    topics.put(DLQ, Found(0, headers=letter(1)))
+    topics.error = StoreBrokenError("/data/0", "checksum mismatch")
+    lane = await opened(make_lane())
+    await until(lambda: lane._dead_fault)
+    with pytest.raises(StoreBrokenError, match="checksum"):
+        lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
+    await lane.close()
+    assert (tmp_path / "pending" / "0").exists()
+    await opened(lane)
+    await until(lambda: lane._dead_filled)
+    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
+
+
+async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_open(
+    make_lane: MakeLane, topics: Topics, clock: VirtualClock
+) -> None:
+    """Workers run for weeks."""
+    for n in range(20):
+        topics.put(DLQ, Found(0, headers=letter(n)))
+    lane = await opened(make_lane())
+    await until(lambda: clock.sleeping)
+    assert lane.dead is not None
+    assert lane.dead.count() == 20
+    topics.first = 15
+    clock.advance(59 * 60_000)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert lane.dead.count() == 20
+    clock.advance(60_000)
+    await until(lambda: lane.dead is not None and lane.dead.count() == 5)
+    assert lane.dead.find(name(14)) is None
+    assert lane.dead.find(name(15)) is not None
+
+
+async def test_nothing_touches_the_tables_after_the_lane_has_closed(
+    make_lane: MakeLane, topics: Topics, tmp_path: Path
+) -> None:
+    """The next owner opens the folder at once."""
+    for n in range(20):
+        topics.put(DLQ, Found(0, headers=letter(n)))
+    topics.stop_after = 1
+    lane = await opened(make_lane())
+    await until(lambda: topics.stop_after == 0)
+    before = {task for task in asyncio.all_tasks() if task.get_name().startswith("dead-")}
+    assert len(before) == 1
+    await lane.close()
+    await lane.close()
+    assert all(task.done() for task in before)
+    topics.stop_after = None
+    again = await opened(make_lane())
+    await until(lambda: again._dead_filled)

@@ -1,0 +1,309 @@
+"""Reading a partition's tail over shared consumers: turns, slices, and consumers that saw an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from retryapp.ports import TopicPartition
+from retryapp.runtime import tail
+from retryapp.runtime.clients import ClientSettings
+from retryapp.runtime.tail import TailReader
+
+SETTINGS = ClientSettings(
+    connection={}, client_id="app", request_timeout_ms=1_000, max_batch_size=1, max_request_size=1
+)
+
+
+@dataclass
+class Found:
+    """A record as the client library gives it."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+class Cluster:
+    """Partitions, and every consumer that was made; a test may make one step hang or fail."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[TopicPartition, list[Found]] = {}
+        self.consumers: list[Consumer] = []
+        self.hang_at: int | None = None
+        """The reading of this partition hangs once."""
+        self.error: Exception | None = None
+        """Raised by the next reading."""
+        self.start_error: Exception | None = None
+        self.silent = False
+        """Nothing comes any more."""
+
+    def fill(self, partition: int, count: int, value: bytes = b"v") -> TopicPartition:
+        """Put records into a partition."""
+        tp = TopicPartition("log", partition)
+        self.partitions[tp] = [Found(n, b"%d" % n, value) for n in range(count)]
+        return tp
+
+    @property
+    def readers(self) -> list[Consumer]:
+        """Those that read."""
+        return [consumer for consumer in self.consumers if consumer.client_id == "app-tail"]
+
+
+class Consumer:
+    """As much of the client library's consumer as a tail reader uses."""
+
+    def __init__(self, cluster: Cluster, client_id: str) -> None:
+        self.client_id = client_id
+        self.assigned: list[Any] = []
+        self.stopped = False
+        self._cluster = cluster
+        self._at = 0
+        cluster.consumers.append(self)
+
+    async def start(self) -> None:
+        """Connect."""
+        if self._cluster.start_error is not None:
+            raise self._cluster.start_error
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        self.stopped = True
+
+    async def beginning_offsets(self, tps: Sequence[Any]) -> dict[Any, int]:
+        """All begin at 0."""
+        return dict.fromkeys(tps, 0)
+
+    async def end_offsets(self, tps: Sequence[Any]) -> dict[Any, int]:
+        """Behind the last record."""
+        return {tp: len(self._cluster.partitions[TopicPartition(*tp)]) for tp in tps}
+
+    def assign(self, tps: list[Any]) -> None:
+        """Begin to fetch."""
+        self.assigned = tps
+
+    def seek(self, _tp: Any, offset: int) -> None:
+        """Set the position."""
+        self._at = offset
+
+    async def getmany(self, tp: Any, *, timeout_ms: int, max_records: int) -> dict[Any, list[Found]]:
+        """Fetch."""
+        assert self.assigned == [tp], "somebody else reads with this consumer"
+        cluster = self._cluster
+        await asyncio.sleep(0.001)
+        if cluster.hang_at == tp.partition:
+            cluster.hang_at = None
+            await asyncio.Event().wait()
+        if cluster.error is not None:
+            error, cluster.error = cluster.error, None
+            raise error
+        if cluster.silent:
+            return {}
+        found = cluster.partitions[TopicPartition(*tp)][self._at : self._at + max_records]
+        self._at += len(found)
+        return {tp: found}
+
+    async def position(self, _tp: Any) -> int:
+        """Return the position."""
+        return self._at
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Partitions in memory."""
+    made = Cluster()
+    monkeypatch.setattr(tail, "AIOKafkaConsumer", lambda client_id, **_: Consumer(made, client_id))
+    return made
+
+
+async def test_a_partition_is_read_to_its_end_in_slices(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with the offset after it, and other tasks run in between."""
+    monkeypatch.setattr(tail, "SLICE_RECORDS", 4)
+    tp = cluster.fill(0, 10)
+    reader = TailReader(SETTINGS)
+    slices: list[tuple[list[int], int]] = []
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(others())
+    seen: list[int] = []
+
+    def sink(records: list[Found], next_offset: int) -> None:
+        slices.append(([record.offset for record in records], next_offset))
+        seen.append(turns)
+
+    assert await reader.read(tp, 1, sink) == 10
+    watching.cancel()
+    assert slices == [([1, 2, 3, 4], 5), ([5, 6, 7, 8], 9), ([9], 10)]
+    assert seen[0] < seen[1] < seen[2]
+    assert await reader.read(tp, 10, sink) == 10
+    assert len(slices) == 3
+    await reader.stop()
+    assert all(consumer.stopped for consumer in cluster.consumers)
+
+
+async def test_slices_are_bounded_in_bytes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large rows are applied a few at a time."""
+    monkeypatch.setattr(tail, "SLICE_BYTES", 2_000)
+    tp = cluster.fill(0, 5, bytes(1_500))
+    slices: list[int] = []
+    reader = TailReader(SETTINGS)
+    await reader.read(tp, 0, lambda records, _: slices.append(len(records)))
+    assert slices == [2, 2, 1]
+    await reader.stop()
+
+
+async def test_a_sink_that_has_enough_ends_the_reading(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is not read."""
+    monkeypatch.setattr(tail, "SLICE_RECORDS", 1)
+    tp = cluster.fill(0, 10)
+    seen: list[int] = []
+    reader = TailReader(SETTINGS)
+
+    def sink(records: list[Found], _next_offset: int) -> bool:
+        seen.extend(record.offset for record in records)
+        return len(seen) == 2
+
+    assert await reader.read(tp, 0, sink) == 10
+    assert seen == [0, 1]
+    await reader.stop()
+
+
+@pytest.mark.parametrize("how", ["error", "cancelled", "timeout", "sink"])
+async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: Cluster, how: str) -> None:
+    """Nobody knows what it has fetched and where it stands; the next reading has a new one."""
+    tp = cluster.fill(0, 10)
+    reader = TailReader(SETTINGS)
+    if how == "error":
+        cluster.error = ConnectionError("cut")
+    elif how != "sink":
+        cluster.hang_at = 0
+
+    def full(_records: list[Found], _next_offset: int) -> None:
+        raise OSError("no space left")
+
+    task = asyncio.create_task(reader.read(tp, 0, full if how == "sink" else lambda *_: None))
+    if how == "cancelled":
+        await asyncio.sleep(0.05)
+        task.cancel()
+    with pytest.raises((ConnectionError, asyncio.CancelledError, TimeoutError, OSError)):
+        await asyncio.wait_for(task, 0.1)
+    got: list[int] = []
+    await reader.read(tp, 0, lambda records, _: got.extend(record.offset for record in records))
+    assert got == list(range(10))
+    assert len(cluster.readers) == 2
+    assert cluster.readers[0].stopped
+    assert not cluster.readers[1].stopped
+    await reader.stop()
+
+
+async def test_a_consumer_that_did_not_start_is_ended(cluster: Cluster) -> None:
+    """It may hold sockets and tasks already."""
+    tp = cluster.fill(0, 1)
+    reader = TailReader(SETTINGS)
+    cluster.start_error = ConnectionError("no broker")
+    with pytest.raises(ConnectionError):
+        await reader.bounds([tp])
+    cluster.start_error = None
+    assert await reader.bounds([tp]) == {tp: (0, 1)}
+    await reader.stop()
+    assert [consumer.stopped for consumer in cluster.consumers] == [True, True]
+
+
+async def test_who_gave_up_waiting_for_a_turn_disturbs_nobody(cluster: Cluster) -> None:
+    """The consumer of whoever reads stays, and the reading goes on."""
+    tp, other = cluster.fill(0, 3_000), cluster.fill(1, 1)
+    reader = TailReader(SETTINGS)
+    got: list[int] = []
+    reading = asyncio.create_task(reader.read(tp, 0, lambda records, _: got.append(len(records))))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.002):
+            await reader.read(other, 0, lambda *_: None)
+    await reading
+    assert (sum(got), len(cluster.readers)) == (3_000, 1)
+    await reader.stop()
+
+
+async def test_long_readings_take_turns(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane with a large table must not use up the deadlines of all others; each goes on from where it was."""
+    monkeypatch.setattr(tail, "TURN_S", 0.0)
+    monkeypatch.setattr(tail, "_FETCHED", 10)
+    big, small = cluster.fill(0, 1_000), cluster.fill(1, 20)
+    reader = TailReader(SETTINGS)
+    order: list[tuple[int, int]] = []
+
+    async def read(tp: TopicPartition) -> None:
+        await reader.read(tp, 0, lambda records, _: order.extend((tp.partition, record.offset) for record in records))
+
+    await asyncio.gather(read(big), read(small))
+    done_at = order.index((1, 19))
+    assert done_at < 100, f"the short reading had to wait for {done_at} records of the long one"
+    for partition, count in ((0, 1_000), (1, 20)):
+        assert [offset for number, offset in order if number == partition] == list(range(count))
+    await reader.stop()
+
+
+async def test_a_reading_alone_keeps_its_turn(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assigning and seeking again costs what was fetched ahead."""
+    monkeypatch.setattr(tail, "TURN_S", 0.0)
+    monkeypatch.setattr(tail, "_FETCHED", 10)
+    tp = cluster.fill(0, 100)
+    reader = TailReader(SETTINGS)
+    assigned = 0
+
+    def sink(_records: list[Found], _next_offset: int) -> None:
+        nonlocal assigned
+        assigned += 1
+        if assigned == 1:
+            cluster.readers[0].assign = lambda tps: pytest.fail("turn was given up") if tps else None  # type: ignore[method-assign]
+
+    await reader.read(tp, 0, sink)
+    assert assigned == 10
+    await reader.stop()
+
+
+async def test_background_readings_take_one_turn_among_them(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: a lane that opens waits for one of them."""
+    monkeypatch.setattr(tail, "TURN_S", 0.0)
+    monkeypatch.setattr(tail, "_FETCHED", 10)
+    fills = [cluster.fill(n, 200) for n in range(8)]
+    opening = cluster.fill(9, 50)
+    reader = TailReader(SETTINGS)
+    order: list[int] = []
+
+    async def read(tp: TopicPartition, background: bool) -> None:
+        await reader.read(tp, 0, lambda *_: order.append(tp.partition), background=background)
+
+    tasks = [asyncio.create_task(read(tp, True)) for tp in fills]
+    await asyncio.sleep(0.005)
+    before = len(order)
+    await read(opening, False)
+    between = [partition for partition in order[before:] if partition != 9]
+    assert len(between) <= 6, f"{len(between)} turns of background readings during 5 of an opening"
+    await asyncio.gather(*tasks)
+    await reader.stop()
+
+
+async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says where it stood; whoever waits has a new consumer."""
+    monkeypatch.setattr(tail, "STALL_S", 0.05)
+    tp = cluster.fill(3, 5)
+    cluster.silent = True
+    reader = TailReader(SETTINGS)
+    with pytest.raises(TimeoutError, match=r"log\[3\]: nothing came from offset 2 on .* end is 5"):
+        await reader.read(tp, 2, lambda *_: None)
+    cluster.silent = False
+    assert await reader.read(tp, 2, lambda *_: None) == 5
+    assert len(cluster.readers) == 2
+    await reader.stop()
