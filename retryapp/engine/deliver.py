@@ -53,6 +53,14 @@ class HandlerTimeoutError(RetryAppError):
         super().__init__(f"handler {handler} did not finish within {timeout_ms} ms (RetryPolicy(timeout=…))")
 
 
+class UnreadableError(RetryAppError):
+    """A handler raised an error that cannot even be looked at; it counts as a retryable failure."""
+
+    def __init__(self, handler: str) -> None:
+        self.handler = handler
+        super().__init__(f"handler {handler} raised an error whose own code fails when its type or text is asked for")
+
+
 class RunAbortedError(Exception):
     """The run was given up because its lane ended; its record will be read again by whoever owns it next."""
 
@@ -133,7 +141,7 @@ async def deliver(station: Station, record: Record, run: Run) -> Turn:
     if error is None:
         return _succeeded(handler, record, delivery, metadata, ended_ms)
     failed = _Failed(station, record, seen, delivery, metadata, ended_ms)
-    return failed.turn(classify(error, handler.policy.on))
+    return failed.turn(_judge(error, handler))
 
 
 def _delivery(
@@ -224,6 +232,14 @@ async def _guarded(handler: Handler, seen: Record, delivery: Delivery, outcome: 
         raised = exc  # a cancellation too: by itself, or by us, and then nobody asks
     if not outcome.done():
         outcome.set_result(raised)
+
+
+def _judge(error: BaseException, handler: Handler) -> Failure:
+    """Classify what was raised, also where its own code (`__str__`, a property, its type's) fails on the way."""
+    try:
+        return classify(error, handler.policy.on)
+    except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
+        return classify(UnreadableError(handler.name), handler.policy.on)
 
 
 def _succeeded(

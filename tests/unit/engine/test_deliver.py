@@ -444,6 +444,49 @@ async def test_whatever_a_handler_raises_is_a_failure_of_the_record(
     assert metadata.error_type.endswith(type(error).__name__)
 
 
+class TextExitsError(Exception):
+    """Its text ends programs."""
+
+    def __str__(self) -> str:
+        """End the program."""
+        raise SystemExit(3)
+
+
+class HiddenCauseError(Exception):
+    """Its cause cannot be looked at."""
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        """Cancel whoever looks."""
+        raise asyncio.CancelledError
+
+
+class NamelessType(type):
+    """A type whose name cannot be looked at."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        """Interrupt whoever asks for the name."""
+        if name == "__qualname__":
+            raise KeyboardInterrupt
+        return super().__getattribute__(name)
+
+
+class NamelessError(Exception, metaclass=NamelessType):
+    """Of such a type."""
+
+
+@pytest.mark.parametrize(
+    "error", [TextExitsError(), HiddenCauseError(), NamelessError()], ids=["text", "cause", "type"]
+)
+async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(
+    make_station: MakeStation, make_record: MakeRecord, error: BaseException
+) -> None:
+    """Its own code runs when it is judged: that must neither end the worker nor be met again for ever."""
+    out, metadata = the(await deliver(make_station(failing(error)), make_record(), Run()))
+    assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
+    assert metadata.error_type.endswith("UnreadableError")
+
+
 @pytest.mark.parametrize("error", [StopIteration(1), SystemExit(3), ValueError("no")], ids=lambda e: type(e).__name__)
 async def test_whatever_a_plain_function_raises_is_a_failure_of_the_record(
     make_station: MakeStation, make_record: MakeRecord, error: BaseException

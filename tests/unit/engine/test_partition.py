@@ -321,6 +321,63 @@ async def test_a_handler_that_cancels_itself_does_not_cost_a_worker_of_the_pool(
         assert (orders.transport.offsets[MAIN], orders.waiting) == (2, {"5m": 1})
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])
+async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_its_session(plain: bool) -> None:
+    """Errors that end programs, tasks and generators are failures like any other."""
+    errors: list[BaseException] = [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError("by itself"),
+        StopIteration(),
+        StopAsyncIteration(),
+        BaseException("base"),
+        BaseExceptionGroup("group", [SystemExit(1), KeyboardInterrupt()]),
+        engine_deliver.RunAbortedError(),
+        TimeoutError(),
+    ]
+    left = list(errors)
+
+    def fail(_value: bytes) -> None:
+        if left:
+            raise left.pop(0)
+
+    async def fail_async(value: bytes) -> None:
+        fail(value)
+
+    async with MemoryPartition(fail if plain else fail_async, "5m", concurrency=1) as orders:
+        await orders.send(*[b"v"] * (len(errors) + 1))
+        await orders.until(lambda: orders.engine.in_flight == 0)
+        await orders.advance(1_000)
+        assert orders.transport.offsets[MAIN] == len(errors) + 1
+        assert offsets(orders.records(RETRY.topic)) == list(range(len(errors)))
+        assert (orders.lane.session, orders.waiting) == (1, {"5m": len(errors)})
+
+
+async def test_an_outcome_that_comes_after_its_session_counts_for_nothing_in_the_next_one() -> None:
+    """The same offset is in flight again: the old run must not settle it."""
+    runs: list[asyncio.Future[None]] = []
+
+    async def handler(_value: bytes) -> None:
+        runs.append(asyncio.get_running_loop().create_future())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(runs[-1])
+            return
+        await asyncio.shield(runs[-1])
+
+    async with MemoryPartition(handler, "5m", concurrency=2) as orders:
+        await orders.send(b"a")
+        await reopen(orders)
+        assert (len(runs), orders.lane.session, orders.engine.in_flight) == (2, 2, 1)
+        runs[0].set_result(None)
+        await orders.settle()
+        await orders.advance(1_000)
+        assert (orders.engine.in_flight, orders.transport.offsets[MAIN]) == (1, 0)
+        runs[1].set_exception(BankDownError())
+        await orders.settle()
+        assert offsets(orders.records(RETRY.topic)) == [0]
+
+
 async def test_plain_functions_run_in_threads_and_settle_the_same() -> None:
     """The loop goes on meanwhile."""
 
