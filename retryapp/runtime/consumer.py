@@ -341,7 +341,8 @@ class RetryConsumer(Consumer):
         stamp = getattr(records, "stamp", {})
         self.intake.put({tp: found for tp, found in records.items() if self.ours(tp)}, stamp)
         others = {tp: found for tp, found in records.items() if not self.ours(tp)}
-        for tp, record in self.scheduler.iterate(others):
+        for fetched_tp, record in self.scheduler.iterate(others):
+            tp = TP(*fetched_tp)  # the client's tuples are equal, but Faust refuses them among its active partitions
             if self.suspend_flow.is_set() or self.app.consumer_generation_id != generation:
                 return
             if not active or tp in active or tp in self._buffered_partitions:

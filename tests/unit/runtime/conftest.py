@@ -109,7 +109,8 @@ class ScriptedThread:
     async def getmany(self, active: set[TP], _timeout: float) -> Any:
         """Poll once; the stamp is taken before the result travels to the main loop, as in the real thread."""
         self.polled.append(set(active))
-        records = Stamped(self.fetches.pop(0) if self.fetches else {})
+        found = self.fetches.pop(0) if self.fetches else {}
+        records = Stamped({aiokafka.TopicPartition(*tp): batch for tp, batch in found.items()})
         records.stamp = dict(self.consumer.intake.epoch)
         self.fetched.set()
         await self.hand_over.wait()
