@@ -1,0 +1,118 @@
+"""A group's offsets that cannot be: the lane stays shut and says why, and works again once somebody has decided."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from harness import HandlerSpec, Stage, Worker, wait_for
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+
+
+class Group:
+    """What an operator does to a group whose workers have stopped."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+        self._name = stage.group
+
+    def delete(self) -> None:
+        """Delete the group with all its offsets."""
+
+        def deleted() -> bool:
+            try:
+                self._admin.delete_consumer_groups([self._name])[self._name].result(10)
+            except KafkaException as error:
+                if error.args[0].name() == "NON_EMPTY_GROUP":  # the last member is still leaving
+                    return False
+                raise
+            return True
+
+        wait_for(deleted, "the group is deleted")
+
+    def set(self, offsets: dict[tuple[str, int], int]) -> None:
+        """Set offsets."""
+        wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        request = ConsumerGroupTopicPartitions(self._name, wanted)
+        for future in self._admin.alter_consumer_group_offsets([request]).values():
+            for done in future.result(10).topic_partitions:
+                assert done.error is None, done
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """Delete the records of a partition before an offset."""
+        for future in self._admin.delete_records([TopicPartition(topic, partition, before)]).values():
+            future.result(10)
+
+
+def last_errors(worker: Worker, *topics: str) -> str:
+    """Return what the worker's pages say of the lanes of handlers, a line a partition."""
+    said = []
+    for topic in topics:
+        status, body = worker.get(f"/retries/{topic}/?format=json")
+        partitions = json.loads(body)["partitions"] if status == 200 else []
+        said += [f"{each['state']} {each['last_error']}" for each in partitions]
+    return "\n".join(said)
+
+
+@pytest.mark.timeout(120)
+def test_lanes_whose_offsets_cannot_be_stay_shut_until_somebody_decides(stage: Stage) -> None:
+    """Offsets behind the end, before the start, or gone altogether: nothing is delivered, nothing is skipped."""
+    cut, lost = stage.main_topic("cut"), stage.main_topic("lost")
+    stage.program(HandlerSpec(topic=cut, policy="1h"), HandlerSpec(topic=lost, policy="1h"))
+    first = stage.worker()
+    for topic in (cut, lost):
+        stage.produce(topic, [{"id": f"{topic}{n}", "fail": int(n < 2)} for n in range(10)])  # one a partition waits
+    for topic in (cut, lost):
+        evidence = stage.evidence(topic)
+        wait_for(
+            lambda evidence=evidence: (evidence.unsettled(), evidence.waiting()) == (0, 2),  # type: ignore[misc]
+            f"{topic} is at rest",
+        )
+    assert first.stop() == 0
+    kept = {
+        topic: {
+            (source, partition): offset
+            for source in stage.topology(topic).consumed
+            for partition, offset in stage.evidence(topic).committed(source).items()
+        }
+        for topic in (cut, lost)
+    }
+    group = Group(stage)
+    group.delete()
+    group.set({**kept[cut], (cut, 0): 1_000, (cut, 1): 1})
+    group.delete_records(cut, 1, 3)
+    delivered = len(stage.service.visits)
+    assert delivered == 20
+
+    second = stage.worker(ready=False)
+    reasons = (
+        f"{cut}[0]: the group is at offset 1000, but the topic has 0 to 5: the topic was cut or made again",
+        f"{cut}[1]: the group is at offset 1, but the topic has 3 to 5: up to 2 records were deleted unread",
+        f"lane {stage.group}.{lost}.0: the group has no committed offsets for {lost}",
+        f"lane {stage.group}.{lost}.1: the group has no committed offsets for {lost}",
+    )
+
+    def all_told() -> bool:
+        said = last_errors(second, cut, lost)
+        return all(reason in said for reason in reasons)
+
+    wait_for(all_told, "every lane says what is wrong")
+    failed = second.log.count("retryapp.lane_failed")
+    wait_for(lambda: second.log.count("retryapp.lane_failed") >= failed + len(reasons), "they go on failing")
+    assert all_told()
+    assert "open " not in last_errors(second, cut, lost)
+    assert second.get("/retries/ready")[0] == 503
+    assert len(stage.service.visits) == delivered
+    assert second.stop() == 0
+
+    group.set(kept[cut] | kept[lost])
+    stage.worker()
+    for topic in (cut, lost):
+        stage.produce(topic, [{"id": f"{topic}{n}"} for n in range(10, 14)])
+    wait_for(lambda: len(stage.service.done(cut) | stage.service.done(lost)) == 24, "both go on")
+    again = Counter(visit.facts["id"] for visit in stage.service.visits)
+    assert (len(again), set(again.values())) == (28, {1}), "everything was delivered once"
