@@ -81,7 +81,8 @@ _RETRY_BACKOFF_MS = 10
 enough
 replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that long."""
 _RECONNECT_S = 0.5
-_CLOSE_S = 1.0
+_CLOSE_S = 3.0
+"""Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
 _FORGET_S = 3600.0
 """How often the dead-letter table forgets what retention has deleted from its topic."""
 _REFILL_S = 5.0
@@ -363,14 +364,17 @@ class KafkaLane:
             keeper.cancel()  # it does not use the table again
             ends.add(keeper)
         for table in (pending, dead):
-            if table is not None:
-                (table.drop if self._doubted else table.close)()
+            try:
+                if table is not None:
+                    (table.drop if self._doubted else table.close)()
+            except Exception:  # whatever a disk may do: the rest has to be given up as well
+                logger.exception("A local store of lane %s did not close", self.place.name)
         self._doubted = self._dead_filled = False
         self._dead_fault = None
         if producer is not None:  # without waiting for what it cannot deliver: the next owner ends its transaction
             ends.add(end(producer, self.place.name))
         if ends:
-            await asyncio.wait(ends)
+            await asyncio.wait(ends, timeout=_CLOSE_S)
 
 
 async def _forget(dead: RocksDeadLetterTable, first_offset: int) -> None:

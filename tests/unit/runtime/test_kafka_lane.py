@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import encode_metadata
@@ -256,6 +257,29 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     assert topics.starts[-1] == (DLQ, 10, True)
 
 
+async def test_a_table_that_was_dropped_is_filled_again_when_its_lane_reopens(
+    make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it was full once does not count."""
+    for n in range(20):
+        topics.put(DLQ, Found(0, headers=letter(n)))
+    lane = await opened(make_lane())
+    await until(lambda: lane._dead_filled)
+    assert lane.pending is not None
+
+    def full(*_: Any) -> None:
+        raise StoreBrokenError("/data/0", "input/output error")
+
+    monkeypatch.setattr(lane.pending, "write", full)
+    with pytest.raises(StoreBrokenError):
+        lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
+    await lane.close()
+    await opened(lane)
+    assert lane.dead is not None
+    assert lane.dead.next_offset == 0
+    await until(lambda: lane.dead is not None and lane.dead.next_offset == 20)
+
+
 async def test_letters_behind_the_end_of_the_filling_are_not_read_again(make_lane: MakeLane, topics: Topics) -> None:
     """Once the table is filled each letter moves the offset, past those that came during the filling too."""
     for n in range(20):
@@ -342,3 +366,46 @@ async def test_nothing_touches_the_tables_after_the_lane_has_closed(
     topics.stop_after = None
     again = await opened(make_lane())
     await until(lambda: again._dead_filled)
+
+
+class Hanging(AIOKafkaProducer):  # type: ignore[misc]
+    """A producer that cannot deliver what it was told to send, or fails at its end."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__()
+        self._error = error
+        self.sending: asyncio.Task[Any] = asyncio.create_task(asyncio.Event().wait())
+        self._sender._sender_task = self.sending
+
+    async def stop(self) -> None:
+        """See the client library."""
+        self._closed = True
+        if self._error is not None:
+            raise self._error
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("error", [None, AssertionError("in no state"), OSError("gone")], ids=repr)
+async def test_closing_never_raises_and_gives_everything_up(
+    make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """A store that does not close and a producer that does not stop: the next opening begins anew."""
+    monkeypatch.setattr("retryapp.runtime.clients.STOP_S", 0.05)
+    topics.put(CHANGELOG, Found(0, row(1).key, row(1).value))
+    lane = await opened(make_lane())
+    producer = lane._producer = Hanging(error)
+    assert lane.pending is not None
+    release = lane.pending.close
+
+    def broken() -> None:
+        release()
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(lane.pending, "close", broken)
+    async with asyncio.timeout(2):
+        await lane.close()
+    assert producer.sending.done()
+    assert (lane.pending, lane.dead, lane._producer) == (None, None, None)
+    await opened(lane)
+    assert lane.pending is not None
+    assert dict(lane.pending.counts()) == {"1m": 1}
