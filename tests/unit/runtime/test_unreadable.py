@@ -1,0 +1,203 @@
+"""What the client library cannot decode: read leniently, or told of by offset and passed. On real batches' bytes."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.codec import gzip_encode
+from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
+from aiokafka.record import default_records
+from aiokafka.record.default_records import DefaultRecordBatchBuilder, _DefaultRecordBatchPy
+from aiokafka.record.util import calc_crc32c
+
+from retryapp.runtime import unreadable
+from retryapp.runtime.unreadable import KeptRecords, TolerantRecords, Unreadable
+
+OURS = TopicPartition("orders", 0)
+OTHERS = TopicPartition("clicks", 0)
+BASE, CRC, ATTRIBUTES, LAST_DELTA = 0, 17, 21, 23
+
+
+@pytest.fixture(autouse=True)
+def topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `orders` is read by somebody who knows what an `Unreadable` is."""
+    monkeypatch.setattr(unreadable, "TOPICS", {"orders"})
+
+
+def batch(base: int, count: int = 3, *, header: bytes = b"ab", gzipped: bool = False) -> bytearray:
+    """Return a batch of `count` records, each with one header of this two-byte name."""
+    builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 20)
+    for n in range(count):
+        builder.append(n, 1_700_000_000_000, b"k%d" % n, b"v%d" % n, [("ab", b"h")])
+    raw = bytearray(builder.build())
+    records = bytes(raw[61:]).replace(b"\x04ab", b"\x04" + header)
+    if gzipped:
+        records = gzip_encode(records)
+        raw[ATTRIBUTES : ATTRIBUTES + 2] = struct.pack(">h", 1)
+    raw[61:] = records
+    raw[8:12] = struct.pack(">i", len(raw) - 12)
+    raw[BASE:8] = struct.pack(">q", base)
+    return signed(raw)
+
+
+def signed(raw: bytearray) -> bytearray:
+    """Put the right checksum in."""
+    raw[CRC:ATTRIBUTES] = struct.pack(">I", calc_crc32c(bytes(raw[ATTRIBUTES:])))
+    return raw
+
+
+def flipped(raw: bytearray) -> bytearray:
+    """Damage the last byte."""
+    raw[-1] ^= 0x40
+    return raw
+
+
+def fetch(raw: bytes, at: int, tp: TopicPartition = OURS) -> TolerantRecords:
+    """Return what a fetch at an offset makes of these bytes."""
+    return TolerantRecords(tp, KeptRecords(bytes(raw)), [], at, None, None, True, 1)
+
+
+def read_all(raw: bytes, tp: TopicPartition = OURS, *, start: int = 0, end: int) -> list[Any]:
+    """Fetch again and again, as a consumer does, until `end`."""
+    found: list[Any] = []
+    at = start
+    while at < end:
+        rest = bytes(raw)
+        while (
+            len(rest) > 61 and _DefaultRecordBatchPy(rest[: 12 + struct.unpack_from(">i", rest, 8)[0]]).base_offset < at
+        ):
+            (length,) = struct.unpack_from(">i", rest, 8)
+            following = rest[12 + length :]
+            if following and struct.unpack_from(">q", following)[0] > at:
+                break
+            rest = following
+        records = fetch(rest, at, tp)
+        got = list(records)
+        found += got
+        assert records.next_fetch_offset > at, "every fetch comes on"
+        at = records.next_fetch_offset
+    return found
+
+
+def offsets(found: list[Any]) -> list[int | tuple[int, int]]:
+    """Return offsets, and ranges of what could not be read."""
+    return [(each.offset, each.last_offset) if isinstance(each, Unreadable) else each.offset for each in found]
+
+
+def test_sound_batches_are_read_as_ever() -> None:
+    """Nothing is different, and the position is behind the last one."""
+    records = fetch(batch(0) + batch(3), 0)
+    assert offsets(list(records)) == [0, 1, 2, 3, 4, 5]
+    assert records.next_fetch_offset == 6
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+@pytest.mark.parametrize("tp", [OURS, OTHERS])
+def test_a_header_name_that_is_not_utf_8_is_read_leniently(tp: TopicPartition, gzipped: bool) -> None:
+    """Its bytes survive as lone surrogates; its neighbours and the next batches are read on in the same fetch."""
+    raw = batch(0) + batch(3, header=b"\xff\xfe", gzipped=gzipped) + batch(6)
+    records = fetch(raw, 0, tp)
+    found = list(records)
+    assert offsets(found) == list(range(9))
+    assert found[4].headers == (("\udcff\udcfe", b"h"),)
+    assert found[4].headers[0][0].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+    assert (found[4].key, found[4].value, found[4].timestamp) == (b"k1", b"v1", 1_700_000_000_000)
+    assert records.next_fetch_offset == 9
+
+
+def test_a_fetch_in_the_middle_of_an_odd_batch_begins_there() -> None:
+    """What was read before is not read twice."""
+    assert offsets(list(fetch(batch(3, header=b"\xff\xfe"), 4))) == [4, 5]
+
+
+def test_a_bad_checksum_is_one_range_and_ends_the_fetch() -> None:
+    """What is before and behind is read; the fetch behind begins with the broker's own word on transactions."""
+    raw = batch(0) + flipped(batch(3)) + batch(6)
+    records = fetch(raw, 0)
+    found = list(records)
+    assert offsets(found) == [0, 1, 2, (3, 5)]
+    assert "checksum" in found[-1].problem
+    assert not found[-1].stuck
+    assert records.next_fetch_offset == 6
+    assert offsets(read_all(raw, end=9)) == [0, 1, 2, (3, 5), 6, 7, 8]
+
+
+def test_the_range_begins_where_the_reading_was() -> None:
+    """A position in the middle of a damaged batch stays one: what was before it is settled already."""
+    assert offsets(list(fetch(flipped(batch(3)) + batch(6), 4))) == [(4, 5)]
+
+
+@pytest.mark.parametrize("count", [0, 1_000_000])
+def test_a_damaged_count_of_offsets_skips_no_sound_record(count: int) -> None:
+    """The count is under the checksum: what follows in the bytes says how far it can be believed."""
+    damaged = batch(3)
+    damaged[LAST_DELTA : LAST_DELTA + 4] = struct.pack(">i", count)
+    assert offsets(list(fetch(damaged + batch(6), 3))) == [(3, 5)] if count else [(3, 3)]
+    alone = fetch(damaged, 3)
+    list(alone)
+    assert alone.next_fetch_offset == 4, "nothing follows: one step is sure"
+
+
+def test_records_that_cannot_be_taken_apart_are_one_range() -> None:
+    """The checksum holds, so somebody wrote them so."""
+    raw = batch(3).replace(b"\x02\x04ab", b"\x03\x04ab", 1)  # a negative number of headers
+    found = read_all(batch(0) + signed(raw) + batch(6), end=9)
+    assert offsets(found) == [0, 1, 2, (3, 5), 6, 7, 8]
+    assert "checksum" not in found[3].problem
+
+
+def test_a_batch_that_does_not_decompress_is_one_range() -> None:
+    """Its checksum holds, its content is no gzip."""
+    raw = batch(3, gzipped=True)
+    raw[61:] = b"no gzip at all" + bytes(len(raw) - 75)
+    found = read_all(batch(0) + signed(raw) + batch(6), end=9)
+    assert offsets(found) == [0, 1, 2, (3, 5), 6, 7, 8]
+    with pytest.raises((OSError, EOFError)):
+        gzip.decompress(bytes(raw[61:]))
+
+
+def test_a_damaged_batch_of_another_topic_is_an_error_as_ever() -> None:
+    """Nobody there could take a range for what it is."""
+    with pytest.raises(CorruptRecordException):
+        list(fetch(flipped(batch(0)), 0, OTHERS))
+
+
+def test_a_missing_codec_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and the position stays."""
+
+    def refuse(_self: object) -> Iterator[Any]:
+        raise UnsupportedCodecError("Libraries for gzip compression codec not found")
+        yield
+
+    monkeypatch.setattr(unreadable._StockRecords, "_unpack_records", refuse)
+    records = fetch(batch(3, gzipped=True), 3)
+    (found,) = list(records)
+    assert found.stuck
+    assert "gzip" in found.problem
+    assert records.next_fetch_offset == 3
+
+
+def test_a_broken_frame_is_no_reason_to_guess() -> None:
+    """Where the next batch begins is unknown: the position stays."""
+    raw = flipped(batch(0))
+    raw[8:12] = struct.pack(">i", 20)
+    records = fetch(raw, 0)
+    found = list(records)
+    assert all(each.stuck for each in found)
+    assert len(found) == 1
+    assert records.next_fetch_offset == 0
+
+
+def test_every_consumer_of_the_process_reads_so() -> None:
+    """The fetcher takes its readers from these two names."""
+    import aiokafka.consumer.fetcher as fetcher
+
+    unreadable.install()
+    assert fetcher.PartitionRecords is TolerantRecords
+    assert fetcher.MemoryRecords is KeptRecords
+    assert default_records.DefaultRecordBatch is not _DefaultRecordBatchPy, "sound data are read by the C reader"
