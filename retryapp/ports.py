@@ -54,7 +54,6 @@ class Random(Protocol):
 class Event(StrEnum):
     """What an observer may be told."""
 
-    DELIVERED = "delivered"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SCHEDULED = "scheduled"

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.hops import to_dead_letter, too_large_to_wait
 from retryapp.core.metadata import RetryMetadata
@@ -40,7 +42,10 @@ def bury_damaged(
         policy_digest=handler.policy.digest,
         now_ms=now_ms,
     )
-    return _bury(handler, record, metadata, max_bytes=max_bytes)
+    turn = _bury(handler, record, metadata, max_bytes=max_bytes)
+    (dead,) = turn.observations
+    turn.observations = (replace(dead, event=Event.DAMAGED, reason=None), dead)
+    return turn
 
 
 def bury_too_large(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:

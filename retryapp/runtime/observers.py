@@ -29,7 +29,6 @@ MAX_LOGGED_MESSAGE_CHARS: Final = 500
 """Error messages are cut to this many characters in a log line."""
 
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
-    Event.DELIVERED: ("retryapp.delivered", logging.DEBUG),
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
     Event.FAILED: (
         "retryapp.attempt_failed",
@@ -214,8 +213,6 @@ class MetricsObserver:
                 self._incomplete.labels(handler).inc(count)
             case Event.REBALANCED:
                 self._rebalances.observe((observation.duration_ms or 0) / 1_000)
-            case Event.DELIVERED:
-                pass  # counted when it ends, one way or the other
             case Event.LANE_OPENED | Event.LANE_CLOSED:
                 pass  # the lanes that are open are a gauge
 
