@@ -1,9 +1,11 @@
-"""``retryapp worker``: Faust's worker of an app with handlers, checked first, restarted when asked for."""
+"""``retryapp worker``: Faust's worker of an app with handlers: checked first, in several processes, started again."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +13,38 @@ from typing import Any, Final
 import click
 
 from retryapp.cli._app import Application, app_option, load_application
-from retryapp.cli._supervisor import Supervisor
+from retryapp.cli._supervisor import Relay, Restarts, Supervisor, stop_with
 from retryapp.cli.console import ExitCode
 from retryapp.core.errors import NoHandlersError, PortTakenError
-from retryapp.runtime.place import free_port
+from retryapp.runtime.place import MAX_WORKERS, free_port
 from retryapp.settings import load_settings
 
 LOG_LEVELS: Final = ("debug", "info", "warn", "error", "crit")
 """As Faust names them."""
+
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+"""Where a Linux container reads how much of the machine's processors it may use: microseconds, and of how many."""
+
+
+class _Processes(click.ParamType):
+    """A number of processes, or ``auto``."""
+
+    name = "processes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return min(usable_cores(), MAX_WORKERS)
+        return int(click.IntRange(1, MAX_WORKERS).convert(value, param, ctx))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What a worker process is told."""
+
+    spec: str
+    loglevel: str
+    port: int | None
+    without_web: bool
 
 
 @click.command(name="worker")
@@ -40,14 +66,24 @@ LOG_LEVELS: Final = ("debug", "info", "warn", "error", "crit")
 @click.option(
     "--port",
     type=click.IntRange(1, 65_535),
-    help="Port of the pages. [default: the first free one from RETRYAPP_WEB_PORT on]",
+    help="Port of the pages; with --processes the first one to try. [default: the first free one from "
+    "RETRYAPP_WEB_PORT on]",
 )
 @click.option("--without-web", is_flag=True, help="Serve no pages and no metrics.")
 @click.option(
+    "--processes",
+    type=_Processes(),
+    metavar="N|auto",
+    default=1,
+    show_default=True,
+    help="Worker processes to run; auto: one for each core that may be used. More than partitions have nothing to do.",
+)
+@click.option(
     "--restart",
     is_flag=True,
-    help="Start the worker again when it crashes or asks for it, after 1 s to 30 s. Exit codes 0 and 2 end it.",
+    help="Start a process again when it crashes or asks for it, after 1 s to 30 s. Exit codes 0 and 2 end it.",
 )
+@click.option("--supervisor", type=int, hidden=True, help="Process id of the command that started this one.")
 def command(
     *,
     app_argument: str | None,
@@ -56,12 +92,18 @@ def command(
     datadir: Path | None,
     port: int | None,
     without_web: bool,
+    processes: int,
     restart: bool,
+    supervisor: int | None,
 ) -> int:
     """Run a worker of an app: its handlers, its own agents and its pages. Start several for scale.
 
     The same as 'faust -A MODULE[:APP] worker -l info', with the app checked first. SIGTERM and Ctrl-C stop it within
     RETRYAPP_GRACE and a few seconds.
+
+    With --processes each has a folder and a port of its own, and its lines begin with its name. One signal stops all.
+    When one ends, the others are stopped and its exit code is the command's; with --restart it is started again by
+    itself.
 
     \b
     Exit codes: 0 stopped, 1 crashed, 2 configuration, 3 environment (broker, topics, disk, port), 4 start me again.
@@ -70,20 +112,34 @@ def command(
     Examples:
       retryapp worker billing
       retryapp worker -A shop.billing:app --restart
+      retryapp worker billing --processes auto --restart
       RETRYAPP_GRACE=60s retryapp worker billing --loglevel warn --datadir /var/lib/billing
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     spec = _one_spec(app_argument, app_spec)
     if port is not None and without_web:
         raise click.UsageError("--port and --without-web: give one of them")
-    options = _faust_options(loglevel, port=port, without_web=without_web)
     if datadir is not None:
-        os.environ["RETRYAPP_DATADIR"] = str(
-            datadir.absolute()
-        )  # read when the worker takes its place; the child's too
-    if restart:
-        return _supervise(spec, loglevel, port=port, without_web=without_web)
+        # read when the worker takes its place; the child's too
+        os.environ["RETRYAPP_DATADIR"] = str(datadir.absolute())
+    options = _Options(spec=spec, loglevel=loglevel, port=port, without_web=without_web)
+    if restart or processes > 1:
+        return _supervise(options, processes=processes, restart=restart)
+    if supervisor is not None:
+        stop_with(supervisor)
     _check(spec, port)
-    return _run(["-A", spec, "worker", *options])
+    return _run(["-A", spec, "worker", *_faust_options(options)])
+
+
+def usable_cores(quota: Path = _QUOTA) -> int:
+    """Return how many cores this process may use: those of its affinity, and no more than its container's share."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    try:
+        share, period = quota.read_text().split()
+        cores = min(cores, math.ceil(int(share) / int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such file here, or "max": no bound
+        pass
+    return max(1, cores)
 
 
 def _one_spec(argument: str | None, option: str | None) -> str:
@@ -95,13 +151,13 @@ def _one_spec(argument: str | None, option: str | None) -> str:
     return spec
 
 
-def _faust_options(loglevel: str, *, port: int | None, without_web: bool) -> list[str]:
-    options = ["--loglevel", loglevel]
-    if without_web:
-        options.append("--without-web")
-    if port is not None:
-        options += ["--web-port", str(port)]
-    return options
+def _faust_options(options: _Options) -> list[str]:
+    words = ["--loglevel", options.loglevel]
+    if options.without_web:
+        words.append("--without-web")
+    if options.port is not None:
+        words += ["--web-port", str(options.port)]
+    return words
 
 
 def _check(spec: str, port: int | None) -> None:
@@ -141,10 +197,19 @@ def _run(arguments: list[str]) -> int:
     return ExitCode.FINE
 
 
-def _supervise(spec: str, loglevel: str, *, port: int | None, without_web: bool) -> int:
-    words = [sys.executable, "-m", "retryapp.cli.main", "worker", "-A", spec, "--loglevel", loglevel]
-    if without_web:
+def _supervise(options: _Options, *, processes: int, restart: bool) -> int:
+    words = [sys.executable, "-m", "retryapp.cli.main", "worker", "-A", options.spec, "--loglevel", options.loglevel]
+    words += ["--supervisor", str(os.getpid())]
+    if options.without_web:
         words.append("--without-web")
-    if port is not None:
-        words += ["--port", str(port)]
-    return Supervisor(words, say=lambda line: click.echo(f"retryapp: {line}", err=True)).run()
+    if options.port is not None and processes == 1:
+        words += ["--port", str(options.port)]
+    elif options.port is not None:
+        os.environ["RETRYAPP_WEB_PORT"] = str(options.port)  # where each of them begins to look for its own
+    return Supervisor(
+        words,
+        say=lambda line: click.echo(f"retryapp: {line}", err=True),
+        processes=processes,
+        restarts=Restarts() if restart else None,
+        relay=Relay(sys.stdout.buffer, sys.stderr.buffer) if processes > 1 else None,
+    ).run()

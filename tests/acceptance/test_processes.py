@@ -1,0 +1,156 @@
+"""`retryapp worker --processes`: several real workers from one command: their places, their ends, and their output."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+
+import psutil
+import pytest
+from harness import HandlerSpec, Stage, Worker, wait_for
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+
+PLACE = re.compile(
+    r"^(process-\d) \| retryapp: \S+ (worker-\d+): data (\S+), pages (http://\S+)/retries/$", re.MULTILINE
+)
+
+
+def start(stage: Stage, *options: str) -> Worker:
+    """Run the command in the stage's folder."""
+    log_file = stage.folder / "all.log"
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "retryapp.cli.main", "worker", "app", *options],
+            cwd=stage.folder,
+            env={**os.environ, **stage.env},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    worker = Worker("all", process, log_file)
+    stage.workers.append(worker)
+    return worker
+
+
+def ready(url: str) -> bool:
+    """Tell whether the worker with these pages has all its lanes open."""
+    try:
+        with urllib.request.urlopen(f"{url}/retries/ready", timeout=5) as answer:  # noqa: S310 - our own http address
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def places(worker: Worker, count: int) -> list[tuple[str, str, str, str]]:
+    """Wait until so many processes have said where they are (all starts of the run), and the last of each is ready."""
+    found = wait_for(lambda: (m := PLACE.findall(worker.log))[count - 1 :] and m, f"{count} places are told")
+    assert len(found) == count, worker.log
+    for url in {name: url for name, _, _, url in found}.values():
+        wait_for(lambda url=url: ready(url), f"{url} is ready", timeout_s=60)
+    return found
+
+
+def children(worker: Worker) -> list[psutil.Process]:
+    """Return the worker processes, in the order of their ids."""
+    found = psutil.Process(worker.pid).children()
+    return sorted(found, key=lambda child: child.pid)
+
+
+def gone(processes: list[psutil.Process], timeout_s: float) -> bool:
+    """Tell whether all end in time; kill what does not."""
+    _, left = psutil.wait_procs(processes, timeout=timeout_s)
+    for process in left:
+        process.kill()
+    return not left
+
+
+def test_two_processes_share_the_work_and_one_signal_stops_both(stage: Stage) -> None:
+    """A folder and a port each, lines with names, records handled by both, and 0 within the grace after SIGTERM."""
+    topic = stage.main_topic(partitions=4)
+    stage.program(HandlerSpec(topic=topic))
+    worker = start(stage, "--processes", "2")
+    found = places(worker, 2)
+    assert sorted(name for name, *_ in found) == ["process-1", "process-2"]
+    assert {number for _, number, _, _ in found} == {"worker-1", "worker-2"}
+    assert len({folder for _, _, folder, _ in found}) == len({url for *_, url in found}) == 2
+    pids = {child.pid for child in children(worker)}
+    assert len(pids) == 2
+    count = stage.produce(topic, [{"id": n, "fail": n % 3} for n in range(120)], partitions=4)
+    wait_for(lambda: stage.service.done(topic) == set(range(count)), "all are done")
+    stage.wait_settled(topic)
+    assert {visit.pid for visit in stage.service.of(topic)} == pids
+    assert Counter(visit.facts["fail"] for visit in stage.service.of(topic)) == {0: 40, 1: 80, 2: 120}
+    assert not stage.evidence(topic).repeated_handoffs()
+    began_s = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - began_s < 5 + 3, "the grace and a little"
+    unnamed = [line for line in worker.log.splitlines() if not line.startswith("process-")]
+    assert not unnamed
+    assert "Traceback" not in worker.log
+
+
+def test_one_that_dies_stops_the_other(stage: Stage) -> None:
+    """Without --restart: what it held is not left to half the processes in silence; the code is the dead one's."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic))
+    worker = start(stage, "--processes", "2")
+    places(worker, 2)
+    first, second = children(worker)
+    first.kill()
+    assert worker.wait(15) == 128 + signal.SIGKILL
+    assert gone([second], 0)
+    assert re.search(r"^retryapp: process-\d ended with SIGKILL; the others are stopped$", worker.log, re.MULTILINE)
+
+
+def test_one_that_dies_is_started_again_by_itself(stage: Stage) -> None:
+    """With --restart the other runs on; the new one takes a place; nothing is lost or handed on twice."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic))
+    worker = start(stage, "--processes", "2", "--restart")
+    before = places(worker, 2)
+    first, second = children(worker)
+    stage.produce(topic, [{"id": n, "fail": 1} for n in range(40)])
+    first.kill()
+    after = places(worker, 3)
+    assert after[2][0] in {name for name, *_ in before}
+    assert second.pid in {child.pid for child in children(worker)}
+    assert len(children(worker)) == 2
+    stage.produce(topic, [{"id": n} for n in range(40, 80)])
+    wait_for(lambda: stage.service.done(topic) == set(range(80)), "all are done")
+    stage.wait_settled(topic)
+    assert not stage.evidence(topic).repeated_handoffs()
+    assert re.search(r"^retryapp: process-\d ended with SIGKILL; it is started again in \S+$", worker.log, re.MULTILINE)
+    assert worker.stop() == 0
+
+
+def test_workers_stop_when_their_supervisor_is_killed(stage: Stage) -> None:
+    """Nobody would start them again or hear them: they stop as on SIGTERM and give their records back."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic))
+    worker = start(stage, "--processes", "2", "--restart")
+    places(worker, 2)
+    left = children(worker)
+    stage.produce(topic, [{"id": n} for n in range(20)])
+    wait_for(lambda: stage.service.done(topic) == set(range(20)), "all are done")
+    worker.signal(signal.SIGKILL)
+    worker.wait(5)
+    assert gone(left, 12)
+    assert stage.evidence(topic).unsettled([topic]) == 0
+
+
+def test_a_wrong_program_ends_at_once(stage: Stage) -> None:
+    """Exit 2 with and without --restart: a new start would say the same."""
+    (stage.folder / "app.py").write_text("import faust\napp = faust.App('plain', broker='kafka://localhost:1')\n")
+    for options in (("--processes", "2"), ("--processes", "2", "--restart")):
+        worker = start(stage, *options)
+        assert worker.wait(30) == 2
+        assert "has no Retries" in worker.log
+        assert "Traceback" not in worker.log
