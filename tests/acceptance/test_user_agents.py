@@ -55,8 +55,9 @@ def test_a_slow_agent_stops_no_handler_and_loses_nothing(stage: Stage) -> None:
     wait_for(lambda: len(stage.service.of(clicks)) > 100, "the agent is stuck again")
     second = stage.worker("second")
     wait_for(lambda: second.pid in {v.pid for v in stage.service.of(clicks)}, "the second worker has one of them")
+    begun = by_partition(stage.service.of(clicks))
     for partition, offset in evidence.committed(clicks).items():  # Faust counts what it interrupts as processed
-        assert offset <= 51, f"partition {partition}"
+        assert offset <= max(begun[partition]) + 1
     gates[1].open()
     wait_for(lambda: len(stage.service.done(clicks)) == 200, "both agents have caught up")
     for partition, offsets in by_partition(stage.service.of(clicks)).items():
