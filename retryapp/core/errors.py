@@ -315,6 +315,49 @@ class DamagedMetadataError(RecordError):
         super().__init__(f"damaged retry metadata: header {header}={shown(value)}: {expected}")
 
 
+class UnreadableTopicError(EnvironmentFault):
+    """A partition cannot be read on, and passing anything would skip sound records. It stays where it is."""
+
+    def __init__(self, topic: str, partition: int, offset: int, problem: str) -> None:
+        """Args: topic, partition, offset: where. problem: what is wrong."""
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.problem = problem
+        super().__init__(
+            f"{topic}[{partition}] stays at offset {offset}: {problem}. Nothing was skipped. With a missing codec "
+            f"install aiokafka[all] and restart, else look at the broker's log segment (kafka-dump-log.sh)"
+        )
+
+
+class MissingCodecError(EnvironmentFault):
+    """A compression that producers may use cannot be read here. Operator action: install it."""
+
+    def __init__(self, codec: str) -> None:
+        """Args: codec: its name."""
+        self.codec = codec
+        super().__init__(
+            f"this Python cannot read {codec} batches: install aiokafka[all] (pip install 'aiokafka[all]')"
+        )
+
+
+class UnreadableRecordsError(RecordError):
+    """Offsets of a topic could not be read: a damaged batch. Reason ``damaged``; its records are lost to the reader."""
+
+    def __init__(self, topic: str, partition: int, first: int, last: int, problem: str) -> None:
+        """Args: topic, partition: where. first, last: the offsets, both included. problem: what is wrong."""
+        self.topic = topic
+        self.partition = partition
+        self.first = first
+        self.last = last
+        self.problem = problem
+        offsets = f"offset {first}" if first == last else f"offsets {first} to {last}"
+        super().__init__(
+            f"{offsets} of {topic}[{partition}] could not be read: {problem}. Kafka's kafka-dump-log.sh shows what the "
+            f"broker has of them"
+        )
+
+
 class NewerFormatError(DamagedMetadataError):
     """A record was written by a newer retryapp. Operator action: upgrade this worker."""
 

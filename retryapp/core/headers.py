@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
 from retryapp.core.metadata import (
@@ -73,6 +74,9 @@ OUR_HEADERS: Final = frozenset(
 SHIELD: Final = "retry-foreign-"
 """Prefix put before a user's own header whose name is one of ours, while the record travels on our topics."""
 
+ESCAPED: Final = "retry-escaped-"
+"""The same before a user's header name that is not UTF-8, whose bytes follow percent-encoded (RFC 3986)."""
+
 _DIGITS: Final = re.compile(rb"0|[1-9][0-9]{0,17}")
 
 
@@ -103,15 +107,35 @@ def strip(headers: Headers) -> Headers:
 
 
 def shield(headers: Headers) -> Headers:
-    """Prefix the user's headers that would be mistaken for ours, so that they pass; ``unshield`` takes it off."""
-    return tuple(
-        (SHIELD + name if name in OUR_HEADERS or name.startswith(SHIELD) else name, value) for name, value in headers
-    )
+    """Rename the user's headers that could not travel under their names; ``unshield`` gives the names back.
+
+    Those that would be mistaken for ours get a prefix. A name that is not UTF-8 (lenient readers hold its bytes as lone
+    surrogates) is what no client can send: it is percent-encoded behind a prefix of its own.
+    """
+    return tuple((_travelling(name), value) for name, value in headers)
 
 
 def unshield(headers: Headers) -> Headers:
     """Give shielded headers their own names again."""
-    return tuple((name.removeprefix(SHIELD), value) for name, value in headers)
+    return tuple((_own(name), value) for name, value in headers)
+
+
+def _travelling(name: str) -> str:
+    if name in OUR_HEADERS or name.startswith((SHIELD, ESCAPED)):
+        return SHIELD + name
+    if name.isascii():
+        return name
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return ESCAPED + quote_from_bytes(name.encode("utf-8", "surrogateescape"), safe="")
+    return name
+
+
+def _own(name: str) -> str:
+    if name.startswith(ESCAPED):
+        return unquote_to_bytes(name.removeprefix(ESCAPED)).decode("utf-8", "surrogateescape")
+    return name.removeprefix(SHIELD)
 
 
 def _check(metadata: RetryMetadata) -> None:

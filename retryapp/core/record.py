@@ -29,8 +29,19 @@ _MAX_OFFSET = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Damage:
+    """Why offsets could not be read."""
+
+    last_offset: int
+    """Last offset of the range, whose first is the record's: a checksum covers a whole batch."""
+
+    problem: str
+    """What is wrong, without payload."""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """One record as read from a topic."""
+    """One record as read from a topic; or, with `damage`, offsets that could not be read."""
 
     topic: str
     """Topic that it was read from."""
@@ -52,6 +63,14 @@ class Record:
 
     headers: Headers = ()
     """All headers, ours included, in their order."""
+
+    damage: Damage | None = None
+    """Set where this stands for offsets that could not be read: there is no key, value or header then."""
+
+    @property
+    def next_offset(self) -> int:
+        """Where reading goes on behind it."""
+        return (self.offset if self.damage is None else self.damage.last_offset) + 1
 
     @property
     def coordinates(self) -> str:

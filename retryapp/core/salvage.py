@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.errors import DamagedMetadataError, RecordError
 from retryapp.core.headers import (
     OUR_HEADERS,
     RETRY_ATTEMPT,
@@ -37,7 +37,7 @@ DAMAGED_FINGERPRINT: Final = "damaged"
 
 def salvage(
     record: Record,
-    error: DamagedMetadataError,
+    error: RecordError,
     *,
     group: str,
     handler: str,
@@ -48,8 +48,8 @@ def salvage(
     """Return metadata for the dead letter of a record with damaged headers.
 
     Args:
-        record: as read from a retry or redelivery topic.
-        error: what was found.
+        record: as read.
+        error: what was found: damaged headers, or a batch that could not be read.
         group: the app id.
         handler: qualified name of the handler function.
         topic_id: short id of the handler's main topic; used only if the origin is unreadable: then the place where the

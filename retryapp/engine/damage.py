@@ -1,5 +1,6 @@
 """What becomes of a record that cannot go on its way: a dead letter.
 
+* The client library could not read it: reason `damaged`, one dead letter for the range of offsets, with no payload.
 * Its own `retry-*` headers cannot be trusted: reason `damaged`. Key, value and foreign headers are kept; of the
   metadata, what can still be read (`core.salvage`).
 * It does not fit into the topic that is next: reason `too-large`. What does not fit into the dead letter either is
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.errors import RecordError, UnreadableRecordsError
 from retryapp.core.hops import to_dead_letter, too_large_to_wait
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
@@ -21,7 +22,7 @@ from retryapp.ports import Event, Observation, TopicPartition
 
 
 def bury_damaged(
-    handler: Handler, record: Record, error: DamagedMetadataError, *, now_ms: int, topic_id: str, max_bytes: int
+    handler: Handler, record: Record, error: RecordError, *, now_ms: int, topic_id: str, max_bytes: int
 ) -> Turn:
     """Return the turn that sends a damaged record to the dead-letter topic.
 
@@ -48,6 +49,15 @@ def bury_damaged(
     return turn
 
 
+def unreadable(record: Record) -> UnreadableRecordsError | None:
+    """Return what to bury a record for that stands for offsets which could not be read; None for a real record."""
+    if record.damage is None:
+        return None
+    return UnreadableRecordsError(
+        record.topic, record.partition, record.offset, record.damage.last_offset, record.damage.problem
+    )
+
+
 def bury_too_large(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:
     """Return the turn that sends a record that was to wait, and does not fit, to the dead-letter topic.
 
@@ -64,7 +74,7 @@ def _bury(handler: Handler, record: Record, metadata: RetryMetadata, *, max_byte
     outgoing, metadata = to_dead_letter(record, topology=handler.topology, metadata=metadata, max_bytes=max_bytes)
     return Turn(
         source=TopicPartition(record.topic, record.partition),
-        next_offset=record.offset + 1,
+        next_offset=record.next_offset,
         publishes=(outgoing,),
         observations=(
             Observation(

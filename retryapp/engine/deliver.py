@@ -16,7 +16,7 @@ from typing import Any
 
 from retryapp.core.classify import Failure, classify
 from retryapp.core.decide import RetryAt, decide
-from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.errors import DamagedMetadataError, RetryAppError, UnreadableRecordsError
 from retryapp.core.headers import RetryMetadata
 from retryapp.core.hops import (
     Outgoing,
@@ -31,7 +31,7 @@ from retryapp.core.hops import (
 )
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.engine.damage import bury_damaged
+from retryapp.engine.damage import bury_damaged, unreadable
 from retryapp.engine.handler import Delivery, Handler, abandon, call
 from retryapp.engine.park import waiting_metadata
 from retryapp.engine.threads import NoThreadError
@@ -53,7 +53,7 @@ class HandlerTimeoutError(RetryAppError):
         super().__init__(f"handler {handler} did not finish within {timeout_ms} ms (RetryPolicy(timeout=…))")
 
 
-class UnreadableError(RetryAppError):
+class UnprintableError(RetryAppError):
     """A handler raised an error that cannot even be looked at; it counts as a retryable failure."""
 
     def __init__(self, handler: str) -> None:
@@ -121,8 +121,10 @@ async def deliver(station: Station, record: Record, run: Run) -> Turn:
     """
     handler, clock = station.handler, station.clock
     try:
+        if (damage := unreadable(record)) is not None:
+            raise damage
         metadata = None if record.topic == handler.main else waiting_metadata(record)
-    except DamagedMetadataError as exc:
+    except (DamagedMetadataError, UnreadableRecordsError) as exc:
         return bury_damaged(
             handler, record, exc, now_ms=clock.wall_ms(), topic_id=station.topic_id, max_bytes=station.max_bytes
         )
@@ -239,7 +241,7 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
     try:
         return classify(error, handler.policy.on)
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
-        return classify(UnreadableError(handler.name), handler.policy.on)
+        return classify(UnprintableError(handler.name), handler.policy.on)
 
 
 def _succeeded(
@@ -261,7 +263,7 @@ def _succeeded(
         publishes = (to_event(event, topology=handler.topology, partition=record.partition),)
     return Turn(
         source=TopicPartition(record.topic, record.partition),
-        next_offset=record.offset + 1,
+        next_offset=record.next_offset,
         publishes=publishes,
         observations=(_observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),),
     )
@@ -341,7 +343,7 @@ class _Failed:
             event = Event.DEAD
         return Turn(
             source=TopicPartition(self.record.topic, self.record.partition),
-            next_offset=self.record.offset + 1,
+            next_offset=self.record.next_offset,
             publishes=(outgoing,),
             observations=(failed, _observation(event, handler, self.record, delivery, self.failed_ms, **facts)),
         )

@@ -7,12 +7,12 @@ be larger than a record may be: it is dead with reason `too-large`.
 
 from __future__ import annotations
 
-from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.errors import DamagedMetadataError, UnreadableRecordsError
 from retryapp.core.headers import RETRY_DUE_MS, RetryMetadata, decode_metadata
 from retryapp.core.hops import to_redelivery, waiting_size
 from retryapp.core.record import Record
 from retryapp.core.rows import encode_row, row_key, row_of
-from retryapp.engine.damage import bury_damaged, bury_too_large
+from retryapp.engine.damage import bury_damaged, bury_too_large, unreadable
 from retryapp.engine.handler import Handler
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, Row, TopicPartition
@@ -29,8 +29,10 @@ def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_by
         max_bytes: largest record that our topics take.
     """
     try:
+        if (damage := unreadable(record)) is not None:
+            raise damage
         metadata = waiting_metadata(record)
-    except DamagedMetadataError as exc:
+    except (DamagedMetadataError, UnreadableRecordsError) as exc:
         return bury_damaged(handler, record, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
     waiting = row_of(record)
     if waiting_size(to_redelivery(waiting, topology=handler.topology, partition=record.partition)) > max_bytes:
@@ -39,7 +41,7 @@ def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_by
     row = Row(row_key(due_at_ms, record.partition, metadata.origin.offset), encode_row(waiting), metadata.tier or "?")
     return Turn(
         source=TopicPartition(record.topic, record.partition),
-        next_offset=record.offset + 1,
+        next_offset=record.next_offset,
         puts=(row,),
         observations=(
             Observation(

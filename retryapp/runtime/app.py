@@ -35,10 +35,11 @@ from retryapp.core.errors import (
     InvalidSettingError,
     LaneClosedError,
     LaneError,
+    UnreadableTopicError,
 )
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.core.metadata import MAX_METADATA_BYTES
-from retryapp.core.record import Record, short_topic_id
+from retryapp.core.record import Damage, Record, short_topic_id
 from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import Lane, LaneLimits, LaneState
@@ -54,6 +55,7 @@ from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.tail import TailReader
+from retryapp.runtime.unreadable import TOPICS, Unreadable, refuse_missing_codecs
 
 logger = get_logger(__name__)
 
@@ -233,6 +235,7 @@ class Runtime:
             DeliveryPool(handler.concurrency, f"redeliver-{handler.main}"),
         )
         self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
+        TOPICS.update(handler.topology.consumed)
         if self.app.configured:
             self._register_agents(handler)
 
@@ -296,6 +299,7 @@ class Runtime:
         if self.plan is not None or not self.served:
             return
         self._refuse_second_readers()
+        refuse_missing_codecs()
         topologies = [served.handler.topology for served in self.served.values()]
         admin = KafkaAdmin(self.connection)
         plan = self._plan_patiently(admin, topologies)
@@ -306,7 +310,8 @@ class Runtime:
             served.topic_id = short_topic_id(main.topic_id)
             served.changelog_id = plan.states[topology.pending_changelog].topic_id
             served.dlq_id = plan.states[topology.dlq].topic_id
-            served.max_bytes = int(plan.states[topology.dlq].config["max.message.bytes"])
+            # the smallest: a record goes through all of them, and an operator may have raised one
+            served.max_bytes = min(int(plan.states[name].config["max.message.bytes"]) for name in topology.owned)
         self.plan = plan
 
     def _plan_patiently(self, admin: KafkaAdmin, topologies: list[Any]) -> Plan:
@@ -577,6 +582,10 @@ class Runtime:
         if room <= 0:
             return
         found = self.intake.take(tp, min(room, BATCH), placed.engine.room_bytes(tp))
+        for each in found:
+            if isinstance(each, Unreadable) and each.stuck:
+                placed.lane.fail(UnreadableTopicError(tp.topic, tp.partition, each.offset, each.problem))
+                return
         records = [_record(each) for each in found]
         batch = _Batch(tp, placed.lane.session, records)
         self._handing.add(tp)
@@ -636,6 +645,9 @@ class _Pump:
 
 
 def _record(found: Any) -> Record:
+    if isinstance(found, Unreadable):  # empty, not null: null would be a tombstone for whoever copies the dead letter
+        damage = Damage(found.last_offset, found.problem)
+        return Record(found.topic, found.partition, found.offset, found.timestamp, None, b"", (), damage)
     return Record(
         found.topic, found.partition, found.offset, found.timestamp, found.key, found.value, tuple(found.headers)
     )

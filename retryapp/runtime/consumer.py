@@ -31,6 +31,7 @@ from faust.types import TP
 from mode.utils.logging import get_logger
 
 from retryapp.ports import TopicPartition
+from retryapp.runtime import unreadable
 
 logger = get_logger(__name__)
 HIGH_WATER = 4_000
@@ -413,5 +414,6 @@ class RetryTransport(Transport):
     Conductor: ClassVar[Any] = RetryConductor
 
     def __init__(self, *args: Any, intake: Intake, **kwargs: Any) -> None:
+        unreadable.install()
         super().__init__(*args, **kwargs)
         self.intake = intake

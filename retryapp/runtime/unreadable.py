@@ -22,14 +22,17 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import aiokafka.codec as codecs
 import aiokafka.consumer.fetcher as fetcher
 from aiokafka.errors import UnsupportedCodecError
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.structs import ConsumerRecord
 
+from retryapp.core.errors import MissingCodecError
+
 TOPICS: Final[set[str]] = set()
-"""Topics whose readers know what an `Unreadable` is; `Intake` puts its own in."""
+"""Topics whose readers know what an `Unreadable` is; `Runtime.serve` adds to them."""
 
 _StockRecords: Any = fetcher.PartitionRecords
 _LENGTH = struct.Struct(">qi")
@@ -213,6 +216,17 @@ class _Batch:
         batch._maybe_uncompress()
         batch._buffer = _Buffer(batch._buffer)
         return iter(batch)
+
+
+def refuse_missing_codecs() -> None:
+    """Check that this process reads whatever producers may write.
+
+    Raises:
+        MissingCodecError: names the first that it does not.
+    """
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        if not getattr(codecs, f"has_{codec}")():
+            raise MissingCodecError(codec)
 
 
 def install() -> None:

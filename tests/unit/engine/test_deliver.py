@@ -484,7 +484,7 @@ async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(
     """Its own code runs when it is judged: that must neither end the worker nor be met again for ever."""
     out, metadata = the(await deliver(make_station(failing(error)), make_record(), Run()))
     assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
-    assert metadata.error_type.endswith("UnreadableError")
+    assert metadata.error_type.endswith("UnprintableError")
 
 
 @pytest.mark.parametrize("error", [StopIteration(1), SystemExit(3), ValueError("no")], ids=lambda e: type(e).__name__)
