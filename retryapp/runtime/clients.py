@@ -19,8 +19,8 @@ from mode.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-STOP_S = 1.0
-"""How long a client may take to stop by itself."""
+STOP_S = 0.3
+"""How long a client may take to stop by itself: what a closing lane has not committed is not wanted any more."""
 _FORCE_S = 1.0
 _ending: set[asyncio.Task[None]] = set()
 

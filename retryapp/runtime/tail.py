@@ -137,8 +137,7 @@ class TailReader:
 
     async def stop(self) -> None:
         """End the consumers; bounded, never raises."""
-        await self._asker.stop()
-        await self._reader.stop()
+        await asyncio.gather(self._asker.stop(), self._reader.stop())
 
     async def _turn(self, consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, end_: int, sink: Sink) -> int:
         """Read until the end, or until others have waited long enough; return the position."""
