@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from harness.evidence import Evidence
 from harness.service import Service
@@ -122,6 +123,20 @@ class Stage:
                 producer.poll(0)
         assert producer.flush(20) == 0, "the broker did not take all records"
         return count
+
+    def reset_offset(self, topic: str, offset: int, partition: int = 0) -> None:
+        """Set the group's offset, as an operator would; no worker may run, and those killed must be forgotten."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        wanted = [ConsumerGroupTopicPartitions(self.group, [TopicPartition(topic, partition, offset)])]
+
+        def done() -> bool:
+            try:
+                (future,) = admin.alter_consumer_group_offsets(wanted).values()
+                return all(tp.error is None for tp in future.result(10).topic_partitions)
+            except KafkaException:
+                return False
+
+        wait_for(done, "the group has no members any more, and takes the offset", every_s=0.3)
 
     def wait_settled(self, topic: str, timeout_s: float = 40.0) -> None:
         """Wait until everything that was published has its fate: nothing waits, every offset is committed."""
