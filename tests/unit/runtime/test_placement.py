@@ -275,6 +275,20 @@ async def test_a_lane_that_idles_waits_for_the_next_assignment(runtime: Runtime,
     assert (waited, exit_codes) == (["idle"], [])
 
 
+async def test_the_end_of_a_rebalance_is_that_of_the_assignment_which_faust_has_finished(
+    runtime: Runtime, consumer: Any
+) -> None:
+    """Faust also ends rebalances that another has overtaken."""
+    sensor, recovery = runtime._sensor, runtime.app.tables.recovery
+    consumer.settled, consumer._assigned_generation = False, 5
+    seen = []
+    for generation in (4, 5):
+        recovery._generation_id = generation
+        sensor.on_rebalance_end(runtime.app, sensor.on_rebalance_start(runtime.app))
+        seen.append(consumer.settled)
+    assert seen == [False, True]
+
+
 async def test_a_lane_waits_for_the_end_of_the_rebalance(runtime: Runtime, consumer: Any) -> None:
     """Until then Faust moves positions."""
     consumer.settled = False
