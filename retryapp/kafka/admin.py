@@ -240,6 +240,13 @@ class KafkaAdmin:
             budget_s -= pause_s
             pause_s = min(pause_s * 2, 1.0)
 
+    def group_protocol(self, group: str) -> str | None:
+        """Return the protocol name under which a consumer group's members work; None when it has no members."""
+        doing = f"look at group {group}"
+        (future,) = self._client.describe_consumer_groups([group], request_timeout=self.timeout_s).values()
+        found = self._result(future, doing=doing)
+        return found.partition_assignor or None if found.members else None
+
     def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)
         made = []

@@ -31,12 +31,14 @@ from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
 from retryapp.core.errors import (
     BrokerUnreachableError,
+    DeliveryModeError,
     DuplicateHandlerError,
     InvalidSettingError,
     LaneClosedError,
     LaneError,
     UnreadableTopicError,
 )
+from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.core.record import Damage, Record, short_topic_id
@@ -51,6 +53,7 @@ from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import Intake, RetryTransport
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
+from retryapp.runtime.plain import PROTOCOL, PlainAssignor, PlainLane
 from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.store import StoreIdentity
@@ -93,6 +96,8 @@ class RuntimeOptions:
     """How long handlers may run on when a rebalance takes their partition."""
     start_timeout_ms: int = 60_000
     """How long a start waits for a broker."""
+    delivery: DeliveryMode = DeliveryMode.EXACTLY_ONCE
+    """Whether lanes use transactions."""
     plan: PlanOptions = field(default_factory=PlanOptions)
     admin_options: Mapping[str, str] = field(default_factory=dict)
     """librdkafka properties for the administration client, beside what the app's credentials say."""
@@ -261,6 +266,8 @@ class Runtime:
         _, given = self.app._default_options
         options = cast("dict[str, Any]", given)
         changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
+        if self.options.delivery is DeliveryMode.AT_LEAST_ONCE:
+            changed["PartitionAssignor"] = (PlainAssignor, "the two delivery modes must not meet in a group")
         options.update({name: ours for name, (ours, _) in changed.items()})
         self._changed = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
 
@@ -320,6 +327,7 @@ class Runtime:
             try:
                 self._wait_for_broker(deadline_s)
                 self._refuse_stranding()
+                self._refuse_other_mode()
                 return ensure_topics(admin, topologies, self.options.plan)
             except BrokerUnreachableError as exc:
                 left_s = deadline_s - self.clock.monotonic_s()
@@ -366,6 +374,17 @@ class Runtime:
                         f"{waiting} records of version {version} still wait in {changelog}, and this version would "
                         f"never see them: run version {version} until nothing waits",
                     )
+
+    def _refuse_other_mode(self) -> None:
+        """Refuse to join workers of the other delivery mode; the broker would refuse too, without saying why.
+
+        Raises:
+            DeliveryModeError: some of them run.
+        """
+        running = KafkaAdmin(self.connection).group_protocol(self.app.conf.id)
+        plain = self.options.delivery is DeliveryMode.AT_LEAST_ONCE
+        if running is not None and (running == PROTOCOL) is not plain:
+            raise DeliveryModeError(self.app.conf.id, self.options.delivery.value)
 
     async def start(self) -> None:
         """Start pools and the shared reader; called by the sensor."""
@@ -439,7 +458,8 @@ class Runtime:
         engine = PartitionEngine(
             station=station, partition=partition, first=served.first, again=served.again, source=_Pump(self)
         )
-        transport = KafkaLane(
+        lane_type = KafkaLane if self.options.delivery is DeliveryMode.EXACTLY_ONCE else PlainLane
+        transport = lane_type(
             place=self._lane_place(served, partition, engine),
             settings=self._clients,
             consumer=self.intake.consumer,

@@ -178,7 +178,10 @@ class KafkaLane:
             error: type[BaseException] = for_code(response.error_code)
             return error
 
-        error = await self.consumer.in_thread(beat)
+        self._check_membership(await self.consumer.in_thread(beat))
+
+    def _check_membership(self, error: type[BaseException]) -> None:
+        """Raise what the coordinator's answer means for this lane; nothing when all is well."""
         if error is NoError:
             return
         if error is RebalanceInProgressError:
@@ -189,21 +192,29 @@ class KafkaLane:
 
     async def fence(self) -> None:
         """See `ports.LaneTransport.fence`."""
-        producer = AIOKafkaProducer(
-            client_id=f"{self.settings.client_id}-{self.place.name}",
-            transactional_id=self.place.name,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            max_batch_size=self.settings.max_batch_size,
-            max_request_size=self.settings.max_request_size,
-            request_timeout_ms=self.settings.request_timeout_ms,
-            compression_type=self.settings.compression_type,
-            linger_ms=0,
-            retry_backoff_ms=_RETRY_BACKOFF_MS,
-            **self.settings.connection,
-        )
+        producer = self._new_producer()
         _reconnect_slowly(producer)
         self._producer = producer
         await producer.start()
+
+    def _new_producer(self) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            transactional_id=self.place.name,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            retry_backoff_ms=_RETRY_BACKOFF_MS,
+            **self._producer_options(),
+        )
+
+    def _producer_options(self) -> dict[str, Any]:
+        return {
+            "client_id": f"{self.settings.client_id}-{self.place.name}",
+            "max_batch_size": self.settings.max_batch_size,
+            "max_request_size": self.settings.max_request_size,
+            "request_timeout_ms": self.settings.request_timeout_ms,
+            "compression_type": self.settings.compression_type,
+            "linger_ms": 0,
+            **self.settings.connection,
+        }
 
     async def committed(self) -> Mapping[TopicPartition, int]:
         """See `ports.LaneTransport.committed`."""
@@ -315,17 +326,9 @@ class KafkaLane:
         In order: begin, publish hand-offs and changelog, offsets into the transaction, await every acknowledgement,
         commit.
         """
-        producer = self._producer
-        if producer is None:
-            raise RuntimeError(f"lane {self.place.name} has no producer")
-        topic, partition = self.place.changelog
+        producer = self._open_producer()
         await producer.begin_transaction()
-        sent = [
-            await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers))
-            for o in batch.publishes
-        ]
-        logged = [await producer.send(topic, row.value, key=row.key, partition=partition) for row in batch.puts]
-        logged += [await producer.send(topic, None, key=removal.key, partition=partition) for removal in batch.removes]
+        sent, logged = await self._publish(producer, batch), await self._log(producer, batch)
         if batch.offsets:
             offsets = {ClientTopicPartition(*tp): OffsetAndMetadata(offset, "") for tp, offset in batch.offsets.items()}
             await producer.send_offsets_to_transaction(offsets, self.place.group)
@@ -333,6 +336,24 @@ class KafkaLane:
         written = [(await future).offset for future in logged]
         await producer.commit_transaction()
         return LaneReceipt(published, max(written) if written else None)
+
+    def _open_producer(self) -> AIOKafkaProducer:
+        if self._producer is None:
+            raise RuntimeError(f"lane {self.place.name} has no producer")
+        return self._producer
+
+    async def _publish(self, producer: AIOKafkaProducer, batch: LaneBatch) -> list[Any]:
+        return [
+            await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers))
+            for o in batch.publishes
+        ]
+
+    async def _log(self, producer: AIOKafkaProducer, batch: LaneBatch) -> list[Any]:
+        topic, partition = self.place.changelog
+        logged = [await producer.send(topic, row.value, key=row.key, partition=partition) for row in batch.puts]
+        return logged + [
+            await producer.send(topic, None, key=removal.key, partition=partition) for removal in batch.removes
+        ]
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """See `ports.LaneTransport.apply`."""
