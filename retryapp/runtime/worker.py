@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import traceback
@@ -59,6 +60,10 @@ class RetryWorker(Worker):
             except KeyboardInterrupt:
                 raise SystemExit(130) from None
         super().execute_from_commandline()
+
+    async def _sentinel_task(self) -> None:
+        """Let what is ready run once; Faust sleeps a second here, which a stop with a deadline does not have."""
+        await asyncio.sleep(0)
 
 
 def end_faust_on_named_errors() -> None:
