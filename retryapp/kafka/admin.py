@@ -51,6 +51,9 @@ PASSING: Final = frozenset(
 )
 """Names of errors of an existing partition that mean: no leader knows of it yet, ask again."""
 
+COORDINATOR_COMING: Final = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
+"""Names of errors that mean: the group's coordinator is being chosen or loads (on a new broker too)."""
+
 PAUSE_S: Final = 0.1
 TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
@@ -242,10 +245,18 @@ class KafkaAdmin:
 
     def group_protocol(self, group: str) -> str | None:
         """Return the protocol name under which a consumer group's members work; None when it has no members."""
-        doing = f"look at group {group}"
-        (future,) = self._client.describe_consumer_groups([group], request_timeout=self.timeout_s).values()
-        found = self._result(future, doing=doing)
-        return found.partition_assignor or None if found.members else None
+        budget_s = self.timeout_s
+        while True:
+            (future,) = self._client.describe_consumer_groups([group], request_timeout=self.timeout_s).values()
+            try:
+                found = future.result(self.timeout_s * 2)
+            except KafkaException as error:
+                if error.args[0].name() not in COORDINATOR_COMING or budget_s <= 0:
+                    raise self._named(error, doing=f"look at group {group}") from error
+                threading.Event().wait(PAUSE_S)
+                budget_s -= PAUSE_S
+            else:
+                return found.partition_assignor or None if found.members else None
 
     def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)
