@@ -13,24 +13,28 @@ POLICY = "300ms 500ms 700ms"
 POLICY_MS = (300, 500, 700)
 
 
-def check_books(stage: Stage, topic: str, count: int) -> None:
+def check_books(stage: Stage, topic: str, count: int, *, copies: bool = False) -> None:
     """Compare what the service saw with what the topics say: every record has one fate, none too early, none twice.
 
     Args:
         stage: where it ran; everything must be settled.
         topic: the main topic; values have `id` from 0 and `fail`, the number of attempts that fail (4: all).
         count: how many records there are.
+        copies: whether a crash may have repeated hand-offs (the mode without transactions).
     """
     evidence = stage.evidence(topic)
     visits = stage.service.of(topic)
-    dead = [m.failure_id for _, m in evidence.dead()]
+    letters = [m.failure_id for _, m in evidence.dead()]
+    dead = list(set(letters)) if copies else letters
     failure_ids = {visit.facts["id"]: visit.failure_id for visit in visits}
     done = stage.service.done(topic)
     assert set(failure_ids) == set(range(count)), "every record was delivered"
     hopeless = {visit.facts["id"] for visit in visits if visit.facts["fail"] > len(POLICY_MS)}
     assert done == set(range(count)) - hopeless, "all that can be done is done"
     assert sorted(dead) == sorted(failure_ids[n] for n in hopeless), "all that cannot is dead, once"
-    assert evidence.repeated_handoffs() == {}
+    repeated = evidence.repeated_handoffs()
+    assert copies or repeated == {}
+    print(f"hand-offs that a committed reader sees more than once: {len(repeated)}")  # noqa: T201 - for the report
     check_times(evidence, visits)
     recovered = {v.failure_id for v in visits if v.facts["fail"] and v.facts["id"] in done}
     assert {event.failure_id for event in evidence.succeeded()} == recovered
@@ -58,10 +62,11 @@ def load(stage: Stage, topic: str, start: int, count: int) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_kill_9_and_term_under_load(stage: Stage) -> None:
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_kill_9_and_term_under_load(stage: Stage, delivery: str) -> None:
     """Two workers under load; one is killed with -9, the other stopped with TERM in mid-run, both come back."""
     topic = stage.main_topic(partitions=4)
-    stage.program(HandlerSpec(topic=topic, policy=POLICY, concurrency=8))
+    stage.program(HandlerSpec(topic=topic, policy=POLICY, concurrency=8), options={"delivery": delivery})
     first, second = stage.worker("first", ready=False), stage.worker("second", ready=False)
     for worker in (first, second):
         worker.wait_ready()
@@ -78,7 +83,7 @@ def test_kill_9_and_term_under_load(stage: Stage) -> None:
     load(stage, topic, 800, 200)
     stage.worker("second", ready=False)
     stage.wait_settled(topic, timeout_s=90)
-    check_books(stage, topic, 1000)
+    check_books(stage, topic, 1000, copies=delivery == "at_least_once")
     assert third.log.splitlines()[0].split(",")[0] == first_place.split(",")[0]
 
 

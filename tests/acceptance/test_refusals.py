@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from harness import HandlerSpec, Stage, Worker
+from harness import HandlerSpec, Stage, Worker, wait_for
 
 from retryapp.broker.probe import free_ports
 from retryapp.kafka import KafkaAdmin
@@ -56,6 +56,20 @@ def test_topics_that_do_not_match(stage: Stage) -> None:
     client = AdminClient({"bootstrap.servers": stage.bootstrap})
     client.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
     refused(stage, 3, f"{stage.group}.{topic}.", "partitions", "2", "3")
+
+
+def test_the_other_delivery_mode(stage: Stage) -> None:
+    """A worker of the other mode is refused while one runs, and starts after a full stop."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic))
+    first = stage.worker()
+    stage.program(HandlerSpec(topic=topic), options={"delivery": "at_least_once"})
+    refused(stage, 3, stage.group, "at_least_once", "full stop")
+    assert first.stop() == 0
+    second = stage.worker()
+    stage.produce(topic, [{"id": 1, "fail": 1}])
+    wait_for(lambda: stage.service.done(topic) == {1}, "it works")
+    assert second.stop() == 0
 
 
 def wrong_policy(stage: Stage, topic: str) -> None:
