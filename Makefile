@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Options for the demo (make demo ARGS="--records 6000") and for pytest (make test ARGS="-k schedule")
 ARGS ?=
 
-.PHONY: help install install-demo demo test check format constraints clean
+.PHONY: help install install-demo demo test bench check format constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,10 @@ demo: install-demo  ## real Kafka, two workers, 20,000 real flights; options: AR
 
 test: install  ## all tests; options for pytest: ARGS="-k schedule"
 	@$(BIN)/python -m pytest $(ARGS)
+
+bench: install  ## all benchmarks, on an idle machine; writes benchmarks/README.md; options: ARGS="--quick"
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	@$(BIN)/python -m benchmarks all $(ARGS)
 
 check: install  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -1,0 +1,29 @@
+"""The bare Faust agent: stock settings, no tables, a plain async handler called for each record. It has no retries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faust
+
+from benchmarks.ledger import Ledger
+from benchmarks.spec import load_spec
+
+spec = load_spec()
+ledger = Ledger(Path(spec.ledger))
+
+app = faust.App(spec.group, broker=f"kafka://{spec.bootstrap}", datadir=spec.datadir)
+records = app.topic(spec.topics[0], key_type=bytes, value_type=bytes, value_serializer="raw")
+
+
+async def handle(value: bytes) -> None:
+    """Do as the record says."""
+    ledger.visit(value)
+
+
+@app.agent(records)
+async def work(values: Any) -> None:
+    """Hand each record to the handler."""
+    async for value in values:
+        await handle(value)

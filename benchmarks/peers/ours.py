@@ -1,0 +1,37 @@
+"""Ours: a plain async handler, called for each record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faust
+
+from benchmarks.ledger import Ledger
+from benchmarks.spec import load_spec
+from retryapp import Retries, RetryLater, RetryPolicy
+
+spec = load_spec()
+ledger = Ledger(Path(spec.ledger))
+options: dict[str, Any] = {} if spec.delivery == "transactions" else {"delivery": spec.delivery}
+
+app = faust.App(spec.group, broker=f"kafka://{spec.bootstrap}", store="rocksdb://", datadir=spec.datadir)
+retries = Retries(app, **options)
+
+
+class DownError(Exception):
+    """What the handler raises for a record that shall fail."""
+
+
+async def handle(value: bytes) -> None:
+    """Do as the record says."""
+    wait_ms = ledger.visit(value)
+    if wait_ms < 0:
+        raise DownError("the service is down")
+    if wait_ms:
+        raise RetryLater(after=wait_ms / 1000)
+
+
+for topic in spec.topics:
+    policy = RetryPolicy(f"fixed({spec.delay_ms}ms, 9)")
+    retries.handler(topic, policy=policy, concurrency=spec.concurrency)(handle)

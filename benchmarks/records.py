@@ -1,0 +1,40 @@
+"""The records that all sides get: a number, how often the handler shall fail, how long to wait, and filler.
+
+Text, so that a peer may keep them in JSON: ``nnnnnnnnn f ddddddddddddd xxxx...``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ABSOLUTE_FROM = 10**11
+"""A wait of at least this is an absolute due time, epoch milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a record asks of the handler."""
+
+    number: int
+    failures: int
+    """Runs that fail before one succeeds; 9: all do."""
+    wait_ms: int
+    """0: the policy's delay. Else a delay, or an absolute due time."""
+
+
+def encode(wanted: Wanted, size: int) -> bytes:
+    """Return a record's value of at least ``size`` bytes.
+
+    >>> encode(Wanted(7, 1, 250), 30)
+    b'000000007 1 0000000000250 xxxx'
+    """
+    return (b"%09d %d %013d " % (wanted.number, wanted.failures, wanted.wait_ms)).ljust(size, b"x")
+
+
+def decode(value: bytes) -> Wanted:
+    """Return what a record asks for.
+
+    >>> decode(encode(Wanted(7, 1, 250), 30))
+    Wanted(number=7, failures=1, wait_ms=250)
+    """
+    return Wanted(int(value[:9]), value[10] - 48, int(value[12:25]))

@@ -1,0 +1,41 @@
+"""A benchmark from end to end, as small as it can be: real workers on a real broker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.plan import quick_plan
+from benchmarks.workloads import happy
+
+if TYPE_CHECKING:
+    from benchmarks.stage import Stage
+
+
+@pytest.fixture
+def stage(bootstrap: str) -> Iterator[Stage]:
+    """The tests' broker, in place of one that the benchmark starts; its processor time is not looked at."""
+    from benchmarks.stage import Stage as RealStage
+
+    plan = replace(quick_plan(), partitions=2, happy_records=500, value_bytes=100, pin=False, timeout_s=40)
+    with RealStage(plan, bootstrap=bootstrap, broker_pid=os.getpid()) as made:
+        yield made
+
+
+@pytest.mark.timeout(90)
+def test_a_pair_of_the_happy_path_is_run_and_counted(stage: Stage) -> None:
+    """Both sides finish, every record is counted once on each, and there is a ratio."""
+    said: list[str] = []
+    result = happy.run(stage, said.append)
+    assert [value and value > 0 for values in result.samples.values() for value in values] == [True, True], said
+    assert result.find("ours / bare Faust agent").value is not None
+    assert "lost or came twice: 0." in result.notes[-1]
+    assert not any("VOID" in line or "NOT FINISH" in line for line in said)
