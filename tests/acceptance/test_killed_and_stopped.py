@@ -91,7 +91,7 @@ def test_kill_9_and_term_under_load(stage: Stage, delivery: str) -> None:
 def test_join_and_leave_while_records_wait(stage: Stage) -> None:
     """Workers join and leave while records wait: what waits goes with its partition and comes when due, once."""
     topic = stage.main_topic(partitions=4)
-    stage.program(HandlerSpec(topic=topic, policy="4s", concurrency=8))
+    stage.program(HandlerSpec(topic=topic, policy="8s", concurrency=8))
     first = stage.worker("first")
     stage.produce(topic, [{"id": n, "fail": 1} for n in range(80)], 4)
     evidence = stage.evidence(topic)
