@@ -10,6 +10,7 @@ from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.discovery import find_handlers
 from retryapp.kafka.errors import (
     AccessDeniedError,
+    CertificateRefusedError,
     KafkaRequestError,
     OwnerMismatchError,
     OwnerUnknownError,
@@ -23,6 +24,7 @@ from retryapp.kafka.reader import fold_changelog, read_changelog, read_record, r
 __all__ = [
     "AccessDeniedError",
     "Action",
+    "CertificateRefusedError",
     "ClusterState",
     "KafkaAdmin",
     "KafkaConnection",

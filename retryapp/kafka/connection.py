@@ -7,6 +7,7 @@ application reach all of them and secrets never reach a log line.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError, TopicMissingError
-from retryapp.kafka.errors import AccessDeniedError, KafkaRequestError
+from retryapp.kafka.errors import AccessDeniedError, CertificateRefusedError, KafkaRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +32,8 @@ client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log
 
 SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token")
 """An option whose name has one of these is never shown."""
+
+_SHOWN_CHARS: Final = 80
 
 UNREACHABLE: Final = frozenset(
     {
@@ -54,6 +57,15 @@ DENIED: Final = frozenset(
     }
 )
 """Error names that mean: the broker answered, and refused us."""
+
+LOGIN_REFUSED: Final = ("SASL authentication error", "Unsupported SASL mechanism")
+"""Words of the client that mean: a broker answered and refused our login. Its error code says only "no answer"."""
+
+CERTIFICATE_REFUSED: Final = ("certificate verify failed", "SSL alert number")
+"""Words of the client that mean: one side refused the other's certificate; waiting mends it no more than a login."""
+
+_WHEN: Final = re.compile(r" \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)$")
+_VAGUE: Final = re.compile(r"^\d+/\d+ brokers are down$")
 
 UNKNOWN_TOPIC: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 """Error names that mean: there is no such topic (or partition)."""
@@ -79,7 +91,7 @@ class KafkaConnection:
 
     def __repr__(self) -> str:
         """Show the address and the options, without secrets."""
-        shown = {name: "***" if is_secret(name) else value for name, value in sorted(self.options.items())}
+        shown = {name: _shown(name, value) for name, value in sorted(self.options.items())}
         return f"KafkaConnection(bootstrap={self.bootstrap!r}, options={shown!r})"
 
     def client_config(self, **extra: Any) -> dict[str, Any]:
@@ -123,6 +135,12 @@ def is_secret(option: str) -> bool:
     return any(word in lowered for word in SECRET_WORDS)
 
 
+def _shown(option: str, value: str) -> str:
+    if is_secret(option):
+        return "***"
+    return value if len(value) <= _SHOWN_CHARS else f"({len(value)} characters)"
+
+
 def named_error(
     error: KafkaError | KafkaException,
     connection: KafkaConnection,
@@ -149,11 +167,19 @@ def named_error(
     if not isinstance(cause, KafkaError):
         return KafkaRequestError(doing, connection.bootstrap, str(cause))
     code = cause.name()
-    reason = "; ".join(dict.fromkeys([*hints, cause.str()]))
-    if code in DENIED:
+    reason = _reason([*hints, cause.str()])
+    if code in DENIED or any(words in reason for words in LOGIN_REFUSED):
         return AccessDeniedError(doing, connection.bootstrap, reason)
+    if any(words in reason for words in CERTIFICATE_REFUSED):
+        return CertificateRefusedError(doing, connection.bootstrap, reason)
     if code in UNREACHABLE:
         return BrokerUnreachableError(connection.bootstrap, f"could not {doing} within {tried_s:g} s: {reason}")
     if code in UNKNOWN_TOPIC and topic is not None:
         return TopicMissingError(topic, connection.bootstrap)
     return KafkaRequestError(doing, connection.bootstrap, reason)
+
+
+def _reason(said: Iterable[str]) -> str:
+    """Join what the client said, each thing once, without how long it took; "brokers are down" only where it is all."""
+    told = list(dict.fromkeys(_WHEN.sub("", line) for line in said))
+    return "; ".join([line for line in told if not _VAGUE.match(line)] or told)

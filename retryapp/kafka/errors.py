@@ -24,6 +24,17 @@ class AccessDeniedError(KafkaRequestError):
     advice = ". Correct the login, or grant the right: our topics and transactions share the prefix '{group}.'"
 
 
+class CertificateRefusedError(KafkaRequestError):
+    """We refused the broker's certificate, or it ours. Operator action: give the files that TLS needs, as advised."""
+
+    advice = (
+        ". Correct the certificates. The broker's has to be signed by an authority that is trusted here and to name "
+        "this address: ssl.ca.location. A certificate of our own cannot be read from an SSL context: "
+        "ssl.certificate.location and ssl.key.location. Both are librdkafka properties, for "
+        "Retries(admin_options=…) or a --client-config file"
+    )
+
+
 class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
 

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,8 @@ _HALF_DAY_MS = 12 * 3600 * 1000
 _REBALANCE_POLL_S = 0.01
 _PROBE_S = 2.0
 """Longest wait for one answer while no broker is there."""
+_PROBE_PAUSE_S = 1.0
+"""Wait between two questions: a broker that hangs up on us answers none, and does so at once."""
 
 SETTINGS: Mapping[str, tuple[Any, str]] = {
     "stream_wait_empty": (False, "Faust's wait has no bound; ours has"),
@@ -334,6 +337,7 @@ class Runtime:
                 if left_s <= 0:
                     raise
                 logger.warning("Waiting for a broker, up to %.0f s more: %s", left_s, exc)
+                time.sleep(min(_PROBE_PAUSE_S, left_s))  # `prepare` blocks: no event loop runs in this thread
 
     def _wait_for_broker(self, deadline_s: float) -> None:
         """Ask once, shortly: a request of the planning has a time-out of its own, which may be longer than is left."""

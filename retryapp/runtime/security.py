@@ -1,9 +1,17 @@
-"""The Faust app's address and security settings, for every other client that we open."""
+"""The Faust app's address and security settings, for every other client that we open.
+
+Faust's consumer and producer, our lanes and the tail reader are aiokafka clients and take the app's credentials as they
+are. The administration client and the readers of the command line are librdkafka's, which knows files and PEM text but
+no Python ``SSLContext``. What such a context tells is carried over: the authorities that it trusts, and whether it
+checks certificate and host name. What it does not tell, `Retries(admin_options=...)` has to say: the client's own
+certificate, authorities that are only a folder, ciphers.
+"""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import faust
 from faust.auth import GSSAPICredentials, SASLCredentials, SSLCredentials
@@ -13,6 +21,8 @@ from retryapp.core.errors import InvalidSettingError
 from retryapp.kafka import KafkaConnection
 
 _DEFAULT_PORT = 9092
+_OPTIONS: Final = "Retries(admin_options=…)"
+_NO_VALUE: Final = "nothing"
 
 
 def client_options(app: faust.App) -> dict[str, Any]:
@@ -32,40 +42,72 @@ def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -
         options: librdkafka properties that win over what can be derived from the app.
 
     Raises:
-        InvalidSettingError: the app uses security settings that cannot be derived (an SSL context does not tell its
-            files) and `options` does not say them.
+        InvalidSettingError: the app uses security settings that cannot be derived and `options` does not say them, or
+            that Faust does not use.
     """
     bootstrap = ",".join(server_list(app.conf.broker_consumer, _DEFAULT_PORT))
-    return KafkaConnection(bootstrap, {**_derived(app, options or {}), **(options or {})})
+    given = options or {}
+    return KafkaConnection(bootstrap, {**_derived(app, given), **given})
 
 
-def _derived(app: faust.App, options: Mapping[str, str]) -> dict[str, str]:
-    credentials = app.conf.broker_credentials
-    if credentials is None and app.conf.ssl_context is None:
+def _derived(app: faust.App, given: Mapping[str, str]) -> dict[str, str]:
+    """Return what the app's own settings say, in librdkafka's words."""
+    credentials: Any = app.conf.broker_credentials
+    if credentials is None:
+        context = app.conf.ssl_context
+        return {} if context is None else {"security.protocol": "SSL", **_tls(context, given)}
+    protocol = str(credentials.protocol.value)
+    if app.conf.ssl_context is not None and not protocol.endswith("SSL"):
+        raise InvalidSettingError(
+            "ssl_context",
+            "a context",
+            f"Faust does not use it beside broker_credentials, and {protocol} would send them in clear: give it to the "
+            f"credentials, {type(credentials).__name__}(…, ssl_context=…)",
+        )
+    context = credentials.context if isinstance(credentials, SSLCredentials) else credentials.ssl_context
+    tls = {} if context is None else _tls(context, given)
+    return {"security.protocol": protocol, **_login(credentials, given), **tls}
+
+
+def _login(credentials: Any, given: Mapping[str, str]) -> dict[str, str]:
+    if isinstance(credentials, SSLCredentials):
         return {}
-    derived: dict[str, str] = {}
-    uses_tls = app.conf.ssl_context is not None or isinstance(credentials, SSLCredentials)
-    if credentials is not None:
-        derived["security.protocol"] = str(credentials.protocol.value)
-        uses_tls = uses_tls or "SSL" in str(credentials.protocol.value).split("_")
-    elif uses_tls:
-        derived["security.protocol"] = "SSL"
+    mechanism = str(credentials.mechanism.value)
     if isinstance(credentials, SASLCredentials):
-        derived["sasl.mechanism"] = str(credentials.mechanism.value)
-        derived["sasl.username"] = credentials.username or ""
-        derived["sasl.password"] = credentials.password or ""
-    elif isinstance(credentials, GSSAPICredentials):
-        derived["sasl.mechanism"] = str(credentials.mechanism.value)
-        derived["sasl.kerberos.service.name"] = credentials.kerberos_service_name
-    elif credentials is not None and not isinstance(credentials, SSLCredentials) and "sasl.mechanism" not in options:
+        return {
+            "sasl.mechanism": mechanism,
+            "sasl.username": credentials.username or "",
+            "sasl.password": credentials.password or "",
+        }
+    if isinstance(credentials, GSSAPICredentials):
+        return {"sasl.mechanism": mechanism, "sasl.kerberos.service.name": credentials.kerberos_service_name}
+    if "sasl.mechanism" not in given and "sasl.mechanisms" not in given:
         raise InvalidSettingError(
-            "Retries(admin_options=…)", type(credentials).__name__, "say the librdkafka properties of these credentials"
+            _OPTIONS,
+            ", ".join(sorted(given)) or _NO_VALUE,
+            f"{type(credentials).__name__} is a Python object that librdkafka cannot ask: say the same in its "
+            f"properties, sasl.mechanism={mechanism} and those that the mechanism needs (sasl.oauthbearer.…)",
         )
-    if uses_tls and not any(name.startswith("ssl.") for name in options):
+    return {}
+
+
+def _tls(context: ssl.SSLContext, given: Mapping[str, str]) -> dict[str, str]:
+    """Return what a context tells: whom it trusts, and what it checks. A client's certificate it does not tell."""
+    derived = {
+        "enable.ssl.certificate.verification": str(context.verify_mode != ssl.CERT_NONE).lower(),
+        "ssl.endpoint.identification.algorithm": "https" if context.check_hostname else "none",
+    }
+    if any(name.startswith("ssl.ca.") for name in given):
+        return derived
+    kept = context.cert_store_stats()
+    if kept["x509"] > kept["x509_ca"]:
         raise InvalidSettingError(
-            "Retries(admin_options=…)",
-            sorted(options),
-            "the app uses TLS, and an SSL context does not tell its files: give librdkafka's ssl.ca.location "
-            "(and ssl.certificate.location, ssl.key.location)",
+            _OPTIONS,
+            ", ".join(sorted(given)) or _NO_VALUE,
+            "the app's SSL context trusts a certificate that is no authority's, and a context does not hand out such a "
+            "one: say its file as ssl.ca.location",
         )
+    authorities = context.get_ca_certs(binary_form=True)
+    if authorities:  # else: nothing, or only a folder; librdkafka looks where the system keeps them
+        derived["ssl.ca.pem"] = "".join(ssl.DER_cert_to_PEM_cert(authority) for authority in authorities)
     return derived

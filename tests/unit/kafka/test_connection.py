@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault, InvalidSettingError, TopicMissingError
-from retryapp.kafka import AccessDeniedError, KafkaConnection, KafkaRequestError
+from retryapp.kafka import AccessDeniedError, CertificateRefusedError, KafkaConnection, KafkaRequestError
 from retryapp.kafka.connection import named_error
 
 SECRETS = {
@@ -88,3 +88,59 @@ def test_what_the_client_said_before_is_told_once():
     )
     assert str(error).count("Connection refused") == 1
     assert "could not list topics within 5 s" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("SASL authentication error: Authentication failed: Invalid username or password", AccessDeniedError),
+        (
+            "SASL SCRAM-SHA-256 mechanism handshake failed: Broker: Unsupported SASL mechanism: broker's supported "
+            "mechanisms: PLAIN",
+            AccessDeniedError,
+        ),
+        (
+            "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: broker",
+            CertificateRefusedError,
+        ),
+        (
+            "Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert number 42",
+            CertificateRefusedError,
+        ),
+        ("SSL handshake failed: Disconnected: SSL connection closed by peer", BrokerUnreachableError),
+        ("Connect to ipv4#127.0.0.1:1 failed: Connection refused", BrokerUnreachableError),
+    ],
+)
+def test_a_refusal_is_told_from_silence(hint, expected):
+    """The client library reports both as "no answer"; waiting mends only one of them."""
+    hints = tuple(f"{hint} (after {ms}ms in state X)" for ms in (5, 301, 302))
+    error = named_error(
+        KafkaException(KafkaError(KafkaError._TRANSPORT)),
+        KafkaConnection("b:9092"),
+        doing="list topics",
+        tried_s=2,
+        hints=(*hints, "1/1 brokers are down"),
+    )
+    assert type(error) is expected
+    assert str(error).count(hint) == 1
+    assert "brokers are down" not in str(error)
+    assert "ms in state" not in str(error)
+
+
+def test_a_vague_hint_is_better_than_none():
+    """Where the client says nothing else."""
+    error = named_error(
+        KafkaError(KafkaError._TRANSPORT),
+        KafkaConnection("b:9092"),
+        doing="x",
+        tried_s=2,
+        hints=("1/1 brokers are down",),
+    )
+    assert isinstance(error, BrokerUnreachableError)
+
+
+def test_long_values_are_not_shown():
+    """A bundle of certificates in a log line hides the rest."""
+    shown = repr(KafkaConnection("b:9092", {"ssl.ca.pem": "x" * 200_000}))
+    assert "(200000 characters)" in shown
+    assert len(shown) < 200

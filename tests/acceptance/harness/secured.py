@@ -1,0 +1,142 @@
+"""A broker with listeners that want a login, a certificate, or both; and the certificates."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from retryapp.broker import Broker
+from retryapp.broker.config import NODE_ID
+from retryapp.broker.probe import LOOPBACK, free_ports
+
+USER, PASSWORD = "alice", "correct horse; battery=staple"
+"""A password with characters that a properties file or a URL would mistake."""
+
+_JAAS = "org.apache.kafka.common.security"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Files for clients, in PEM."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        """The private authority that signed the broker's certificate."""
+        return self.folder / "ca.pem"
+
+    @property
+    def other_ca(self) -> Path:
+        """An authority that has signed nothing."""
+        return self.folder / "other-ca.pem"
+
+    @property
+    def client(self) -> Path:
+        """Key and certificate of a client."""
+        return self.folder / "client.pem"
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredBroker:
+    """Addresses of one broker, by what they want of a client."""
+
+    plain: str
+    """Nothing; for the test's own looks."""
+    sasl: str
+    """A login: PLAIN or SCRAM-SHA-512."""
+    sasl_tls: str
+    """A login, over TLS."""
+    tls: str
+    """A client certificate, over TLS."""
+    certificates: Certificates
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Make an authority, and certificates for a broker on loopback and for a client."""
+    made = Certificates(folder)
+    authority, other = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(made.ca)
+    other.cert_pem.write_to_path(made.other_ca)
+    authority.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(made.client)
+    server = authority.issue_cert(LOOPBACK, "localhost")
+    key = load_pem_private_key(server.private_key_pem.bytes(), None)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the only form that Kafka reads
+    (folder / "broker.pem").write_bytes(pem + b"".join(part.bytes() for part in server.cert_chain_pems))
+    return made
+
+
+def client_context(certificates: Certificates, *, with_client: bool = False) -> ssl.SSLContext:
+    """Return the context that a client of this authority has."""
+    context = ssl.create_default_context(cafile=certificates.ca)
+    if with_client:
+        context.load_cert_chain(certificates.client)
+    return context
+
+
+@contextmanager
+def secured_broker(cache_dir: Path, folder: Path) -> Iterator[SecuredBroker]:
+    """Run a broker with four listeners on loopback.
+
+    Args:
+        cache_dir: where the jars are.
+        folder: for the certificates.
+    """
+    certificates = make_certificates(folder)
+    plain, controller, sasl, sasl_tls, tls = free_ports(5)
+    settings = _settings(certificates, controller, plain=plain, sasl=sasl, sasl_tls=sasl_tls, tls=tls)
+    with Broker(cache_dir, port=plain, settings=settings) as broker:
+        _add_scram_user(broker.bootstrap)
+        yield SecuredBroker(*(f"{LOOPBACK}:{port}" for port in (plain, sasl, sasl_tls, tls)), certificates=certificates)
+
+
+def _settings(certificates: Certificates, controller: int, **ports: int) -> dict[str, str]:
+    protocols = {"plain": "PLAINTEXT", "sasl": "SASL_PLAINTEXT", "sasl_tls": "SASL_SSL", "tls": "SSL"}
+    shown = [f"{protocols[name]}://{LOOPBACK}:{port}" for name, port in ports.items()]
+    jaas = f'{_JAAS}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+    scram = f"{_JAAS}.scram.ScramLoginModule required;"
+    store = {"type": "PEM", "location": str(certificates.folder / "broker.pem")}
+    trust = {"type": "PEM", "location": str(certificates.ca)}
+    return {
+        "listeners": ",".join([*shown, f"CONTROLLER://{LOOPBACK}:{controller}"]),
+        "advertised.listeners": ",".join(shown),
+        "controller.quorum.voters": f"{NODE_ID}@{LOOPBACK}:{controller}",
+        "listener.security.protocol.map": ",".join(
+            [*(f"{name}:{name}" for name in protocols.values()), "CONTROLLER:PLAINTEXT"]
+        ),
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+        **{
+            f"listener.name.{name}.{mechanism}.sasl.jaas.config": text
+            for name in ("sasl_plaintext", "sasl_ssl")
+            for mechanism, text in (("plain", jaas), ("scram-sha-512", scram))
+        },
+        **{f"ssl.keystore.{name}": value for name, value in store.items()},
+        **{f"ssl.truststore.{name}": value for name, value in trust.items()},
+        "listener.name.ssl.ssl.client.auth": "required",
+    }
+
+
+def _add_scram_user(bootstrap: str) -> None:
+    change = UserScramCredentialUpsertion(
+        USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), PASSWORD.encode()
+    )
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    for future in client.alter_user_scram_credentials([change]).values():
+        future.result(15)

@@ -1,0 +1,162 @@
+"""The app's credentials in the words of each client library: what is carried over, and what has to be said again."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import faust
+import pytest
+import trustme
+from aiokafka.abc import AbstractTokenProvider
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.runtime.security import admin_connection, client_options
+
+AUTHORITY = trustme.CA()
+OTHER = trustme.CA()
+
+
+def app(**options: Any) -> faust.App:
+    """Return an app with these settings."""
+    return faust.App("billing", broker="kafka://a:9093;kafka://b:9093", **options)
+
+
+def trusting(*authorities: trustme.CA) -> ssl.SSLContext:
+    """Return a context that trusts these and nobody else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for authority in authorities:
+        authority.configure_trust(context)
+    return context
+
+
+def login(**more: Any) -> faust.SASLCredentials:
+    """Return a name and a password."""
+    return faust.SASLCredentials(username="alice", password="hunter2", **more)  # noqa: S106 - of nobody
+
+
+class Tokens(AbstractTokenProvider):
+    """A provider as users write them."""
+
+    async def token(self) -> str:
+        """Return one."""
+        return "t"
+
+
+def test_nothing_to_carry_over() -> None:
+    """A plain app has an address and no options."""
+    connection = admin_connection(app())
+    assert connection.bootstrap == "a:9093,b:9093"
+    assert connection.options == {}
+    assert client_options(app()) == {"bootstrap_servers": ["a:9093", "b:9093"], "security_protocol": "PLAINTEXT"}
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_login(mechanism: str) -> None:
+    """Both libraries get name, password and mechanism."""
+    secured = app(broker_credentials=login(mechanism=mechanism))
+    assert admin_connection(secured).options == {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": "alice",
+        "sasl.password": "hunter2",
+    }
+    ours = client_options(secured)
+    assert (ours["security_protocol"], ours["sasl_mechanism"]) == ("SASL_PLAINTEXT", mechanism)
+    assert (ours["sasl_plain_username"], ours["sasl_plain_password"]) == ("alice", "hunter2")
+
+
+@pytest.mark.parametrize("how", ["credentials", "context as credentials", "ssl_context"])
+def test_a_private_authority_is_read_from_the_context(how: str) -> None:
+    """All that it trusts and nothing else, so that librdkafka needs no file."""
+    context = trusting(AUTHORITY, OTHER)
+    options: dict[str, Any] = {
+        "credentials": {"broker_credentials": faust.SSLCredentials(context)},
+        "context as credentials": {"broker_credentials": context},
+        "ssl_context": {"ssl_context": context},
+    }[how]
+    derived = admin_connection(app(**options)).options
+    assert derived["security.protocol"] == "SSL"
+    assert derived["enable.ssl.certificate.verification"] == "true"
+    assert derived["ssl.endpoint.identification.algorithm"] == "https"
+    pems = derived["ssl.ca.pem"].split("-----END CERTIFICATE-----\n")
+    wanted = {authority.cert_pem.bytes().decode().strip() for authority in (AUTHORITY, OTHER)}
+    assert {f"{pem}-----END CERTIFICATE-----" for pem in pems if pem} == wanted
+    assert client_options(app(**options))["ssl_context"] is context
+
+
+def test_a_login_over_tls() -> None:
+    """Both parts are carried over."""
+    derived = admin_connection(app(broker_credentials=login(ssl_context=trusting(AUTHORITY)))).options
+    assert derived["security.protocol"] == "SASL_SSL"
+    assert derived["sasl.password"] == "hunter2"
+    assert derived["ssl.ca.pem"] == AUTHORITY.cert_pem.bytes().decode()
+
+
+def test_what_a_context_does_not_check_is_not_checked() -> None:
+    """A worker that starts where its own administration client is refused would help nobody."""
+    context = trusting(AUTHORITY)
+    context.check_hostname = False
+    derived = admin_connection(app(broker_credentials=context)).options
+    assert derived["ssl.endpoint.identification.algorithm"] == "none"
+    assert derived["enable.ssl.certificate.verification"] == "true"
+    context.verify_mode = ssl.CERT_NONE
+    assert admin_connection(app(broker_credentials=context)).options["enable.ssl.certificate.verification"] == "false"
+
+
+def test_a_context_that_trusts_nobody_by_name_leaves_it_to_the_system() -> None:
+    """Only a folder, or the system's own: librdkafka looks there itself."""
+    derived = admin_connection(app(broker_credentials=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))).options
+    assert not [name for name in derived if name.startswith("ssl.ca")]
+
+
+def test_options_win(tmp_path: Path) -> None:
+    """Said files take the place of what was read, and never meet it: librdkafka refuses both at once."""
+    said = {"ssl.ca.location": "ca.pem", "ssl.certificate.location": "me.pem", "sasl.mechanisms": "GSSAPI"}
+    connection = admin_connection(app(broker_credentials=login(ssl_context=trusting(AUTHORITY))), said)
+    assert "ssl.ca.pem" not in connection.options
+    assert said.items() <= connection.options.items()
+
+
+def self_signed() -> ssl.SSLContext:
+    """Return a context that trusts one server's certificate, which is no authority's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=AUTHORITY.issue_cert("b").cert_chain_pems[0].bytes().decode())
+    return context
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"broker_credentials": login(), "ssl_context": trusting(AUTHORITY)}, "SASLCredentials(…, ssl_context=…)"),
+        ({"broker_credentials": self_signed()}, "ssl.ca.location"),
+        ({"broker_credentials": faust.OAuthCredentials(oauth_cb=Tokens())}, "sasl.mechanism=OAUTHBEARER"),
+    ],
+)
+def test_what_cannot_be_carried_over_is_said(options: dict[str, Any], wanted: str) -> None:
+    """With what to write instead; no secret is shown."""
+    with pytest.raises(InvalidSettingError) as caught:
+        admin_connection(app(**options))
+    assert wanted in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_was_said_is_enough() -> None:
+    """The two that can be mended by `admin_options` are."""
+    tokens = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc"}
+    oauth = app(broker_credentials=faust.OAuthCredentials(oauth_cb=Tokens()))
+    assert admin_connection(oauth, tokens).options == {"security.protocol": "SASL_PLAINTEXT", **tokens}
+    assert isinstance(client_options(oauth)["sasl_oauth_token_provider"], Tokens)
+    file = {"ssl.ca.location": "b.pem"}
+    assert admin_connection(app(broker_credentials=self_signed()), file).options["ssl.ca.location"] == "b.pem"
+
+
+def test_kerberos() -> None:
+    """Its service name."""
+    derived = admin_connection(app(broker_credentials=faust.GSSAPICredentials(kerberos_service_name="k"))).options
+    assert derived == {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.service.name": "k",
+    }
