@@ -301,7 +301,32 @@ class PartitionInfo:
     in_flight: int
     release_lag_ms: int = 0
     """Age of the oldest record in flight: what finished behind it waits for it before offsets move."""
+    session: int = 0
+    """How often its lane has opened since this worker got it; 0 before the first time."""
+    since_ms: int | None = None
+    """Since when it has been in this state; None when not known."""
     last_error: str | None
+    """Why its lane is not open, or was closed last; stays when the lane is open again."""
+    last_error_ms: int | None = None
+    """When that was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLag:
+    """How far one partition of a handler is behind, in offsets; what is not due yet is left out.
+
+    Offsets count transaction marks too, so each number is "at most"; 0 is exact.
+    """
+
+    partition: int
+    committed: int | None
+    """The group's committed offset on the main topic; None before the first commit."""
+    main: int
+    """First deliveries to come: main topic."""
+    retry: int
+    """Failed records that are not parked yet: retry topics."""
+    redelivery: int
+    """Fired records that the handler has not finished: redelivery topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,8 +353,28 @@ class WorkerView(Protocol):
         """Return the handlers of this app."""
         ...
 
+    def url(self) -> str:
+        """Return the address under which this worker has its pages, without our prefix."""
+        ...
+
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
         """Return all partitions of the handler, those of other workers with their owner's address."""
+        ...
+
+    def partition(self, main: str, number: int) -> PartitionInfo | None:
+        """Return one of them, or None when there is no such partition."""
+        ...
+
+    async def lags(self, main: str) -> Sequence[PartitionLag]:
+        """Return how far the partitions owned here are behind; asks the broker.
+
+        Raises:
+            BrokerUnreachableError: it did not answer.
+        """
+        ...
+
+    def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
+        """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
         ...
 
     def pending_page(

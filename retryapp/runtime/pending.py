@@ -235,3 +235,13 @@ class RocksPendingTable:
             meta.next_offset = max(meta.next_offset, next_offset)
         meta.counts = {tier: n for tier, n in self._counts.items() if n}
         self._store.write(batch, self._now_ms)
+
+    def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
+        """Return `due_at_ms` of the first rows with `start_ms <= due_at_ms < stop_ms`, rising, at most `limit`."""
+        bound = due_bound(stop_ms)
+        found: list[int] = []
+        for key, _ in self._rows(max(self._low, due_bound(start_ms))):
+            if key >= bound or len(found) >= limit:
+                break
+            found.append(int.from_bytes(key[:8], "big"))  # as `parse_row_key` reads it, without an object a row
+        return found

@@ -1,19 +1,34 @@
-"""What a worker tells its web pages: `ports.WorkerView` on the runtime. Everything is bounded."""
+"""What a worker tells its web pages: `ports.WorkerView` on the runtime. Everything is bounded.
+
+A page's questions run on the worker's event loop, between records. So no method here looks at more rows than its
+`limit` and one more for each partition, and what needs the broker is awaited.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any, Final
 
+from aiokafka import TopicPartition as ClientTopicPartition
+from aiokafka.errors import KafkaError
+
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Record
 from retryapp.engine.lane import LaneState
 from retryapp.kafka import read_record
-from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PendingEntry
+from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition
 from retryapp.runtime.app import Placed, Runtime, owners
+from retryapp.runtime.lanes import LaneWatch
+from retryapp.runtime.observers import CombinedObserver
 
 NO_CLAIMS: frozenset[bytes] = frozenset()
+LAG_TIMEOUT_S: Final = 2.0
+"""How long a page waits for the broker's offsets."""
+_LEAST_CHUNK: Final = 4
+_ELSEWHERE: Final = "elsewhere"
 
 
 class RuntimeView:
@@ -21,7 +36,13 @@ class RuntimeView:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        runtime.gauges = lambda: {main: partitions_of(runtime, main) for main in runtime.served}
+        self._lanes = LaneWatch(runtime.clock)
+        runtime.observer = CombinedObserver(runtime.observer, self._lanes)
+        runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
+
+    def url(self) -> str:
+        """See `ports.WorkerView.url`."""
+        return str(self._runtime.app.conf.canonical_url)
 
     def handlers(self) -> Sequence[HandlerInfo]:
         """See `ports.WorkerView.handlers`."""
@@ -29,18 +50,56 @@ class RuntimeView:
 
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
         """See `ports.WorkerView.partitions`."""
-        return partitions_of(self._runtime, main)
+        addresses = self._addresses(main)
+        return [
+            self._partition(main, number, addresses.get(number))
+            for number in range(self._runtime.served[main].partitions)
+        ]
+
+    def partition(self, main: str, number: int) -> PartitionInfo | None:
+        """See `ports.WorkerView.partition`."""
+        if not 0 <= number < self._runtime.served[main].partitions:
+            return None
+        here = (main, number) in self._runtime.placed
+        return self._partition(main, number, None if here else self._addresses(main).get(number))
+
+    async def lags(self, main: str) -> Sequence[PartitionLag]:
+        """See `ports.WorkerView.lags`."""
+        open_here = {
+            number: placed
+            for (topic, number), placed in sorted(self._runtime.placed.items())
+            if topic == main and placed.lane.state is LaneState.OPEN
+        }
+        if not open_here:
+            return []
+        tps = [tp for placed in open_here.values() for tp in placed.engine.sources]
+        try:
+            async with asyncio.timeout(LAG_TIMEOUT_S):
+                committed, ends, positions = await self._offsets(tps)
+        except TimeoutError as exc:
+            raise self._unreachable(f"offsets did not come within {LAG_TIMEOUT_S:g} s") from exc
+        except (KafkaError, RuntimeError) as exc:  # RuntimeError: the consumer has ended meanwhile
+            raise self._unreachable(str(exc) or type(exc).__name__) from exc
+        return [_lag(self._runtime, main, number, (committed, ends, positions)) for number in open_here]
+
+    def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
+        """See `ports.WorkerView.due_times`."""
+        placed = self._open(main, partition)
+        table = placed.transport.pending if placed else None
+        return table.due_times(start_ms, stop_ms, limit) if table else []
 
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
         """See `ports.WorkerView.pending_page`."""
-        pages = []
-        for (topic, number), placed in self._runtime.placed.items():
-            if topic == main and partition in (None, number) and placed.transport.pending is not None:
-                rows = placed.transport.pending.page(after, limit)
-                pages.append([PendingEntry(partition=number, key=key, value=value) for key, value in rows])
-        return list(islice(heapq.merge(*pages, key=lambda entry: entry.key), limit))
+        here = [
+            (number, placed)
+            for (topic, number), placed in self._runtime.placed.items()
+            if topic == main and partition in (None, number)
+        ]
+        chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
+        rows = [_waiting(placed, number, after, chunk) for number, placed in here]
+        return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))
 
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
         """See `ports.WorkerView.pending_find`."""
@@ -81,6 +140,97 @@ class RuntimeView:
     def _open(self, main: str, partition: int) -> Placed | None:
         return self._runtime.placed.get((main, partition))
 
+    def _addresses(self, main: str) -> dict[int, str]:
+        return dict(owners(self._runtime.app, main)) if self._runtime.plan is not None else {}
+
+    def _partition(self, main: str, number: int, address: str | None) -> PartitionInfo:
+        placed = self._open(main, number)
+        if placed is None:
+            return PartitionInfo(
+                partition=number,
+                state=_ELSEWHERE,
+                owner_url=address if address and address != self.url() else None,
+                pending=0,
+                pending_by_tier={},
+                next_due_ms=None,
+                dead=0,
+                in_flight=0,
+                last_error=None,
+            )
+        lane, pending, dead = placed.lane, placed.transport.pending, placed.transport.dead
+        counts = dict(pending.counts()) if pending else {}
+        seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
+        return PartitionInfo(
+            partition=number,
+            state=str(lane.state),
+            owner_url=None,
+            pending=sum(counts.values()),
+            pending_by_tier=counts,
+            next_due_ms=pending.due(0, 0, NO_CLAIMS)[1] if pending and counts else None,
+            dead=dead.count() if dead else 0,
+            in_flight=placed.engine.in_flight,
+            release_lag_ms=placed.engine.release_lag_ms,
+            session=lane.session,
+            since_ms=seen.since_ms,
+            last_error=seen.error,
+            last_error_ms=seen.error_ms,
+        )
+
+    async def _offsets(self, tps: Sequence[TopicPartition]) -> tuple[Any, Any, Any]:
+        """Return committed, end and read offsets by the client's topic partition; asked in the consumer's thread."""
+        client_tps = [ClientTopicPartition(*tp) for tp in tps]
+
+        async def ask(client: Any) -> tuple[Any, Any, Any]:
+            # the public call for committed offsets asks for one partition at a time
+            committed = await client._coordinator.fetch_committed_offsets(client_tps)  # noqa: SLF001
+            ends = await client.end_offsets(client_tps)  # of committed records: the consumer reads no others
+            mine = client.assignment()
+            positions = {tp: await client.position(tp) for tp in client_tps if tp in mine}
+            return {tp: at.offset for tp, at in committed.items() if at.offset >= 0}, ends, positions
+
+        found: tuple[Any, Any, Any] = await self._runtime.intake.consumer.in_thread(ask)
+        return found
+
+    def _unreachable(self, problem: str) -> BrokerUnreachableError:
+        return BrokerUnreachableError(self._runtime.connection.bootstrap, problem)
+
+
+def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int) -> Iterator[PendingEntry]:
+    """Walk over the waiting records of a partition, a few at a time: most of them are never asked for."""
+    table = placed.transport.pending
+    while table is not None:
+        rows = table.page(after, chunk)
+        for key, value in rows:
+            yield PendingEntry(partition=number, key=key, value=value)
+        if len(rows) < chunk:
+            return
+        after = rows[-1][0]
+
+
+def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]) -> PartitionLag:
+    committed, ends, positions = offsets
+    placed = runtime.placed.get((main, number))
+    sources = placed.engine.sources if placed else ()
+    idle = placed is not None and not placed.engine.in_flight
+
+    def behind(tp: TopicPartition) -> int:
+        """Offsets from the committed one to the end; none when only transaction marks are left."""
+        client_tp = ClientTopicPartition(*tp)
+        end = int(ends.get(client_tp, 0))
+        if idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end:
+            return 0
+        return max(0, end - int(committed.get(client_tp, 0)))
+
+    topology = runtime.served[main].handler.topology
+    first = TopicPartition(main, number)
+    return PartitionLag(
+        partition=number,
+        committed=committed.get(ClientTopicPartition(*first)),
+        main=behind(first) if first in sources else 0,
+        retry=sum(behind(tp) for tp in sources if tp.topic in topology.retry_topics),
+        redelivery=sum(behind(tp) for tp in sources if tp.topic == topology.redelivery),
+    )
+
 
 def _info(runtime: Runtime, main: str) -> HandlerInfo:
     served = runtime.served[main]
@@ -103,32 +253,4 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         },
         partitions=served.partitions,
         retry_topics=topology.retry_topics,
-    )
-
-
-def partitions_of(runtime: Runtime, main: str) -> Sequence[PartitionInfo]:
-    """Return all partitions of a handler; those of other workers with their owner's address."""
-    served = runtime.served[main]
-    addresses = owners(runtime.app, main) if runtime.plan is not None else {}
-    return [_partition(runtime, main, number, addresses.get(number)) for number in range(served.partitions)]
-
-
-def _partition(runtime: Runtime, main: str, number: int, address: str | None) -> PartitionInfo:
-    placed = runtime.placed.get((main, number))
-    pending = placed.transport.pending if placed else None
-    dead = placed.transport.dead if placed else None
-    counts = dict(pending.counts()) if pending else {}
-    next_due = pending.due(0, 0, NO_CLAIMS)[1] if pending else None
-    mine = str(runtime.app.conf.canonical_url)
-    return PartitionInfo(
-        partition=number,
-        state=str(placed.lane.state) if placed else "elsewhere",
-        owner_url=None if placed else (address if address != mine else None),
-        pending=sum(counts.values()),
-        pending_by_tier=counts,
-        next_due_ms=next_due,
-        dead=dead.count() if dead else 0,
-        in_flight=placed.engine.in_flight if placed else 0,
-        release_lag_ms=placed.engine.release_lag_ms if placed else 0,
-        last_error=placed.lane.last_error if placed else None,
     )

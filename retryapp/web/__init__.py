@@ -4,6 +4,10 @@
     Handlers, their policy and totals.
 ``/retries/{main}/``
     One handler: topics, policy, partitions.
+``/retries/{main}/due``
+    How much becomes due within the next minute, hour and two days: counted, or estimated where too much waits.
+``/retries/{main}/partitions``
+    Each partition: owner, lane, how far it is behind without what is not yet due.
 ``/retries/{main}/pending``
     Waiting records by due time.
 ``/retries/{main}/pending/{partition}/{offset}``

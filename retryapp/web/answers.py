@@ -3,22 +3,36 @@
 Every method asks the worker's view, which is bounded and short, and returns facts or raises ``PageError``. Partitions
 of other workers are never guessed at: their numbers are None, and a question for one of them is routed
 (``errors.elsewhere``).
+
+Questions run on the worker's event loop, between records, so none keeps it for long: what asks many things lets others
+in between (``_BREATH``), and what decodes many rows does so in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from urllib.parse import quote
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import DamagedMetadataError, InvalidDurationError, RetryAppError
+from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
-from retryapp.ports import Clock, DeadEntry, HandlerInfo, PartitionInfo, WorkerView
+from retryapp.ports import Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, WorkerView
 from retryapp.web.errors import PageError, bad_parameter, elsewhere, not_found, not_open
+from retryapp.web.figures import (
+    DUE_ROWS,
+    ELSEWHERE,
+    OPEN,
+    handler_facts,
+    lag_facts,
+    partition_facts,
+    policy_facts,
+    totals,
+    web_url,
+)
+from retryapp.web.outlooks import Outlooks
 from retryapp.web.payloads import payload_of
 from retryapp.web.query import Question, is_number, offsets_text
 from retryapp.web.records import Facts, dead_detail, dead_summary, is_null, pending_detail, pending_summary
@@ -32,9 +46,10 @@ SCAN_ROWS: Final = 2_000
 READ_TIMEOUT_S: Final = 5.0
 """How long a page waits for a record to be read from Kafka."""
 
+_BREATH: Final = 32
+"""After so many questions to the tables others may run; some 0.1 ms each."""
 _CHUNK_ROWS: Final = 50
-_ELSEWHERE: Final = "elsewhere"
-_OPEN: Final = "open"
+_FIRST_CHUNK_ROWS: Final = 2
 
 Locate = Callable[[str], str]
 """Address of the same question at another worker, from that worker's address."""
@@ -47,6 +62,7 @@ class Answers:
         """Args: view: the worker. clock: wall time, for "in 5m"."""
         self.view = view
         self.clock = clock
+        self._outlooks = Outlooks(view)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
@@ -54,27 +70,68 @@ class Answers:
 
     # --- lists of things --------------------------------------------------------------------------------------------
 
-    def index(self) -> Facts:
+    async def index(self) -> Facts:
         """Return the handlers with their totals on this worker."""
         infos = list(self.view.handlers())
-        handlers = [{**_handler_facts(info), **_totals(self.view.partitions(info.main))} for info in infos]
+        handlers = []
+        for info in infos:
+            handlers.append({**handler_facts(info), **totals(self.view.partitions(info.main))})
+            await asyncio.sleep(0)
         return {
             "group": infos[0].group if infos else None,
+            "url": self.view.url(),
             "ready": self.view.ready(),
             "handlers": handlers,
             "workers": sorted({url for handler in handlers for url in handler["workers"]}),
         }
 
-    def handler(self, main: str) -> Facts:
-        """Return one handler: topics, policy, partitions."""
+    async def handler(self, main: str) -> Facts:
+        """Return one handler: topics, policy, partitions, and what is due within the hour."""
         info = self.get_handler_or_404(main)
         partitions = self.view.partitions(main)
         return {
-            "handler": {**_handler_facts(info), **_totals(partitions)},
-            "partitions": [_partition_facts(item) for item in partitions],
+            "handler": {**handler_facts(info), **totals(partitions)},
+            "partitions": [partition_facts(item) for item in partitions],
+            "due": await self._outlooks.of(main, partitions, self.now_ms()),
         }
 
-    def pending(self, main: str, question: Question, locate: Locate) -> Facts:
+    async def due(self, main: str, question: Question, locate: Locate) -> Facts:
+        """Return how much becomes due when, over the partitions here or for one of them."""
+        self.get_handler_or_404(main)
+        if question.partition is None:
+            infos = list(self.view.partitions(main))
+        else:
+            infos = [self.get_open_partition_or_404(main, question.partition, question, locate)]
+        return {"main": main, "due": await self._outlooks.of(main, infos, self.now_ms()), **self._where(main, question)}
+
+    async def partitions(self, main: str) -> Facts:
+        """Return each partition with owner, lane, and how far it is behind, leaving out what is not yet due."""
+        info = self.get_handler_or_404(main)
+        lags: dict[int, PartitionLag] = {}
+        unknown = None
+        try:
+            lags = {lag.partition: lag for lag in await self.view.lags(main)}
+        except RetryAppError as error:
+            unknown = str(error)
+        now_ms, rows = self.now_ms(), []
+        infos = self.view.partitions(main)
+        for number, item in enumerate(infos, start=1):
+            due = None
+            if item.state == OPEN:
+                due = len(self.view.due_times(main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS))
+            lag = lag_facts(item, lags.get(item.partition), due=due, here_url=self.view.url())
+            rows.append({**partition_facts(item), **lag})
+            if number % _BREATH == 0:
+                await asyncio.sleep(0)
+        return {
+            "main": main,
+            "group": info.group,
+            "url": web_url(self.view.url()),
+            "partitions": rows,
+            "lag_unknown": unknown,
+        }
+
+    async def pending(self, main: str, question: Question, locate: Locate) -> Facts:
         """Return one page of waiting records by due time."""
         self.get_handler_or_404(main)
         if question.partition is not None:
@@ -85,20 +142,20 @@ class Answers:
         shown = entries[: question.limit]
         return {
             "main": main,
-            "records": [pending_summary(entry) for entry in shown],
+            "records": await asyncio.to_thread(lambda: [pending_summary(entry) for entry in shown]),
             "next_after": shown[-1].key.hex() if len(entries) > len(shown) else None,
             **self._where(main, question),
         }
 
-    def dead(self, main: str, question: Question, locate: Locate) -> Facts:
+    async def dead(self, main: str, question: Question, locate: Locate) -> Facts:
         """Return one page of dead letters, newest first over all partitions here."""
         self.get_handler_or_404(main)
         if question.partition is not None:
             self.get_open_partition_or_404(main, question.partition, question, locate)
             partitions = [question.partition]
         else:
-            partitions = [item.partition for item in self.view.partitions(main) if item.state == _OPEN]
-        records, cursor, scanned = self._newest(main, partitions, question)
+            partitions = [item.partition for item in self.view.partitions(main) if item.state == OPEN]
+        records, cursor, scanned = await self._newest(main, partitions, question)
         return {
             "main": main,
             "records": records,
@@ -114,15 +171,15 @@ class Answers:
         return {
             "partition": question.partition,
             "limit": question.limit,
-            "partitions_here": [item.partition for item in infos if item.state != _ELSEWHERE],
+            "partitions_here": [item.partition for item in infos if item.state != ELSEWHERE],
             "partitions_elsewhere": [
-                {"partition": item.partition, "owner_url": _web_url(item.owner_url)}
+                {"partition": item.partition, "owner_url": web_url(item.owner_url)}
                 for item in infos
-                if item.state == _ELSEWHERE
+                if item.state == ELSEWHERE
             ],
         }
 
-    def _newest(
+    async def _newest(
         self, main: str, partitions: Sequence[int], question: Question
     ) -> tuple[list[Facts], dict[int, int] | None, int]:
         """Merge the partitions' dead letters by time of the last failure, newest first.
@@ -132,29 +189,39 @@ class Answers:
         """
         cursor = {p: o for p, o in (question.before or {}).items() if p in partitions}
         streams = [self._dead_rows(main, p, cursor.get(p)) for p in partitions]
-        merged = heapq.merge(*streams, key=_newest_first)
         records: list[Facts] = []
         scanned = 0
-        for row in merged:
+        heads: list[tuple[float, int, Facts]] = []
+        for place, stream in enumerate(streams):
+            _push(heads, place, stream)
+            if place % _BREATH == 0:
+                await asyncio.sleep(0)
+        while heads:
+            _, place, row = heapq.heappop(heads)
             if len(records) == question.limit or scanned == SCAN_ROWS:
                 return records, cursor, scanned
             scanned += 1
             cursor[row["partition"]] = row["offset"]
             if question.reason is None or row["reason"] == question.reason:
                 records.append(row)
+            _push(heads, place, streams[place])
+            if scanned % _BREATH == 0:
+                await asyncio.sleep(0)
         return records, None, scanned
 
     def _dead_rows(self, main: str, partition: int, before: int | None) -> Iterator[Facts]:
+        chunk = _FIRST_CHUNK_ROWS
         while True:
-            entries = self.view.dead_page(main, partition=partition, before=before, limit=_CHUNK_ROWS)
+            entries = self.view.dead_page(main, partition=partition, before=before, limit=chunk)
             yield from map(dead_summary, entries)
-            if len(entries) < _CHUNK_ROWS:
+            if len(entries) < chunk:
                 return
             before = entries[-1].row.offset
+            chunk = min(_CHUNK_ROWS, 2 * chunk)
 
     # --- one thing --------------------------------------------------------------------------------------------------
 
-    def pending_record(self, main: str, at: tuple[str, str], question: Question, locate: Locate) -> Facts:
+    async def pending_record(self, main: str, at: tuple[str, str], question: Question, locate: Locate) -> Facts:
         """Return one waiting record with headers, key and value.
 
         Args:
@@ -173,7 +240,7 @@ class Answers:
                 f"no record of {main} with partition {partition} and offset {offset} waits",
                 "It may have been delivered since, or be dead: look at the handler's dead letters",
             )
-        return {"main": main, "policy": _policy(info), "record": pending_detail(entry)}
+        return {"main": main, "policy": policy_facts(info), "record": await asyncio.to_thread(pending_detail, entry)}
 
     async def dead_letter(self, main: str, at: tuple[str, str], question: Question, locate: Locate) -> Facts:
         """Return one dead letter; key and value are read from the topic now.
@@ -199,7 +266,7 @@ class Answers:
         return {
             "main": main,
             "topic": topic,
-            "policy": _policy(info),
+            "policy": policy_facts(info),
             "record": {**record, **await self._content(topic, record, null=is_null(entry))},
         }
 
@@ -270,16 +337,14 @@ class Answers:
 
     def get_open_partition_or_404(self, main: str, number: int, question: Question, locate: Locate) -> PartitionInfo:
         """Return a partition that can be read here, or refuse: 404, 307 or 409 when elsewhere, 503 until it is open."""
-        infos = self.view.partitions(main)
-        info = next((item for item in infos if item.partition == number), None)
+        info = self.view.partition(main, number)
         if info is None:
-            raise not_found(
-                "no-such-partition", f"{main} has no partition {number}", f"It has {len(infos)}, counted from 0"
-            )
-        if info.state == _ELSEWHERE:
-            url = None if question.routed else _web_url(info.owner_url)
+            count = self.get_handler_or_404(main).partitions
+            raise not_found("no-such-partition", f"{main} has no partition {number}", f"It has {count}, counted from 0")
+        if info.state == ELSEWHERE:
+            url = None if question.routed else web_url(info.owner_url)
             raise elsewhere(main, number, locate(url) if url else None)
-        if info.state != _OPEN:
+        if info.state != OPEN:
             raise not_open(main, number, info.state, info.last_error)
         return info
 
@@ -302,79 +367,13 @@ def _path_number(text: str) -> int:
     return int(text)
 
 
-def _web_url(url: str | None) -> str | None:
-    """Return a worker's address without its last slash; None for what no link may point to."""
-    return url.rstrip("/") if url is not None and url.startswith(("http://", "https://")) else None
+def _push(heads: list[tuple[float, int, Facts]], place: int, stream: Iterator[Facts]) -> None:
+    """Put the next row of a stream among the heads; each stream has one there at most, so rows are not compared."""
+    row = next(stream, None)
+    if row is not None:
+        heapq.heappush(heads, (_newest_first(row), place, row))
 
 
 def _newest_first(row: Facts) -> float:
     """Sort by time of the last failure; where that is unreadable the row comes at once and holds nothing back."""
     return float("-inf") if row["last_failed_ms"] is None else -row["last_failed_ms"]
-
-
-def _handler_facts(info: HandlerInfo) -> Facts:
-    return {
-        "group": info.group,
-        "main": info.main,
-        "function": info.function,
-        "policy": info.policy,
-        "policy_digest": info.policy_digest,
-        "tiers": info.tiers,
-        "concurrency": info.concurrency,
-        "timeout_ms": info.timeout_ms,
-        "topics": dict(info.topics),
-        "retry_topics": list(info.retry_topics),
-        "partitions": info.partitions,
-    }
-
-
-def _policy(info: HandlerInfo) -> dict[str, str]:
-    return {"text": info.policy, "digest": info.policy_digest}
-
-
-def _partition_facts(info: PartitionInfo) -> Facts:
-    """Return one line of the partition table; numbers of other workers' partitions are None."""
-    here = info.state != _ELSEWHERE
-    return {
-        "partition": info.partition,
-        "state": info.state,
-        "owner_url": _web_url(info.owner_url),
-        "pending": info.pending if here else None,
-        "pending_by_tier": _by_length(info.pending_by_tier) if here else None,
-        "next_due_ms": info.next_due_ms if here else None,
-        "dead": info.dead if here else None,
-        "in_flight": info.in_flight if here else None,
-        "last_error": info.last_error,
-    }
-
-
-def _by_length(by_tier: Mapping[str, int]) -> dict[str, int]:
-    """Return counts by tier, the shortest delay first; names that are no delay come last."""
-
-    def length(tier: str) -> tuple[float, str]:
-        try:
-            return parse_duration_ms(tier), tier
-        except InvalidDurationError:
-            return float("inf"), tier
-
-    return {tier: by_tier[tier] for tier in sorted(by_tier, key=length)}
-
-
-def _totals(infos: Sequence[PartitionInfo]) -> Facts:
-    """Return the sums over the partitions of this worker."""
-    here = [item for item in infos if item.state != _ELSEWHERE]
-    by_tier: dict[str, int] = {}
-    for item in here:
-        for tier, count in item.pending_by_tier.items():
-            by_tier[tier] = by_tier.get(tier, 0) + count
-    away = {_web_url(item.owner_url) for item in infos if item.state == _ELSEWHERE} - {None}
-    return {
-        "partitions_here": len(here),
-        "partitions_open": sum(item.state == _OPEN for item in here),
-        "pending": sum(item.pending for item in here),
-        "pending_by_tier": _by_length(by_tier),
-        "next_due_ms": min((item.next_due_ms for item in here if item.next_due_ms is not None), default=None),
-        "dead": sum(item.dead for item in here),
-        "in_flight": sum(item.in_flight for item in here),
-        "workers": sorted(url for url in away if url is not None),
-    }

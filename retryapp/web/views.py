@@ -6,6 +6,7 @@ wrong, the answer has one shape (``errors.PageError``): JSON, or a page with the
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -42,7 +43,7 @@ class Page(web.View):
         try:
             question = question_of(request.query)
             result = await self.answer(request, question, match)
-            return self._present(request, question, result) if isinstance(result, dict) else result
+            return await self._present(request, question, result) if isinstance(result, dict) else result
         except PageError as error:
             return self._refuse(request, error)
         except Exception:  # edge of the process: the log has the traceback, the reader an answer
@@ -67,11 +68,12 @@ class Page(web.View):
 
     put = patch = delete = options = search = post
 
-    def _present(self, request: web.Request, question: Question, facts: Facts) -> web.Response:
+    async def _present(self, request: web.Request, question: Question, facts: Facts) -> web.Response:
+        """Write the answer in a thread: a long list takes some 50 ms, in which records would wait."""
         if question.as_json:
-            return self._respond(to_json(facts), JSON)
-        refresh = None if question.refresh_s is None else question.refresh_s
-        return self._respond(to_html(self.template, {**self._frame(request), **facts, "refresh_s": refresh}), HTML)
+            return self._respond(await asyncio.to_thread(to_json, facts), JSON)
+        shown = {**self._frame(request), **facts, "refresh_s": question.refresh_s}
+        return self._respond(await asyncio.to_thread(to_html, self.template, shown), HTML)
 
     def _refuse(self, request: web.Request, error: PageError) -> web.Response:
         if _wants_html(request):
@@ -112,7 +114,7 @@ class Index(Page):
 
     async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
         """Return the handlers with their totals."""
-        return self.answers.index()
+        return await self.answers.index()
 
 
 class Handler(Page):
@@ -122,7 +124,7 @@ class Handler(Page):
 
     async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
         """Return topics, policy and partitions."""
-        return self.answers.handler(match["main"])
+        return await self.answers.handler(match["main"])
 
 
 class Pending(Page):
@@ -132,8 +134,28 @@ class Pending(Page):
 
     async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
         """Return one page of them."""
-        facts = self.answers.pending(match["main"], question, _locate(request))
+        facts = await self.answers.pending(match["main"], question, _locate(request))
         return {**facts, "next": _next(request, "after", facts["next_after"])}
+
+
+class Due(Page):
+    """How much becomes due when."""
+
+    template = "due.html"
+
+    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
+        """Return counts by time."""
+        return await self.answers.due(match["main"], question, _locate(request))
+
+
+class Partitions(Page):
+    """Each partition of a handler: owner, lane, lag."""
+
+    template = "partitions.html"
+
+    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
+        """Return one line for each."""
+        return await self.answers.partitions(match["main"])
 
 
 class PendingRecord(Page):
@@ -144,7 +166,7 @@ class PendingRecord(Page):
     async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
         """Return it with headers, key and value."""
         at = (match["partition"], match["offset"])
-        return self.answers.pending_record(match["main"], at, question, _locate(request))
+        return await self.answers.pending_record(match["main"], at, question, _locate(request))
 
 
 class Dead(Page):
@@ -154,7 +176,7 @@ class Dead(Page):
 
     async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
         """Return one page of them."""
-        facts = self.answers.dead(match["main"], question, _locate(request))
+        facts = await self.answers.dead(match["main"], question, _locate(request))
         return {**facts, "next": _next(request, "before", facts["next_before"])}
 
 
@@ -247,6 +269,8 @@ ROUTES: Final[tuple[tuple[str, type[Page]], ...]] = (
     ("/{main}", Slash),
     ("/{main}/", Handler),
     ("/{main}/find", Find),
+    ("/{main}/due", Due),
+    ("/{main}/partitions", Partitions),
     ("/{main}/pending", Pending),
     ("/{main}/pending/{partition}/{offset}", PendingRecord),
     ("/{main}/dead", Dead),

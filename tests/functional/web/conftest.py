@@ -16,8 +16,8 @@ from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.headers import encode_metadata, shield
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PendingEntry
+from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
+from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.web import register
 
 NOW_MS = 1_760_000_000_000
@@ -91,6 +91,12 @@ class FakeWorker:
     is_ready: bool = True
     broker_down: bool = False
     broken: bool = False
+    address: str = "http://127.0.0.1:6066"
+    behind: list[PartitionLag] = field(default_factory=list)
+
+    def url(self) -> str:
+        """Return what was set."""
+        return self.address
 
     def handlers(self) -> Sequence[HandlerInfo]:
         """Return the handlers, or fail when told to."""
@@ -101,6 +107,21 @@ class FakeWorker:
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
         """Return all partitions."""
         return self.parts[main]
+
+    def partition(self, main: str, number: int) -> PartitionInfo | None:
+        """Return one partition."""
+        return next((part for part in self.parts[main] if part.partition == number), None)
+
+    async def lags(self, main: str) -> Sequence[PartitionLag]:
+        """Return what was set, or fail when told to."""
+        if self.broker_down:
+            raise BrokerUnreachableError("localhost:9092", "connection refused")
+        return self.behind if main == MAIN else []
+
+    def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
+        """Return due times of the first rows of a span."""
+        rows = (parse_row_key(row.key) for row in self.waiting if main == MAIN and row.partition == partition)
+        return sorted(row.due_at_ms for row in rows if start_ms <= row.due_at_ms < stop_ms)[:limit]
 
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
@@ -232,13 +253,27 @@ def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
     worker = FakeWorker(infos=[handler(partitions=6), handler("flights", function="flights.enrich", partitions=2)])
     worker.parts[MAIN] = [
         partition(
-            0, pending=64, pending_by_tier={"5m": 40, "30m": 24}, next_due_ms=NOW_MS + 1_200, dead=131, in_flight=3
+            0,
+            pending=64,
+            pending_by_tier={"5m": 40, "30m": 24},
+            next_due_ms=NOW_MS + 1_200,
+            dead=131,
+            in_flight=3,
+            release_lag_ms=2_300,
+            session=2,
+            since_ms=NOW_MS - 3_600_000,
+            last_error="TimeoutError: no answer",
+            last_error_ms=NOW_MS - 3_601_000,
         ),
         partition(1, pending=2, pending_by_tier={"5m": 1, "1h": 1}, next_due_ms=NOW_MS - 900, dead=4),
         partition(2, state="elsewhere", owner_url=peer),
         partition(3, state="elsewhere"),
         partition(4, state="opening", last_error="lane billing.shop.orders.4: not a member of generation 12"),
         partition(5, pending=1_204_331, pending_by_tier={"5m": 1_204_331}, next_due_ms=NOW_MS + 299_000, in_flight=8),
+    ]
+    worker.behind = [
+        PartitionLag(partition=0, committed=7_001, main=12, retry=3, redelivery=0),
+        PartitionLag(partition=1, committed=None, main=0, retry=0, redelivery=0),
     ]
     worker.parts["flights"] = [partition(0), partition(1)]
     for number in range(60):

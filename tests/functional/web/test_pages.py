@@ -16,6 +16,11 @@ HTML_PAGES = [
     "/retries/",
     f"{BASE}/",
     "/retries/flights/",
+    f"{BASE}/due",
+    f"{BASE}/due?partition=1",
+    "/retries/flights/due",
+    f"{BASE}/partitions",
+    "/retries/flights/partitions",
     f"{BASE}/pending",
     "/retries/flights/pending",
     f"{BASE}/pending?partition=1",
@@ -84,7 +89,7 @@ async def test_every_page_is_whole_html_with_a_title_and_safe_headers(site: Any,
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
     page = Outline(body)
-    assert page.tags.count("h1") == page.tags.count("title") == 1
+    assert page.tags.count("h1") == body.partition("<body>")[0].count("<title>") == 1
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
     assert all(link.startswith(("/retries/", "?", "#", "http://127.0.0.1:6067/")) for link in page.links), page.links
 
@@ -377,3 +382,61 @@ async def test_app_without_handlers_says_so(site: Any, worker: Any) -> None:
     """No empty table."""
     worker.infos = []
     assert "This app has no handlers." in (await site.get("/retries/"))[2]
+
+
+async def test_what_becomes_due_is_counted_by_time(site: Any) -> None:
+    """60 records come every 4 s from 1.2 s on, one is overdue, one is due in an hour exactly."""
+    due = (await facts(site, f"{BASE}/due"))["due"]
+    assert due["exact"] is True
+    assert due["overdue"] == {"count": 1, "exact": True}
+    assert [bar["count"] for bar in due["scales"]["seconds"]["bars"]] == [1, 2, 1, 1, 1, 2, 1, 1, 1, 2, 1, 1]
+    assert [bar["count"] for bar in due["scales"]["minutes"]["bars"]][:5] == [15, 15, 15, 15, 0]
+    assert [bar["count"] for bar in due["scales"]["hours"]["bars"]][:3] == [60, 1, 0]
+    only = (await facts(site, f"{BASE}/due?partition=1"))["due"]
+    assert only["scales"]["hours"]["count"] == 1
+
+
+async def test_picture_of_what_is_due_has_a_table_beside_it(site: Any) -> None:
+    """The drawing is named for those who cannot see it, and each bar stands in a table."""
+    body = (await site.get(f"{BASE}/due"))[2]
+    assert body.count('<svg viewBox="0 0') == body.count('role="img"') == body.count("<details>") == 3
+    assert 'aria-label="The next 60 seconds: 15 records due' in body
+    assert "Everything is counted." in body
+
+
+async def test_estimates_say_so(site: Any, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more waits than is looked at, numbers are marked, in JSON too."""
+    monkeypatch.setattr("retryapp.web.outlooks.PROBES", 1)
+    monkeypatch.setattr("retryapp.web.outlooks._LEAST_PROBES", 1)
+    monkeypatch.setattr("retryapp.web.forecast.SAMPLE", 8)
+    due = (await facts(site, f"{BASE}/due"))["due"]
+    assert due["exact"] is False
+    assert not all(bar["exact"] for bar in due["scales"]["minutes"]["bars"])
+    body = (await site.get(f"{BASE}/due"))[2]
+    assert "Estimated" in body
+    assert 'class="bar guess"' in body
+
+
+async def test_partitions_page_tells_owner_lane_and_lag(site: Any) -> None:
+    """What is not known is None, never 0."""
+    page = await facts(site, f"{BASE}/partitions")
+    first, second, away, nowhere, opening, _ = page["partitions"]
+    assert (first["owner_url"], first["is_here"], first["session"]) == ("http://127.0.0.1:6066", True, 2)
+    assert (first["committed_offset"], first["main_lag"], first["retry_lag"]) == (7_001, 12, 3)
+    assert (first["release_lag_ms"], first["last_error"]) == (2_300, "TimeoutError: no answer")
+    assert (second["due_unfired"], second["due_unfired_is_least"]) == (1, False)
+    assert (away["owner_url"], away["main_lag"], away["session"]) == ("http://127.0.0.1:6067", None, None)
+    assert nowhere["owner_url"] is None
+    assert (opening["due_unfired"], opening["committed_offset"]) == (None, None)
+    text = Outline((await site.get(f"{BASE}/partitions"))[2]).text
+    assert "1h ago" in text
+    assert "TimeoutError: no answer" in text
+
+
+async def test_partitions_page_without_a_broker_still_shows_the_lanes(site: Any, worker: Any) -> None:
+    """Lag is unknown, and why."""
+    worker.broker_down = True
+    page = await facts(site, f"{BASE}/partitions")
+    assert "no Kafka broker answers" in page["lag_unknown"]
+    assert page["partitions"][0]["main_lag"] is None
+    assert page["partitions"][1]["due_unfired"] == 1

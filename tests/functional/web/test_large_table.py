@@ -1,0 +1,152 @@
+"""What the pages read of large tables: a bounded number of rows, whatever waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.engine.lane import LaneState
+from retryapp.ports import Event, Observation, Row
+from retryapp.runtime.pending import RocksPendingTable
+from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.runtime.view import RuntimeView
+from retryapp.testing import VirtualClock
+from retryapp.web.answers import Answers
+from retryapp.web.forecast import SAMPLE
+from retryapp.web.outlooks import PROBES
+from retryapp.web.query import Question
+
+NOW_MS = 1_760_000_000_000
+ROWS = 20_000
+PARTITIONS = 16
+
+
+class Quiet:
+    """An observer that keeps nothing."""
+
+    def observe(self, observation: Observation) -> None:
+        """Do nothing."""
+
+
+def placed(table: RocksPendingTable) -> Any:
+    """Return a partition whose lane is open."""
+    return SimpleNamespace(
+        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, sources=()),
+        lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None),
+        transport=SimpleNamespace(pending=table, dead=None),
+    )
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RocksPendingTable]]:
+    """One partition with 20,000 rows, a second and a half apart, and fifteen with 20."""
+    folder: Path = tmp_path_factory.mktemp("tables")
+    made = []
+    value = encode_row(PendingRow(b"k", b"x" * 100, (), 1))
+    for number in range(PARTITIONS):
+        identity = StoreIdentity(topic="c", topic_id="i", partition=number)
+        table = RocksPendingTable(folder / str(number), identity, now_ms=NOW_MS, max_age_ms=None)
+        rows = ROWS if number == 0 else 20
+        table.write([Row(row_key(NOW_MS + n * 1_500, number, n), value, "1m") for n in range(rows)], [], rows)
+        made.append(table)
+    yield made
+    for table in made:
+        table.close()
+
+
+@pytest.fixture
+def view(tables: list[RocksPendingTable]) -> RuntimeView:
+    """A worker that has them."""
+    clock = VirtualClock(NOW_MS)
+    served = {"orders": SimpleNamespace(partitions=PARTITIONS)}
+    runtime: Any = SimpleNamespace(
+        app=SimpleNamespace(conf=SimpleNamespace(canonical_url="http://127.0.0.1:6066")),
+        clock=clock,
+        observer=Quiet(),
+        served=served,
+        placed={("orders", number): placed(table) for number, table in enumerate(tables)},
+        plan=None,
+    )
+    return RuntimeView(runtime)
+
+
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the rows that are read from any store."""
+    counted = [0]
+    items = Store.items
+
+    def counting(self: Store, start: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        for pair in items(self, start, backwards=backwards):
+            counted[0] += 1
+            yield pair
+
+    monkeypatch.setattr(Store, "items", counting)
+    return counted
+
+
+def test_numbers_of_partitions_read_one_row_each(view: RuntimeView, rows_read: list[int]) -> None:
+    """The next due time is the head of the table; counts are kept."""
+    infos = view.partitions("orders")
+    assert sum(info.pending for info in infos) == ROWS + 20 * (PARTITIONS - 1)
+    assert rows_read[0] <= 2 * PARTITIONS
+
+
+@pytest.mark.parametrize("after", [None, row_key(NOW_MS + 10_000 * 1_500, 0, 10_000)])
+def test_a_page_reads_its_own_rows_and_a_few_of_each_partition(
+    view: RuntimeView, rows_read: list[int], after: bytes | None
+) -> None:
+    """From the beginning as from the middle: the cost is that of the page."""
+    page = view.pending_page("orders", after=after, limit=50)
+    assert [entry.key for entry in page] == sorted(entry.key for entry in page)
+    assert len(page) == 50
+    assert rows_read[0] <= 50 * 2 + 8 * PARTITIONS
+
+
+def test_one_partition_is_found_without_the_others(view: RuntimeView, rows_read: list[int]) -> None:
+    """A record's page asks for its partition only."""
+    assert view.pending_find("orders", 0, 15_000) is not None
+    info = view.partition("orders", 0)
+    assert info is not None
+    assert info.pending == ROWS
+    assert view.partition("orders", PARTITIONS) is None
+    assert rows_read[0] <= 2
+
+
+async def test_what_is_due_is_asked_for_in_bounded_probes(view: RuntimeView, rows_read: list[int]) -> None:
+    """The picture of 20,000 rows costs what it costs of a million, and is kept for a moment."""
+    answers: Any = Answers(view, view._runtime.clock)
+    answers.get_handler_or_404 = lambda main: None
+    facts = await answers.due("orders", Question(), str)
+    most = (PROBES + 16 * PARTITIONS) * (SAMPLE + 1)
+    assert rows_read[0] <= most
+    assert facts["due"]["total"] == ROWS + 20 * (PARTITIONS - 1)
+    assert facts["due"]["scales"]["hours"]["count"] == pytest.approx(facts["due"]["total"], rel=0.01)
+    before = rows_read[0]
+    await answers.due("orders", Question(), str)
+    assert rows_read[0] - before <= 2 * PARTITIONS
+
+
+def test_since_when_and_what_closed_it_last(view: RuntimeView) -> None:
+    """Times are those of what the lane told; an error stays when the lane is open again."""
+    clock: Any = view._runtime.clock
+    clock.advance(1_000)
+    failed = Observation(
+        event=Event.LANE_FAILED, handler="orders", partition=0, error_type="TimeoutError", message="no answer"
+    )
+    view._runtime.observer.observe(failed)
+    clock.advance(500)
+    view._runtime.observer.observe(Observation(event=Event.LANE_OPENED, handler="orders", partition=0))
+    clock.advance(250)
+    info = view.partition("orders", 0)
+    assert info is not None
+    assert (info.state, info.since_ms) == ("open", NOW_MS + 1_500)
+    assert (info.last_error, info.last_error_ms) == ("TimeoutError: no answer", NOW_MS + 1_000)
+    other = view.partition("orders", 1)
+    assert other is not None
+    assert (other.since_ms, other.last_error) == (NOW_MS + 1_750, None)
