@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "worker": "Run a worker of an app.",
     "plan": "Show which topics an app needs, and why.",
     "topics": "Make an app's topics.",
+    "doctor": "Look at everything that a worker depends on.",
     "pending": "Look at records that wait.",
     "dead": "Look at dead letters.",
     "broker": "Run a real single-node Kafka for development.",

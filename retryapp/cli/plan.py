@@ -1,8 +1,8 @@
-"""``retryapp plan``: what topics an application needs, and why."""
+"""``retryapp plan``: what topics and rights an application needs, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
+from retryapp.doctor.acls import Acl, Pattern, acl_commands, needed_acls
 from retryapp.kafka import Plan, PlanOptions, PlanStep, plan_topics
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,11 +48,26 @@ def chosen_options(application: Application, *, create_main: int | None, allow_l
 @app_option(required=True)
 @plan_choices
 @click.option("--why", is_flag=True, help="Say the reason for each setting.")
+@click.option("--acls", is_flag=True, help="Show the rights that workers need, instead of topics; asks no broker.")
+@click.option(
+    "--principal",
+    metavar="TYPE:NAME",
+    help="Who gets the rights of --acls. [default: User:NAME with the group's name]",
+)
 @json_option
 def command(
-    *, app_spec: str, create_main: int | None, allow_low_replication: bool, why: bool, as_json: bool
+    *,
+    app_spec: str,
+    create_main: int | None,
+    allow_low_replication: bool,
+    why: bool,
+    acls: bool,
+    principal: str | None,
+    as_json: bool,
 ) -> ExitCode:
     """Show which topics an application needs, which are there, and what is wrong with them. Changes nothing.
+
+    With --acls: which rights its workers need, as a table and as kafka-acls.sh lines.
 
     Retention is as long as all workers may be down, plus the policy's longest wait; partitions are the main topic's.
 
@@ -63,12 +79,42 @@ def command(
       retryapp plan -A billing
       retryapp plan -A shop.billing:app --why
       retryapp plan -A billing --create-main 6 --json
+      retryapp plan -A billing --acls --principal User:billing
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     application = load_handlers(app_spec)
     options = chosen_options(application, create_main=create_main, allow_low_replication=allow_low_replication)
+    if acls:
+        return _show_acls(application, options, principal, as_json=as_json)
+    if principal is not None:
+        raise click.UsageError("--principal goes with --acls")
     plan = plan_topics(reach(application.connection), application.topologies, options)
     emit(plan_facts(plan), plan_text(plan, why=why), as_json=as_json)
     return ExitCode.FINDING if plan.refused else ExitCode.FINE
+
+
+def _show_acls(application: Application, options: PlanOptions, principal: str | None, *, as_json: bool) -> ExitCode:
+    rights = needed_acls(application.topologies, create_main=options.create_main_partitions is not None)
+    who = principal or f"User:{application.topologies[0].group}"
+    commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
+    facts = {"principal": who, "acls": list(rights), "commands": list(commands)}
+    emit(facts, acls_text(rights, commands), as_json=as_json)
+    return ExitCode.FINE
+
+
+def acls_text(rights: Sequence[Acl], commands: Sequence[str]) -> str:
+    """Return rights for people: each with its reason, then the lines that grant them."""
+    rows = [
+        (
+            acl.resource.value,
+            f"{acl.name}*" if acl.pattern is Pattern.PREFIXED else acl.name,
+            acl.operation,
+            "yes" if acl.needed else "no",
+            acl.why,
+        )
+        for acl in rights
+    ]
+    own = "Your own agents, tables and topics need rights of their own."
+    return "\n".join([table(("on", "name", "operation", "needed", "why"), rows), "", *commands, "", own])
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,285 @@
+"""``plan --acls``: what it prints, and a real cluster that grants exactly this."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from retryapp.broker import Broker
+from retryapp.broker.probe import free_ports
+from retryapp.core.errors import EnvironmentFault
+from retryapp.core.headers import decode_metadata
+from retryapp.core.lifecycle import Succeeded, decode_event
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+
+USER, PASSWORD = "worker", "secret-of-the-worker"
+KINDS = {
+    "Topic": ResourceType.TOPIC,
+    "Group": ResourceType.GROUP,
+    "TransactionalId": ResourceType.TRANSACTIONAL_ID,
+    "Cluster": ResourceType.BROKER,  # the client library's name for the cluster
+}
+
+
+@dataclass(frozen=True)
+class SecuredBroker:
+    """A broker with an authorizer: its operators come in without a login, everybody else by SASL/PLAIN."""
+
+    bootstrap: str
+    """For operators."""
+    secured: str
+    """For users; they may do what ACLs grant and nothing else."""
+
+    def grant(self, acls: list[dict[str, Any]]) -> None:
+        """Grant what `plan --acls --json` lists."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        bindings = [
+            AclBinding(
+                KINDS[acl["resource"]],
+                acl["name"],
+                ResourcePatternType[acl["pattern"].upper()],
+                f"User:{USER}",
+                "*",
+                AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl["operation"]).upper()],
+                AclPermissionType.ALLOW,
+            )
+            for acl in acls
+        ]
+        for future in admin.create_acls(bindings).values():
+            future.result(10)
+
+    def revoke_all(self) -> None:
+        """Take all grants back."""
+        everything = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for future in admin.delete_acls([everything]).values():
+            future.result(10)
+
+
+@pytest.fixture(scope="module")
+def secured(cache_dir: Path) -> Iterator[SecuredBroker]:
+    """A broker of this module alone."""
+    port, users_port, controller_port = free_ports(3)
+    listeners = f"PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{users_port}"
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    settings = {
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": listeners,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{login} user_{USER}="{PASSWORD}";',
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "allow.everyone.if.no.acl.found": "false",
+    }
+    started = Broker(cache_dir, port=port, settings=settings)
+    try:
+        started.start()
+    except EnvironmentFault as error:
+        started.close()
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no broker: {error}")
+    yield SecuredBroker(started.bootstrap, f"127.0.0.1:{users_port}")
+    started.close()
+
+
+def write_app(folder: Path, group: str, bootstrap: str, *, secured: bool) -> None:
+    """Write a user's module that is called as its group; negative ids are refused, odd ones fail once."""
+    credentials = (
+        f'broker_credentials=faust.SASLCredentials(username="{USER}", password="{PASSWORD}", mechanism="PLAIN"),'
+    )
+    source = f"""
+        import faust
+        from retryapp import Delivery, Reject, Retries, RetryPolicy
+
+        app = faust.App(
+            "{group}", broker="kafka://{bootstrap}", store="rocksdb://", {credentials if secured else ""}
+        )
+        retries = Retries(app, start_timeout="10s")
+
+        @retries.handler("orders-{group}", value=dict, policy=RetryPolicy("200ms"))
+        async def charge(order: dict, delivery: Delivery) -> None:
+            if order["id"] < 0:
+                raise Reject("negative")
+            if order["id"] % 2 and delivery.attempt == 1:
+                raise ValueError("odd")
+    """
+    (folder / f"{group}.py").write_text(textwrap.dedent(source))
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A name for module and group."""
+    name = f"billing_{uuid.uuid4().hex[:8]}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RETRYAPP_DATADIR", str(tmp_path / "data"))
+    monkeypatch.setenv("RETRYAPP_WEB_PORT", str(free_ports(1)[0]))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
+    """As a table with reasons, as lines, and as JSON; all the same rights."""
+    write_app(tmp_path, group, "127.0.0.1:1", secured=False)
+    shown = retryapp("plan", "-A", group, "--acls")
+    assert shown.code == 0
+    for words in (f"{group}.*", f"orders-{group}", "DescribeConfigs", "hand-offs", "--resource-pattern-type prefixed"):
+        assert words in shown.out
+    lines = [line for line in shown.out.splitlines() if line.startswith("kafka-acls.sh ")]
+    assert len(lines) == 5
+    assert all(f"--allow-principal User:{group} " in line for line in lines)
+
+    told = retryapp("plan", "-A", group, "--acls", "--principal", "User:CN=billing", "--json").json
+    assert told["principal"] == "User:CN=billing"
+    assert [line.replace("User:CN=billing", f"User:{group}") for line in told["commands"]] == lines
+    assert {acl["resource"] for acl in told["acls"]} == set(KINDS)
+    assert {acl["resource"] for acl in told["acls"] if not acl["needed"]} == {"Cluster"}
+    made = retryapp("plan", "-A", group, "--acls", "--create-main", 3, "--json").json
+    assert len(made["acls"]) == len(told["acls"]) + 1
+
+    wrong = retryapp("plan", "-A", group, "--principal", "User:x")
+    assert wrong.code == 2
+    assert "--acls" in wrong.err
+
+
+@dataclass
+class RunningWorker:
+    """`retryapp worker` as a subprocess."""
+
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        """All that it said."""
+        return self.log_file.read_text(errors="replace")
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[[str], RunningWorker]]:
+    """Start workers that end with the test."""
+    started: list[RunningWorker] = []
+
+    def start(module: str) -> RunningWorker:
+        log_file = tmp_path / f"worker{len(started)}.log"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "retryapp.cli.main", "worker", module],
+                cwd=tmp_path,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        started.append(RunningWorker(process, log_file))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        if worker.process.poll() is None:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.process.wait(10)
+        print(worker.log[-6000:])  # noqa: T201 - for the failure report
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+    """Ask until it is so."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.1)
+
+
+@pytest.mark.broker
+def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_path, start_worker):
+    """Topics made, one success, one retry, one dead letter; the needed rights alone, without those on the cluster."""
+    main = f"orders-{group}"
+    write_app(tmp_path, group, secured.secured, secured=True)
+    operator = KafkaAdmin(KafkaConnection(secured.bootstrap))
+    operator.create_main_topic(main, partitions=2)
+    operator.wait_for_topics([main])
+    refused = retryapp("doctor", "-A", group, "--json")
+    assert refused.code == 1
+    assert "Topic authorization failed" in json.dumps(refused.json)
+
+    acls = retryapp("plan", "-A", group, "--acls", "--json").json["acls"]
+    secured.grant([acl for acl in acls if acl["needed"]])
+    worker = start_worker(group)
+    producer = Producer({"bootstrap.servers": secured.bootstrap})
+    for number in (1, 2, -3, 4):
+        producer.produce(main, json.dumps({"id": number}).encode(), partition=number % 2)
+    assert producer.flush(10) == 0
+
+    topology = HandlerTopology(group=group, main=main)
+    connection = KafkaConnection(secured.bootstrap)
+
+    def settled() -> bool:
+        assert worker.process.poll() is None, worker.log[-3000:]
+        if topology.events not in operator.describe_topics([topology.events, topology.dlq]):
+            return False
+        events = [decode_event(record.value or b"") for record in read_topic(connection, topology.events)]
+        dead = [decode_metadata(record.headers) for record in read_topic(connection, topology.dlq)]
+        return sum(isinstance(event, Succeeded) for event in events) == 1 and len(dead) == 1
+
+    wait_for(settled, "one retried record succeeded and one is dead")
+
+    secured.grant([acl for acl in acls if not acl["needed"]])
+    fine = retryapp("doctor", "-A", group, "--write", "--json")
+    found = {finding["name"]: finding for finding in fine.json["findings"]}
+    assert found["rights"]["severity"] == "ok", found
+    assert found["rights on transactions"]["severity"] == "ok"
+    assert "rights on the cluster" not in found
+    assert found[f"group {group}"]["seen"].startswith("stable, 1 member")
+    assert fine.code == 0, fine.out
+    assert "AuthorizationFailed" not in worker.log
+
+
+@pytest.mark.broker
+def test_each_right_that_is_missing_is_told(retryapp, secured, group, tmp_path):
+    """The doctor names it, or fails to do what needs it; nothing of it passes as fine."""
+    main = f"orders-{group}"
+    write_app(tmp_path, group, secured.secured, secured=True)
+    acls = [acl for acl in retryapp("plan", "-A", group, "--acls", "--json").json["acls"] if acl["needed"]]
+    operator = KafkaAdmin(KafkaConnection(secured.bootstrap))
+    operator.create_main_topic(main, partitions=1)
+    operator.wait_for_topics([main])
+    secured.grant(acls)
+    assert retryapp("topics", "create", "-A", group).code == 0
+    for left_out in acls:
+        if left_out["operation"] in {"Create", "Describe"}:
+            continue  # nothing is to be made any more; describing is part of reading and writing
+        secured.revoke_all()
+        secured.grant([acl for acl in acls if acl != left_out])
+        done = retryapp("doctor", "-A", group, "--write", "--json")
+        assert done.code == 1, (left_out, done.out)
+        told = json.dumps([finding for finding in done.json["findings"] if finding["severity"] == "problem"])
+        assert "authorization failed" in told or "not allowed" in told, (left_out, told)

@@ -1,0 +1,91 @@
+"""How the cluster is asked: patience with a coordinator that loads, and names for what is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from retryapp.core.errors import BrokerUnreachableError
+from retryapp.doctor.cluster import ClusterReader
+from retryapp.kafka import AccessDeniedError, KafkaConnection, KafkaRequestError
+
+STABLE = SimpleNamespace(
+    state=SimpleNamespace(name="STABLE"),
+    type=SimpleNamespace(name="CLASSIC"),
+    partition_assignor="faust",
+    members=[SimpleNamespace(host="/10.0.0.1")],
+    authorized_operations=None,
+)
+
+
+def future(result: Any) -> Future[Any]:
+    """A future that has ended."""
+    done: Future[Any] = Future()
+    if isinstance(result, BaseException):
+        done.set_exception(result)
+    else:
+        done.set_result(result)
+    return done
+
+
+def reader(answers: list[Any], *, timeout_s: float = 5.0) -> ClusterReader:
+    """A reader whose client gives these answers about the group, one after the other."""
+    made = ClusterReader(KafkaConnection("127.0.0.1:1"), timeout_s)
+
+    def describe(groups: list[str], **_: Any) -> dict[str, Future[Any]]:
+        return {groups[0]: future(answers.pop(0))}
+
+    made._client = SimpleNamespace(describe_consumer_groups=describe)  # type: ignore[assignment]
+    return made
+
+
+def refusal(code: int) -> KafkaException:
+    """An answer that is an error."""
+    return KafkaException(KafkaError(code))
+
+
+def test_a_coordinator_that_still_loads_is_asked_again() -> None:
+    """As on a broker that has just started."""
+    answers = [
+        refusal(KafkaError.COORDINATOR_LOAD_IN_PROGRESS),
+        refusal(KafkaError.NOT_COORDINATOR),
+        STABLE,
+    ]
+    facts = reader(answers).group("g")
+    assert (facts.state, facts.kind, facts.protocol, facts.hosts) == ("stable", "classic", "faust", ("10.0.0.1",))
+    assert facts.operations is None
+    assert answers == []
+
+
+def test_patience_ends() -> None:
+    """With the error that was there at last."""
+    answers = [refusal(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)] * 100
+    with pytest.raises(KafkaRequestError):
+        reader(answers, timeout_s=0.2).group("g")
+    assert 90 < len(answers) < 100
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, AccessDeniedError),
+        (KafkaError._TIMED_OUT, BrokerUnreachableError),
+        (KafkaError.INVALID_GROUP_ID, KafkaRequestError),
+    ],
+)
+def test_other_errors_have_names_at_once(code: int, named: type[Exception]) -> None:
+    """Waiting would not mend them."""
+    with pytest.raises(named, match="describe group g"):
+        reader([refusal(code)]).group("g")
+
+
+async def test_no_answer_in_time_is_a_broker_that_is_gone() -> None:
+    """Where the client library itself keeps silent."""
+    made = reader([], timeout_s=0.05)
+    made._client = SimpleNamespace(describe_consumer_groups=lambda *_, **__: {"g": Future()})  # type: ignore[assignment]
+    with pytest.raises(BrokerUnreachableError):
+        made.group("g")
