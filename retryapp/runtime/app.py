@@ -52,7 +52,8 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, PlanOptions, ensur
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.clock import SystemClock
-from retryapp.runtime.consumer import Intake, RetryTransport
+from retryapp.runtime.consumer import RetryConsumer, RetryTransport
+from retryapp.runtime.intake import Intake
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
 from retryapp.runtime.plain import PROTOCOL, PlainAssignor, PlainLane
 from retryapp.runtime.publisher import KafkaLane, LanePlace
@@ -188,7 +189,7 @@ class RetrySensor(Sensor):
 
     def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
         """Tell how long it took."""
-        self._runtime.intake.consumer.rebalance_over(app.tables.recovery._generation_id)
+        self._runtime.consumer.rebalance_over(app.tables.recovery._generation_id)
         self._runtime.rebalanced(self._runtime.clock.monotonic_s() - state["started_s"])
 
 
@@ -251,6 +252,15 @@ class Runtime:
     def connection(self) -> KafkaConnection:
         """Address and security for the administration client."""
         return admin_connection(self.app, self.options.admin_options)
+
+    @property
+    def consumer(self) -> RetryConsumer:
+        """The app's consumer.
+
+        Raises:
+            RuntimeError: the app has not started it.
+        """
+        return cast("RetryConsumer", self.intake.flow)  # what `RetryTransport` made attaches itself
 
     def _new_transport(self) -> RetryTransport:
         return RetryTransport(self.app.conf.broker_consumer, self.app, intake=self.intake)
@@ -466,7 +476,7 @@ class Runtime:
         transport = lane_type(
             place=self._lane_place(served, partition, engine),
             settings=self._clients,
-            consumer=self.intake.consumer,
+            consumer=self.consumer,
             reader=self._reader,
             clock=self.clock,
             generation=generation,
@@ -546,7 +556,7 @@ class Runtime:
             logger.debug("Lane %s closed before its policy was noted", engine.lane.name)
 
     async def _run_lane(self, lane: Lane) -> None:
-        while not self.intake.consumer.settled:  # noqa: ASYNC110 - Faust has no signal after which positions are really settled
+        while not self.consumer.settled:  # noqa: ASYNC110 - Faust has no signal after which positions are really settled
             await asyncio.sleep(_REBALANCE_POLL_S)
         await lane.run()
         if lane.state is LaneState.IDLE:

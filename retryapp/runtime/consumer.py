@@ -19,7 +19,7 @@ import asyncio
 import inspect
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import Any, ClassVar, cast
 
@@ -32,100 +32,10 @@ from mode.utils.logging import get_logger
 
 from retryapp.ports import TopicPartition
 from retryapp.runtime import unreadable
+from retryapp.runtime.intake import Intake, Stamped
 
 logger = get_logger(__name__)
-HIGH_WATER = 4_000
-"""Records of one partition in the intake above which its fetching stops; the bound is this plus one fetch."""
-HIGH_WATER_BYTES = 8 * 1024 * 1024
-"""The same in bytes of keys and values."""
-LOW_WATER = 1_000
-"""Records below which fetching goes on, when a quarter of `HIGH_WATER_BYTES` is not exceeded either."""
 _IDLE_POLL_S = 0.02
-
-
-class Stamped(dict[Any, Any]):
-    """What one fetch returned, with the epochs of its partitions at that moment, taken in the consumer's thread."""
-
-    stamp: Mapping[TopicPartition, int]
-
-
-class Intake:
-    """Records of our topics between the fetcher and the engine, one bounded buffer per partition."""
-
-    def __init__(self) -> None:
-        self.topics: frozenset[str] = frozenset()
-        """All topics that the engine consumes."""
-        self.epoch: dict[TopicPartition, int] = defaultdict(int)
-        """Rises whenever a partition is held; written in the consumer's thread only. Records with an older one are
-        dropped."""
-        self.on_records: Callable[[TopicPartition], None] = lambda _tp: None
-        """Called when a partition has new records."""
-        self.on_assigned: Callable[[int, str, set[TopicPartition]], Awaitable[None]] | None = None
-        """Called with generation, member id and active partitions when the group gave them to us."""
-        self.on_revoked: Callable[[], Awaitable[None]] | None = None
-        """Called before the group takes partitions away; must be bounded in time."""
-        self.dropped_stale = 0
-        self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
-        self._bytes: dict[TopicPartition, int] = defaultdict(int)
-        self._consumer: RetryConsumer | None = None
-
-    def attach(self, consumer: RetryConsumer) -> None:
-        """Tell the intake its consumer."""
-        self._consumer = consumer
-
-    @property
-    def consumer(self) -> RetryConsumer:
-        """The consumer that fills this intake.
-
-        Raises:
-            RuntimeError: the app has not started its consumer.
-        """
-        if self._consumer is None:
-            raise RuntimeError("the consumer has not been started")
-        return self._consumer
-
-    def waiting(self, tp: TopicPartition) -> int:
-        """Return how many records of a partition wait here."""
-        return len(self._buffers[tp])
-
-    def put(self, records: Mapping[Any, list[Any]], stamp: Mapping[TopicPartition, int]) -> None:
-        """Take what a fetch returned; what belongs to an older epoch is thrown away (it will be read again)."""
-        for raw_tp, found in records.items():
-            tp = TopicPartition(raw_tp.topic, raw_tp.partition)
-            if stamp.get(tp, 0) != self.epoch.get(tp, 0):
-                self.dropped_stale += len(found)
-                continue
-            buffer = self._buffers[tp]
-            buffer.extend(found)
-            self._bytes[tp] += sum(map(_size, found))
-            if len(buffer) >= HIGH_WATER or self._bytes[tp] >= HIGH_WATER_BYTES:
-                self.consumer.on_buffer_full(TP(*tp))
-            self.on_records(tp)
-
-    def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Any]:
-        """Take records of a partition out, in order: at most `limit`, and no more once `max_bytes` are passed."""
-        buffer = self._buffers[tp]
-        taken: list[Any] = []
-        size = 0
-        while buffer and len(taken) < limit and size < max_bytes:
-            found = buffer.popleft()
-            size += _size(found)
-            taken.append(found)
-        self._bytes[tp] -= size
-        if taken and len(buffer) <= LOW_WATER and self._bytes[tp] <= HIGH_WATER_BYTES // 4:
-            self.consumer.on_buffer_drop(TP(*tp))
-        return taken
-
-    def clear(self, tps: Iterable[TopicPartition]) -> None:
-        """Throw buffered records away; between a hold and a seek, never after the seek."""
-        for tp in tps:
-            self._buffers[tp].clear()
-            self._bytes[tp] = 0
-            self.consumer.on_buffer_drop(TP(*tp))
-
-
-def _size(record: Any) -> int:
-    return len(record.key or b"") + len(record.value or b"")
 
 
 class RetryConsumerThread(AIOKafkaConsumerThread):

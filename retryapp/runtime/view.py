@@ -188,7 +188,7 @@ class RuntimeView:
             positions = {tp: await client.position(tp) for tp in client_tps if tp in mine}
             return {tp: at.offset for tp, at in committed.items() if at.offset >= 0}, ends, positions
 
-        found: tuple[Any, Any, Any] = await self._runtime.intake.consumer.in_thread(ask)
+        found: tuple[Any, Any, Any] = await self._runtime.consumer.in_thread(ask)
         return found
 
     def _unreachable(self, problem: str) -> BrokerUnreachableError:

@@ -16,7 +16,8 @@ from faust.types import TP
 
 from retryapp import Retries, RetryPolicy
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread, Stamped
+from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
+from retryapp.runtime.intake import Stamped
 from retryapp.runtime.worker import runtime_of
 
 MAIN = TP("orders", 0)

@@ -8,8 +8,8 @@ import pytest
 from faust.types import TP
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime import consumer as module
-from retryapp.runtime.consumer import Intake
+from retryapp.runtime import intake as module
+from retryapp.runtime.intake import Intake
 
 ORDERS = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)
@@ -44,7 +44,7 @@ def intake(flow: Flow) -> Intake:
     """An intake that tells `flow`."""
     made = Intake()
     made.topics = frozenset({"orders"})
-    made.attach(flow)  # type: ignore[arg-type]
+    made.attach(flow)
     return made
 
 
@@ -142,4 +142,4 @@ def test_a_clear_empties_the_buffer_and_lets_fetching_go_on(intake: Intake, flow
 def test_an_intake_without_its_consumer_says_so() -> None:
     """It is used before the app has started."""
     with pytest.raises(RuntimeError, match="has not been started"):
-        _ = Intake().consumer
+        _ = Intake().flow
