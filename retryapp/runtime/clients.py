@@ -1,4 +1,7 @@
-"""What the Kafka clients of a worker's lanes share: their settings, and an end that always comes.
+"""What the Kafka clients of a worker's lanes share: settings, patience, and an end that always comes.
+
+Transactions that follow each other at once need a short back-off. The library uses it for everything, so a broker that
+is away would be asked, and written of in the log, a hundred times a second: `reconnect_slowly`.
 
 The client library's own `stop` waits: a producer's for everything that it was told to send, a consumer's for tasks that
 may swallow their cancellation. Without a broker that is for ever, and a `stop` that is given up half-way leaves its
@@ -8,13 +11,14 @@ tasks, its sockets and their log lines behind. `end` gives it a moment and then 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.errors import ProducerClosed
+from aiokafka.errors import NotEnoughReplicasError, ProducerClosed
 from mode.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -22,6 +26,8 @@ logger = get_logger(__name__)
 STOP_S = 0.3
 """How long a client may take to stop by itself: what a closing lane has not committed is not wanted any more."""
 _FORCE_S = 1.0
+_RECONNECT_S = 0.5
+_LASTING_S = 2.0
 _ending: set[asyncio.Task[None]] = set()
 
 
@@ -37,6 +43,44 @@ class ClientSettings:
     """No more than the smallest `max.message.bytes` of our topics: the client never splits a batch."""
     max_request_size: int
     compression_type: str | None = "lz4"
+
+
+class _FirstRefusals(logging.Filter):
+    """Passes the client's "not enough replicas" warnings only when they go on.
+
+    A broker answers so when a transaction follows another before the former's markers are written (KIP-890); the client
+    tries again at once. One that lasts for `_LASTING_S` is about replicas.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[object, tuple[float, float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether to write the line."""
+        if not isinstance(record.args, tuple) or NotEnoughReplicasError not in record.args:
+            return True
+        first_s, last_s = self._seen.get(record.args[0], (record.created, 0.0))
+        if record.created - last_s > 1.0:
+            first_s = record.created
+        self._seen[record.args[0]] = (first_s, record.created)
+        return record.created - first_s > _LASTING_S
+
+
+logging.getLogger("aiokafka.producer.sender").addFilter(_FirstRefusals())
+
+
+def reconnect_slowly(producer: AIOKafkaProducer) -> None:
+    """Pause after a failed connection; with the short back-off of transactions it would log 100 lines a second."""
+    connect = producer.client._get_conn
+
+    async def patient(*args: Any, **kwargs: Any) -> Any:
+        found = await connect(*args, **kwargs)
+        if found is None:
+            await asyncio.sleep(_RECONNECT_S)
+        return found
+
+    producer.client._get_conn = patient
 
 
 def end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> asyncio.Task[None]:

@@ -15,114 +15,44 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
-from aiokafka.errors import (
-    IllegalGenerationError,
-    NoError,
-    NotEnoughReplicasError,
-    RebalanceInProgressError,
-    UnknownMemberIdError,
-    for_code,
-)
+from aiokafka.errors import IllegalGenerationError, NoError, RebalanceInProgressError, UnknownMemberIdError, for_code
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.structs import OffsetAndMetadata
 from mode.utils.logging import get_logger
 
-from retryapp.core.errors import DiskFullError, EnvironmentFault, StoreBrokenError
+from retryapp.core.errors import DiskFullError, StoreBrokenError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import Clock, DeadRow, LaneBatch, LaneReceipt, TopicPartition
-from retryapp.runtime.clients import ClientSettings, end
+from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.deadletters import RocksDeadLetterTable
+from retryapp.runtime.errors import OffsetsGoneError, OffsetsMissingError, StoreAheadError
 from retryapp.runtime.pending import RocksPendingTable
 from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.tail import TailReader
 
 logger = get_logger(__name__)
 
-
-class _FirstRefusals(logging.Filter):
-    """Passes the client's "not enough replicas" warnings only when they go on.
-
-    A broker answers so when a transaction follows another before the former's markers are written (KIP-890); the client
-    tries again at once. One that lasts for `_LASTING_S` is about replicas.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: dict[object, tuple[float, float]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether to write the line."""
-        if not isinstance(record.args, tuple) or NotEnoughReplicasError not in record.args:
-            return True
-        first_s, last_s = self._seen.get(record.args[0], (record.created, 0.0))
-        if record.created - last_s > 1.0:
-            first_s = record.created
-        self._seen[record.args[0]] = (first_s, record.created)
-        return record.created - first_s > _LASTING_S
-
-
-_LASTING_S = 2.0
-logging.getLogger("aiokafka.producer.sender").addFilter(_FirstRefusals())
-
 TRANSACTION_TIMEOUT_MS = 15_000
 """The broker aborts a transaction that stays open for longer; with all workers dead, committed readers wait this
 long."""
 _RETRY_BACKOFF_MS = 10
 """A transaction that follows another at once is often told to wait for the former's markers (the broker says "not
-enough
-replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that long."""
-_RECONNECT_S = 0.5
+enough replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that
+long."""
 _CLOSE_S = 3.0
 """Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
 _FORGET_S = 3600.0
 """How often the dead-letter table forgets what retention has deleted from its topic."""
 _REFILL_S = 5.0
 """Pause before the dead-letter table is read again after an error."""
-
-
-class OffsetsGoneError(EnvironmentFault):
-    """A committed offset lies outside of what its topic has. Operator action: set the group's offset."""
-
-    def __init__(self, tp: TopicPartition, committed: int, first: int, end: int) -> None:
-        self.topic = tp.topic
-        self.partition = tp.partition
-        self.committed = committed
-        self.first = first
-        self.end = end
-        what = (
-            f"up to {first - committed} records were deleted unread (retention.ms, DeleteRecords)"
-            if committed < first
-            else "the topic was cut or made again"
-        )
-        super().__init__(
-            f"{tp.topic}[{tp.partition}]: the group is at offset {committed}, but the topic has {first} to {end}: "
-            f"{what}. Find out why, then accept it by setting the group's offset "
-            f"(kafka-consumer-groups.sh --reset-offsets)"
-        )
-
-
-class OffsetsMissingError(EnvironmentFault):
-    """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
-
-    def __init__(self, lane: str, rows: int, topics: Sequence[str]) -> None:
-        self.lane = lane
-        self.rows = rows
-        self.topics = tuple(topics)
-        super().__init__(
-            f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} or "
-            f"more records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or "
-            f"skip records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin "
-            f"anew"
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,7 +123,7 @@ class KafkaLane:
     async def fence(self) -> None:
         """See `ports.LaneTransport.fence`."""
         producer = self._new_producer()
-        _reconnect_slowly(producer)
+        reconnect_slowly(producer)
         self._producer = producer
         await producer.start()
 
@@ -231,7 +161,7 @@ class KafkaLane:
             if committed < 0:
                 starts[tp] = end if tp == self.place.main and self.place.start_at_end else first
             elif not first <= committed <= end:
-                raise OffsetsGoneError(tp, committed, first, end)
+                raise OffsetsGoneError(*tp, committed, first, end)
             else:
                 starts[tp] = committed
         missing = [
@@ -404,29 +334,3 @@ async def _forget(dead: RocksDeadLetterTable, first_offset: int) -> None:
     while gone:
         gone = dead.forget_before(first_offset) > 0
         await asyncio.sleep(0)
-
-
-class StoreAheadError(EnvironmentFault):
-    """A local store knows more of a changelog than the changelog has: the topic was cut."""
-
-    def __init__(self, lane: str, store: int, end: int) -> None:
-        self.lane = lane
-        self.store = store
-        self.end = end
-        super().__init__(
-            f"lane {lane}: the local store has read its changelog up to offset {store}, but it ends at {end}. It "
-            f"was truncated; remove the local store to accept the changelog as it is"
-        )
-
-
-def _reconnect_slowly(producer: AIOKafkaProducer) -> None:
-    """Pause after a failed connection; with the short back-off of transactions it would log 100 lines a second."""
-    connect = producer.client._get_conn
-
-    async def patient(*args: Any, **kwargs: Any) -> Any:
-        found = await connect(*args, **kwargs)
-        if found is None:
-            await asyncio.sleep(_RECONNECT_S)
-        return found
-
-    producer.client._get_conn = patient

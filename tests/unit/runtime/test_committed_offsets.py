@@ -11,7 +11,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.ports import LaneBatch, TopicPartition
-from retryapp.runtime.publisher import KafkaLane, OffsetsGoneError, OffsetsMissingError
+from retryapp.runtime.errors import OffsetsGoneError, OffsetsMissingError
+from retryapp.runtime.publisher import KafkaLane
 
 MAIN = TopicPartition("orders", 1)
 RETRY = TopicPartition("app.orders.retry", 1)

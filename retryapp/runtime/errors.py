@@ -1,0 +1,62 @@
+"""Offsets that do not fit what a topic has: a lane that finds them does not open, since going on could skip records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retryapp.core.errors import EnvironmentFault
+
+
+class OffsetsGoneError(EnvironmentFault):
+    """A committed offset lies outside of what its topic has. Operator action: set the group's offset."""
+
+    def __init__(self, topic: str, partition: int, committed: int, first: int, end: int) -> None:
+        """Args: topic, partition: where. committed: the group's offset. first, end: what the topic has."""
+        self.topic = topic
+        self.partition = partition
+        self.committed = committed
+        self.first = first
+        self.end = end
+        what = (
+            f"up to {first - committed} records were deleted unread (retention.ms, DeleteRecords)"
+            if committed < first
+            else "the topic was cut or made again"
+        )
+        super().__init__(
+            f"{topic}[{partition}]: the group is at offset {committed}, but the topic has {first} to {end}: "
+            f"{what}. Find out why, then accept it by setting the group's offset "
+            f"(kafka-consumer-groups.sh --reset-offsets)"
+        )
+
+
+class OffsetsMissingError(EnvironmentFault):
+    """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
+
+    def __init__(self, lane: str, rows: int, topics: Sequence[str]) -> None:
+        """Args: lane: its name. rows: found on its changelog, at least. topics: those without offsets."""
+        self.lane = lane
+        self.rows = rows
+        self.topics = tuple(topics)
+        super().__init__(
+            f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} or "
+            f"more records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or "
+            f"skip records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin "
+            f"anew"
+        )
+
+
+class StoreAheadError(EnvironmentFault):
+    """A local store knows more of a changelog than the changelog has: the topic was cut.
+
+    Operator action: find out why; remove the local store to accept it.
+    """
+
+    def __init__(self, lane: str, store: int, end: int) -> None:
+        """Args: lane: its name. store: offset up to which the store has read. end: that of the changelog."""
+        self.lane = lane
+        self.store = store
+        self.end = end
+        super().__init__(
+            f"lane {lane}: the local store has read its changelog up to offset {store}, but it ends at {end}. It "
+            f"was truncated; remove the local store to accept the changelog as it is"
+        )
