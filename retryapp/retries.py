@@ -25,7 +25,8 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
 from retryapp.engine.handler import Delivery, Handler
 from retryapp.kafka import KafkaConnection, PlanOptions
-from retryapp.runtime.app import Runtime, RuntimeOptions
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
 from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of
 from retryapp.settings import load_settings

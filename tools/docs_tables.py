@@ -21,8 +21,8 @@ from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
 from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
 from retryapp.retries import Retries
-from retryapp.runtime.app import SETTINGS
 from retryapp.runtime.observers import EVENT_IDS, MetricsObserver
+from retryapp.runtime.options import SETTINGS
 from retryapp.settings import settings_table
 
 ROOT = Path(__file__).resolve().parent.parent

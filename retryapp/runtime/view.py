@@ -20,9 +20,10 @@ from retryapp.core.record import Record
 from retryapp.engine.lane import LaneState
 from retryapp.kafka import read_record
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition
-from retryapp.runtime.app import Placed, Runtime, owners
+from retryapp.runtime.app import Runtime
 from retryapp.runtime.lanes import LaneWatch
 from retryapp.runtime.observers import CombinedObserver
+from retryapp.runtime.placement import Placed, owners
 
 NO_CLAIMS: frozenset[bytes] = frozenset()
 LAG_TIMEOUT_S: Final = 2.0

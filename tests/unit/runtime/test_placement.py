@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from retryapp.engine.lane import LaneState
 from retryapp.engine.progress import OffsetWindow
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime import app as module
+from retryapp.runtime import placement as module
 from retryapp.runtime.app import Runtime
+from retryapp.runtime.placement import Membership, Placer
 from retryapp.testing import RecordingObserver
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
@@ -199,6 +201,24 @@ async def ended(error: BaseException | None) -> asyncio.Task[None]:
 LANE: Any = SimpleNamespace(name="app.orders.0", last_error="not a member")
 
 
+@pytest.fixture
+def placer(runtime: Runtime) -> Placer:
+    """Places partitions for lanes that never get as far as their clients."""
+    anything: Any = SimpleNamespace()
+    return Placer(
+        app=runtime.app,
+        delivery=runtime.options.delivery,
+        settings=anything,
+        reader=anything,
+        clock=runtime.clock,
+        random=runtime.random,
+        observer=runtime.observer,
+        tick_s=0.25,
+        pump=runtime.pump,
+        forget=lambda _tp: None,
+    )
+
+
 async def test_a_lane_that_dies_ends_the_process(exit_codes: list[int], caplog: pytest.LogCaptureFixture) -> None:
     """It would hold its partition and do nothing, in silence; a supervisor starts the process again."""
     module._end_if_broken(LANE, await ended(ValueError("what nobody thought of")))
@@ -206,21 +226,21 @@ async def test_a_lane_that_dies_ends_the_process(exit_codes: list[int], caplog: 
     assert "what nobody thought of" in caplog.text
 
 
-@pytest.mark.usefixtures("consumer")
 async def test_every_lane_is_watched(
-    runtime: Runtime, exit_codes: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime: Runtime,
+    consumer: Any,
+    placer: Placer,
+    exit_codes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also in the steps before and after its own life."""
 
-    async def die(_lane: Any) -> None:
+    async def die(*_: Any) -> None:
         raise ValueError("what nobody thought of")
 
-    anything: Any = SimpleNamespace()
-    monkeypatch.setattr(runtime, "_run_lane", die)
-    runtime._clients = runtime._reader = anything
-    runtime._place(runtime.served[MAIN], 0, 1, "m")
-    task = runtime.placed[MAIN, 0].task
-    assert task is not None
+    monkeypatch.setattr(Placer, "_run", die)
+    task = placer.place(runtime.served[MAIN], 0, Membership(consumer=consumer, generation=1, member_id="m")).task
     await asyncio.wait([task])
     await asyncio.sleep(0)
     assert exit_codes == [4]
@@ -246,32 +266,38 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     return slept
 
 
+def lane_that(run: Any, *, state: Any) -> Any:
+    """Return a lane with a life of its own."""
+    return SimpleNamespace(name=str(state), state=state, run=run, last_error="not a member")
+
+
+async def end_at_once() -> None:
+    """Live no longer than this."""
+
+
 async def test_a_lane_without_membership_ends_the_process_when_no_assignment_comes(
-    runtime: Runtime, exit_codes: list[int], impatient: list[float], caplog: pytest.LogCaptureFixture
+    placer: Placer, consumer: Any, exit_codes: list[int], impatient: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An assignment within the session and rebalance time-outs would cancel the wait."""
-    conf = runtime.app.conf
-    await runtime._await_assignment(LANE)
+    conf = placer.app.conf
+    await placer._run(lane_that(end_at_once, state=LaneState.IDLE), consumer)
     assert exit_codes == [4]
     assert impatient[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
     assert "not a member" in caplog.text
 
 
-@pytest.mark.usefixtures("consumer")
-async def test_a_lane_that_idles_waits_for_the_next_assignment(runtime: Runtime, exit_codes: list[int]) -> None:
+async def test_a_lane_that_idles_waits_for_the_next_assignment(
+    placer: Placer, consumer: Any, monkeypatch: pytest.MonkeyPatch, exit_codes: list[int]
+) -> None:
     """Only the wait's end ends the process; a lane that was finished does not wait."""
     waited: list[str] = []
 
-    async def note(lane: Any) -> None:
+    async def note(lane: Any, _patience_s: float) -> None:
         waited.append(lane.name)
 
-    runtime._await_assignment = note  # type: ignore[method-assign]
-    for state in (module.LaneState.IDLE, module.LaneState.CLOSED):
-
-        async def run() -> None:
-            """End at once."""
-
-        await runtime._run_lane(SimpleNamespace(name=str(state), state=state, run=run))  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "_await_assignment", note)
+    for state in (LaneState.IDLE, LaneState.CLOSED):
+        await placer._run(lane_that(end_at_once, state=state), consumer)
     assert (waited, exit_codes) == (["idle"], [])
 
 
@@ -289,7 +315,7 @@ async def test_the_end_of_a_rebalance_is_that_of_the_assignment_which_faust_has_
     assert seen == [False, True]
 
 
-async def test_a_lane_waits_for_the_end_of_the_rebalance(runtime: Runtime, consumer: Any) -> None:
+async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consumer: Any) -> None:
     """Until then Faust moves positions."""
     consumer.settled = False
     ran = asyncio.Event()
@@ -297,8 +323,7 @@ async def test_a_lane_waits_for_the_end_of_the_rebalance(runtime: Runtime, consu
     async def run() -> None:
         ran.set()
 
-    lane: Any = SimpleNamespace(name="lane", state=module.LaneState.CLOSED, run=run)
-    task = asyncio.create_task(runtime._run_lane(lane))
+    task = asyncio.create_task(placer._run(lane_that(run, state=LaneState.CLOSED), consumer))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not ran.is_set()
@@ -310,7 +335,7 @@ async def test_a_lane_waits_for_the_end_of_the_rebalance(runtime: Runtime, consu
 BROKEN_LANE = """
 import asyncio, logging
 from types import SimpleNamespace
-from retryapp.runtime.app import _end_if_broken
+from retryapp.runtime.placement import _end_if_broken
 
 async def die():
     raise ValueError("what nobody thought of")

@@ -1,0 +1,41 @@
+"""What can be decided about the runtime: by its user, and by us about Faust where the user has decided nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from retryapp.core.guarantees import DeliveryMode
+from retryapp.kafka import PlanOptions
+
+SETTINGS: Mapping[str, tuple[Any, str]] = {
+    "stream_wait_empty": (False, "Faust's wait has no bound; ours has"),
+    "broker_commit_every": (10**9, "commits in the middle of fetching stall it"),
+    "broker_commit_interval": (0.25, "fewer repeats after a crash"),
+    "broker_session_timeout": (15.0, "seconds until a killed worker's partitions move"),
+    "broker_request_timeout": (30.0, "a request to a dead broker must not take minutes"),
+    "broker_rebalance_timeout": (30.0, "a rebalance must not wait minutes for a hanging worker"),
+    "topic_disable_leader": (True, "the leader topic is not used"),
+    "web_bind": ("127.0.0.1", "the pages have no login"),
+    "web_tables_enabled": (False, "shows table contents without a login"),
+    "web_router_enabled": (False, "not used"),
+}
+"""Faust settings that we change where the user has not decided: ours and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """What the user decides about the runtime."""
+
+    grace_ms: int = 25_000
+    """How long handlers may run on after SIGTERM."""
+    drain_ms: int = 5_000
+    """How long handlers may run on when a rebalance takes their partition."""
+    start_timeout_ms: int = 60_000
+    """How long a start waits for a broker."""
+    delivery: DeliveryMode = DeliveryMode.EXACTLY_ONCE
+    """Whether lanes use transactions."""
+    plan: PlanOptions = field(default_factory=PlanOptions)
+    admin_options: Mapping[str, str] = field(default_factory=dict)
+    """librdkafka properties for the administration client, beside what the app's credentials say."""
