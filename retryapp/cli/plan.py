@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -15,6 +16,7 @@ from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
+from retryapp.core.guarantees import DeliveryMode
 from retryapp.doctor.acls import Acl, Pattern, acl_commands, needed_acls
 from retryapp.kafka import Plan, PlanOptions, PlanStep, plan_topics
 
@@ -93,7 +95,13 @@ def command(
 
 
 def _show_acls(application: Application, options: PlanOptions, principal: str | None, *, as_json: bool) -> ExitCode:
-    rights = needed_acls(application.topologies, create_main=options.create_main_partitions is not None)
+    app: Any = cast("Any", application).app
+    runtime = import_module("retryapp.runtime.worker").runtime_of(app)
+    rights = needed_acls(
+        application.topologies,
+        create_main=options.create_main_partitions is not None,
+        transactions=runtime.options.delivery is DeliveryMode.EXACTLY_ONCE,
+    )
     who = principal or f"User:{application.topologies[0].group}"
     commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
     facts = {"principal": who, "acls": list(rights), "commands": list(commands)}

@@ -64,12 +64,15 @@ class Acl:
         return "".join(f"_{letter}" if letter.isupper() else letter for letter in self.operation).lstrip("_").upper()
 
 
-def needed_acls(topologies: Sequence[HandlerTopology], *, create_main: bool = False) -> tuple[Acl, ...]:
+def needed_acls(
+    topologies: Sequence[HandlerTopology], *, create_main: bool = False, transactions: bool = True
+) -> tuple[Acl, ...]:
     """Return the rights that the workers of one application need.
 
     Args:
         topologies: its handlers, at least one.
         create_main: they make missing main topics.
+        transactions: hand-offs are transactions (``delivery="exactly_once"``).
 
     Returns:
         Rights by resource: ours, main topics, group, transactional ids, cluster.
@@ -80,7 +83,7 @@ def needed_acls(topologies: Sequence[HandlerTopology], *, create_main: bool = Fa
         *_ours(group),
         *(acl for main in mains for acl in _main(main, create=create_main)),
         _group_acl(group),
-        *_transactions(group),
+        *(_transactions(group) if transactions else ()),
         *_cluster(),
     )
 

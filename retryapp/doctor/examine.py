@@ -22,6 +22,7 @@ from retryapp.doctor.topics import judge_plan, judge_replicas, known_tiers
 from retryapp.kafka import (
     KafkaAdmin,
     KafkaConnection,
+    KafkaRequestError,
     Plan,
     PlanOptions,
     TopicState,
@@ -54,6 +55,10 @@ class Subject:
     """First port for pages; None: no pages."""
     store_format: int
     """Format of the local stores that workers of this version write."""
+    protocols: frozenset[str]
+    """Names under which its workers may join the group."""
+    transactions: bool = True
+    """Its hand-offs are transactions."""
     write: bool = False
     """Write one record, in a transaction that is aborted, to compare clocks and to try the rights."""
     timeout_s: float = 10.0
@@ -93,14 +98,14 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     try:
         for finding in cluster.look():
             findings.append(finding)  # noqa: PERF402 - what was found before a broker went silent is kept
-    except BrokerUnreachableError as error:
+    except (BrokerUnreachableError, KafkaRequestError) as error:
         reachable = False
         findings.append(
             Finding(
                 name="broker",
                 severity=Severity.PROBLEM,
-                seen=error.problem,
-                expected=f"a broker at {error.bootstrap}",
+                seen=error.problem if isinstance(error, BrokerUnreachableError) else str(error),
+                expected=f"a broker at {error.bootstrap} that lets us in",
                 why="nothing about the cluster could be looked at",
                 remedy="Start it ('retryapp broker start' for development), or correct address and security settings",
             )
@@ -141,7 +146,11 @@ class _Cluster:
         group: list[GroupFacts] = []
         yield from looked_at(f"group {subject.group}", lambda: self._group(group))
         yield from judge_rights(
-            needed_acls(self.topologies, create_main=subject.options.create_main_partitions is not None),
+            needed_acls(
+                self.topologies,
+                create_main=subject.options.create_main_partitions is not None,
+                transactions=subject.transactions,
+            ),
             topics=replicas,
             group=group[0].operations if group else None,
             cluster=facts.operations,
@@ -167,7 +176,9 @@ class _Cluster:
         facts = self.reader.group(self.subject.group)
         told.append(facts)
         mains = [self.states[t.main].partitions for t in self.topologies if t.main in self.states]
-        yield from judge_group(self.subject.group, facts, partitions=max(mains, default=0))
+        yield from judge_group(
+            self.subject.group, facts, partitions=max(mains, default=0), protocols=self.subject.protocols
+        )
 
     def _offsets(self, replicas: Mapping[str, ReplicaFacts]) -> Iterator[Finding]:
         consumed = {name for topology in self.topologies for name in topology.consumed if name in replicas}
@@ -185,7 +196,10 @@ class _Cluster:
 
     def _clock(self, replicas: Mapping[str, ReplicaFacts]) -> Iterator[Finding]:
         written = [t.events for t in self.topologies if t.events in replicas]
-        if self.subject.write and written:
+        if not self.subject.transactions:
+            why = "--write needs them" if self.subject.write else "nothing needs them"
+            yield note("rights on transactions", "this app works without transactions", why=why)
+        elif self.subject.write and written:
             measured = clock.measure(
                 self.subject.connection,
                 group=self.subject.group,
@@ -196,9 +210,9 @@ class _Cluster:
             yield ok("rights on transactions", "one transaction was begun and aborted")
             yield from clock.judge_measured(measured)
             return
-        yield note(
-            "rights on transactions", "cannot be asked", why="Kafka has no such question; --write tries one transaction"
-        )
+        else:
+            why = "Kafka has no such question; --write tries one transaction"
+            yield note("rights on transactions", "cannot be asked", why=why)
         yield from _newest(self.reader, self.topologies, replicas, self.wall_ms)
 
 

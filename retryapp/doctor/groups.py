@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.cluster import GroupFacts
 from retryapp.doctor.findings import Finding, Severity, counted, note, ok
 from retryapp.kafka import OffsetRange
 
-ASSIGNOR: Final = "faust"
-"""Protocol name of Faust's assignor: what a group of workers agrees on."""
-
 Committed = Mapping[str, Mapping[int, int]]
 Ranges = Mapping[str, Mapping[int, OffsetRange]]
 
 
-def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Iterator[Finding]:
+def judge_group(name: str, facts: GroupFacts, *, partitions: int, protocols: Collection[str]) -> Iterator[Finding]:
     """Say what state the group is in.
 
     Kafka does not tell the generation of a group of the classic protocol, which Faust uses.
@@ -26,19 +22,20 @@ def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Iterator[Fi
         name: of the group.
         facts: what was told.
         partitions: the largest partition count of its main topics.
+        protocols: names of assignors under which workers join; each delivery mode has its own.
     """
     members = len(facts.hosts)
     hosts = ", ".join(sorted(set(facts.hosts)))
     seen = f"{facts.state}, {counted(members, 'member')}{f' on {hosts}' if hosts else ''}"
     subject = f"group {name}"
-    if facts.kind == "consumer" or (facts.protocol and facts.protocol != ASSIGNOR):
+    if facts.kind == "consumer" or (facts.protocol and facts.protocol not in protocols):
         yield Finding(
             name=subject,
             severity=Severity.PROBLEM,
             seen=f"{seen}, protocol {facts.protocol or facts.kind}",
-            expected=f"workers, which agree on the protocol {ASSIGNOR}",
-            why="another program uses this group id; no worker can join, and offsets are not ours alone",
-            remedy="Stop that program, or give it or the app (faust.App id) another group",
+            expected=f"workers, whose protocol is {' or '.join(sorted(protocols))}",
+            why="another program uses this group id, or workers of the other delivery mode; no worker can join",
+            remedy="Stop what runs there, or give it or the app (faust.App id) another group",
         )
     elif facts.state in {"empty", "dead"}:
         yield note(subject, "no worker runs" if facts.state == "empty" else "no worker ever ran, or long ago")

@@ -220,9 +220,14 @@ def _secured(plain: socket.socket, host: str, options: Mapping[str, str]) -> soc
     if "SSL" not in options.get("security.protocol", "PLAINTEXT").upper().split("_"):
         return plain
     try:
-        context = ssl.create_default_context(cafile=options.get("ssl.ca.location"))
+        context = ssl.create_default_context(
+            cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem") or None
+        )
         if options.get("ssl.endpoint.identification.algorithm", "https").lower() == "none":
             context.check_hostname = False
+        if options.get("enable.ssl.certificate.verification", "true").lower() == "false":
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE  # the user's own choice for every client
         if "ssl.certificate.location" in options:
             context.load_cert_chain(
                 options["ssl.certificate.location"],

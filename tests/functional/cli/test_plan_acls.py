@@ -264,6 +264,20 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
 
 
 @pytest.mark.broker
+def test_a_login_that_is_refused_is_exit_3(retryapp, secured, group, tmp_path):
+    """Told as such, not as a broker that is silent; this machine is looked at all the same."""
+    config = tmp_path / "client.properties"
+    wrong = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": USER}
+    config.write_text("".join(f"{name}={value}\n" for name, value in {**wrong, "sasl.password": "wrong-one"}.items()))
+    done = retryapp("doctor", "--broker", secured.secured, "--group", group, "--client-config", config, "--json")
+    assert done.code == 3
+    found = {finding["name"]: finding for finding in done.json["findings"]}
+    assert "authentication" in found["broker"]["seen"].lower()
+    assert "wrong-one" not in done.out
+    assert found["disk"]["severity"] == "ok"
+
+
+@pytest.mark.broker
 def test_each_right_that_is_missing_is_told(retryapp, secured, group, tmp_path):
     """The doctor names it, or fails to do what needs it; nothing of it passes as fine."""
     main = f"orders-{group}"

@@ -43,6 +43,12 @@ def test_a_main_topic_that_is_to_be_made_needs_the_right_to() -> None:
     assert ("orders", "Create") not in {(a.name, a.operation) for a in needed_acls([ORDERS])}
 
 
+def test_without_transactions_nobody_needs_them() -> None:
+    """`delivery="at_least_once"`."""
+    resources = {acl.resource for acl in needed_acls([ORDERS], transactions=False)}
+    assert resources == {Resource.TOPIC, Resource.GROUP, Resource.CLUSTER}
+
+
 def test_the_lines_grant_all_of_it() -> None:
     """One for each resource, quoted for a shell."""
     lines = acl_commands(needed_acls([ORDERS]), bootstrap="host:9092", principal="User:CN=a b")

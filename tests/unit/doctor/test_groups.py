@@ -16,7 +16,7 @@ ORDERS = HandlerTopology(group="g", main="orders")
 def group(state: str, protocol: str = "faust", members: int = 1, kind: str = "classic") -> Finding:
     """Judge a group of a topic with two partitions."""
     facts = GroupFacts(state=state, kind=kind, protocol=protocol, hosts=("10.0.0.1",) * members, operations=None)
-    (finding,) = judge_group("g", facts, partitions=2)
+    (finding,) = judge_group("g", facts, partitions=2, protocols={"faust"})
     return finding
 
 
@@ -29,6 +29,7 @@ def group(state: str, protocol: str = "faust", members: int = 1, kind: str = "cl
         (group("empty", protocol="", members=0), Severity.NOTE, "no worker runs"),
         (group("dead", protocol="", members=0), Severity.NOTE, "no worker ever ran"),
         (group("stable", protocol="range"), Severity.PROBLEM, "protocol range"),
+        (group("stable", protocol="faust-at-least-once"), Severity.PROBLEM, "faust-at-least-once"),
         (group("stable", protocol="", kind="consumer"), Severity.PROBLEM, "consumer"),
     ],
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.releases import Features, ask_features, judge_release, parse, request
@@ -134,7 +138,37 @@ def test_the_first_broker_that_answers_is_asked(served: Callable[[bytes], int]) 
     assert ask_features(KafkaConnection("127.0.0.1:1,nonsense"), timeout_s=5) is None
 
 
-def test_tls_is_spoken_where_the_options_say_so(served: Callable[[bytes], int]) -> None:
-    """A broker that does not answer in TLS tells nothing, and nothing is sent to it in the clear."""
-    connection = KafkaConnection("127.0.0.1:1", {"security.protocol": "SASL_SSL", "ssl.ca.location": "nowhere.pem"})
-    assert ask_features(connection, timeout_s=5) is None
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"ssl.ca.location": "{ca}"}, True),
+        ({"enable.ssl.certificate.verification": "false"}, True),
+        ({"ssl.ca.location": "{ca}", "ssl.endpoint.identification.algorithm": "none"}, True),
+        ({}, False),
+        ({"ssl.ca.location": "nowhere.pem"}, False),
+    ],
+)
+def test_tls_is_spoken_where_the_options_say_so(tmp_path: Path, options: dict[str, str], told: bool) -> None:
+    """With the files and checks that librdkafka is told; a certificate that nobody vouches for ends it."""
+    authority = trustme.CA()
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer_once() -> None:
+        channel, _ = listener.accept()
+        with channel, contextlib.suppress(OSError), context.wrap_socket(channel, server_side=True) as secured:
+            if secured.recv(1000) == request():
+                secured.sendall(struct.pack(">i", len(KAFKA)) + KAFKA)
+
+    thread = threading.Thread(target=answer_once)
+    thread.start()
+    chosen = {name: value.format(ca=ca) for name, value in options.items()}
+    connection = KafkaConnection(f"127.0.0.1:{listener.getsockname()[1]}", {"security.protocol": "sasl_ssl", **chosen})
+    try:
+        assert (ask_features(connection, timeout_s=5) is not None) is told
+    finally:
+        thread.join(5)
+        listener.close()
