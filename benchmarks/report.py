@@ -48,6 +48,8 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 def summary(result: Mapping[str, Any]) -> str:
     """Return a result as plain lines for a terminal."""
     lines = [f"{result['title']}:"]
+    if result["unfinished"]:
+        lines.append(f"  did not finish: {result['unfinished']}")
     for figure in result["figures"]:
         verdict = {True: ", met", False: ", MISSED", None: ""}[figure["met"]]
         target = f"  (target {figure['target']}{verdict})" if figure["target"] else ""
@@ -58,6 +60,8 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def _section(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {result['title']}\n"
+    if result["unfinished"]:
+        yield f"**Did not finish.** {result['unfinished']}\n"
     yield from (f"* {note}" for note in result["notes"])
     yield ""
     if result["figures"]:

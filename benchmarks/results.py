@@ -73,6 +73,8 @@ class Result:
     notes: list[str] = field(default_factory=list)
     samples: dict[str, list[float | None]] = field(default_factory=dict)
     """Every run's figure, in order."""
+    unfinished: str | None = None
+    """Why the whole workload did not finish, when ours did not."""
     picture: str | None = None
     """File name of its plot."""
     ran: dict[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.ledger import Ledger
@@ -26,6 +26,7 @@ from retryapp.settings import load_settings
 
 POLL_S = 0.002
 _FLUSH_S = 120.0
+_WAKE_TRIES, _WAKE_PAUSE_S = 60, 0.5
 
 
 class NotFinishedError(EnvironmentFault):
@@ -83,7 +84,14 @@ class Stage:
         topic = self.make_topic(self.name("wake"), 1)
         consumer = self.connection.client(Consumer, group_id="wake", enable_auto_commit=False)
         try:
-            consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+            for left in reversed(range(_WAKE_TRIES)):
+                try:
+                    consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+                    break
+                except KafkaException:  # the coordinator is still being made
+                    if not left:
+                        raise
+                    time.sleep(_WAKE_PAUSE_S)
         finally:
             consumer.close()
         self.drop_topics(topic)

@@ -10,7 +10,7 @@ from benchmarks.ledger import Ledger
 from benchmarks.records import Wanted
 from benchmarks.results import Result, Target, figure
 from benchmarks.runs import Say, healthy
-from benchmarks.stage import Stage, cleaned
+from benchmarks.stage import NotFinishedError, Stage, cleaned
 from benchmarks.stats import pair_ratios, percentile, turn_order
 from benchmarks.worker import WorkerProcess
 from benchmarks.workloads.waiting import park
@@ -19,6 +19,8 @@ NAME = "healthy"
 TITLE = "Healthy records beside those that wait"
 OPTIONS = ("pairs", "repeats", "healthy_rate", "healthy_s", "healthy_pending", "healthy_firing")
 _LEAD_S = 5
+_LEAST_MS = 500
+"""Of healthy records while others fire, at least so much is looked at."""
 _SKIPPED = 4
 """One part in so many of a flow, the first, is not counted."""
 
@@ -101,7 +103,7 @@ def _while_firing(stage: Stage, say: Say, run_number: int) -> dict[str, float]:
     plan = stage.plan
     warm, many, count = plan.partitions, plan.healthy_firing, 2 * plan.healthy_rate * plan.healthy_s
     group, ledger = stage.name("firing"), stage.ledger(warm + many + count)
-    parking_s = 5 + many / 2_000  # slower than any worker so far
+    parking_s = 10 + many / 1_000
     with cleaned(stage, group):
         topic = stage.make_topic(f"{group}-main")
         with stage.worker("ours", stage.spec(group, topic)) as worker:
@@ -109,11 +111,14 @@ def _while_firing(stage: Stage, say: Say, run_number: int) -> dict[str, float]:
             due_ms = time.time_ns() // 1_000_000 + int((parking_s + _LEAD_S + plan.healthy_s / 2) * 1000)
             stage.fill(topic, (Wanted(warm + n, 1, due_ms) for n in range(many)))
             stage.wait(worker, lambda: ledger.deliveries >= warm + many, "all had failed")
+            if time.time_ns() // 1_000_000 > due_ms - plan.healthy_s * 500:
+                raise NotFinishedError("ours", f"{many} records were parked", parking_s)
             stage.wait(worker, lambda: time.time_ns() // 1_000_000 > due_ms - plan.healthy_s * 500, "the flow began")
             intended = stage.feed(topic, healthy(count, first=warm + many), plan.healthy_rate)
             stage.wait(worker, lambda: ledger.done >= warm + many + count, "all were delivered")
     last_ms = max(ledger.last_ns(n) for n in range(warm, warm + many)) / 1e6
-    before, during = list(_between(intended, 0, due_ms)), list(_between(intended, due_ms, last_ms))
+    before = list(_between(intended, 0, due_ms))
+    during = list(_between(intended, due_ms, max(last_ms, due_ms + _LEAST_MS)))
     found = {
         "before": percentile([_took_ms(ledger, n, intended) for n in before[len(before) // _SKIPPED :]], 0.99),
         "p50": percentile([_took_ms(ledger, n, intended) for n in during], 0.5),
