@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "plan": "Show which topics an app needs, and why.",
     "topics": "Make an app's topics.",
     "doctor": "Look at everything that a worker depends on.",
+    "top": "Watch a running group.",
     "pending": "Look at records that wait.",
     "dead": "Look at dead letters.",
     "broker": "Run a real single-node Kafka for development.",

@@ -10,7 +10,8 @@ from retryapp.demo.balance import Evidence, count
 from retryapp.demo.data import Fate
 from retryapp.demo.figures import quantiles
 from retryapp.demo.tally import Snapshot
-from retryapp.demo.view import PLAIN_INTERVAL_S, Scene, View, balance_text, line_of, table_of
+from retryapp.demo.view import Scene, View, balance_text, line_of, table_of
+from retryapp.terminal import PLAIN_INTERVAL_S
 
 NOW = Snapshot(
     done_at_first_try=1_000,

@@ -1,0 +1,143 @@
+"""``retryapp top``: a running group, live in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import click
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+
+from retryapp.cli._stations import Stations
+from retryapp.cli._target import Place, Target, place_options, resolve
+from retryapp.cli._workers import MORE_PORTS, Workers
+from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.runtime.clock import SystemClock
+from retryapp.settings import load_settings
+from retryapp.terminal import Group, LiveView, group_line, group_table
+
+_MEMBERS_S = 5.0
+
+
+@click.command(name="top")
+@place_options
+@click.option("--url", "urls", metavar="URL", multiple=True, help="A worker's pages; they name the others. Repeatable.")
+@click.option(
+    "--interval", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between two frames."
+)
+@click.option("--once", is_flag=True, help="Print one frame and end; rates are taken over one interval.")
+@json_option
+def command(
+    *,
+    app_spec: str | None,
+    broker: str | None,
+    group: str | None,
+    topic: str | None,
+    client_config: Path | None,
+    urls: tuple[str, ...],
+    interval: float,
+    once: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Watch a running group: what waits and is due, rates, lateness, dead letters, and each worker's lanes.
+
+    Figures come from the workers' own pages and metrics; where no worker answers, from the topics, which tell less.
+    Workers are looked for on the hosts of the group's members, at RETRYAPP_WEB_PORT and the ports behind it; --url says
+    where when that is not enough. --json prints one object and ends, as --once does.
+
+    \b
+    Examples:
+      retryapp top -A billing
+      retryapp top --broker localhost:9092 --group billing --once
+      retryapp top --url http://127.0.0.1:6066 --json
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
+    watch = _Watch(place, urls)
+    if once or as_json:
+        watch.look()  # rates need two looks
+        time.sleep(interval)
+        seen = watch.look()
+        if as_json:
+            emit(asdict(seen), "", as_json=True)
+        elif sys.stdout.isatty():
+            Console().print(group_table(seen))
+        else:
+            Console(width=200, highlight=False).print(group_table(seen))
+        return ExitCode.FINE
+    _watch_on(watch, interval)
+    return ExitCode.FINE
+
+
+def _watch_on(watch: _Watch, interval_s: float) -> None:
+    """Show frames until Ctrl-C."""
+    clock = SystemClock()
+    began_s = clock.monotonic_s()
+    with LiveView(Console(), live=sys.stdout.isatty()) as view:
+        while True:
+            seen = watch.look()
+            view.draw(clock.monotonic_s() - began_s, partial(group_table, seen), partial(group_line, seen))
+            time.sleep(interval_s)
+
+
+class _Watch:
+    """Looks at a group, through its workers or its topics."""
+
+    def __init__(self, place: Place, urls: tuple[str, ...]) -> None:
+        self._clock = SystemClock()
+        alone = place.app_spec is None and place.broker is None
+        if alone and not urls:
+            raise click.UsageError("say where to look: -A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url")
+        self._target = None if alone else resolve(place)
+        self._members = 0
+        group = place.group if self._target is None else self._target.topologies[0].group
+        if self._target is not None and not urls:
+            urls, self._members = self._addresses(self._target)
+        self._workers = Workers(group, urls, only=place.topic)
+        self._stations: Stations | None = None
+
+    def look(self) -> Group:
+        """Return how the group stands now.
+
+        Raises:
+            click.UsageError: no worker answers, and no broker is named.
+        """
+        now_ms = self._clock.wall_ms()
+        seen = self._workers.ask(now_ms)
+        if seen is not None:
+            return self._with_note(seen)
+        if self._target is None:
+            raise click.UsageError(
+                f"no worker answers at {', '.join(self._workers.urls)}: start it, or name the broker"
+            )
+        if self._stations is None:
+            self._stations = Stations(self._target.connection, self._target.topologies)
+        return self._stations.ask(now_ms)
+
+    def _with_note(self, seen: Group) -> Group:
+        missing = self._members - len(seen.workers)
+        if missing <= 0:
+            return seen
+        note = f"{missing} of {self._members} members of the group do not show their pages: their figures are missing"
+        return replace(seen, note=note)
+
+    def _addresses(self, target: Target) -> tuple[tuple[str, ...], int]:
+        """Return where pages of the group's members may be, and how many members there are."""
+        group = target.topologies[0].group
+        try:
+            admin = AdminClient(target.connection.client_config())
+            members = admin.describe_consumer_groups([group])[group].result(_MEMBERS_S).members
+        except KafkaException:
+            return (), 0
+        first = load_settings().web_port
+        hosts = sorted({member.host.lstrip("/") for member in members})
+        ports = range(first, first + len(members) + MORE_PORTS)
+        return tuple(f"http://{_host(host)}:{port}" for host in hosts for port in ports), len(members)
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,157 @@
+"""`retryapp top`: where it looks, what it draws, and what it does when no worker answers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from retryapp.cli._workers import Counters, add_up, latency_of, read_counters
+from retryapp.runtime.clock import SystemClock
+from retryapp.terminal import Group, HandlerFigures, LaneFigures, Latency, LiveView, group_line, group_table
+
+NOBODY = "http://127.0.0.1:1"
+
+GROUP = Group(
+    group="billing",
+    now_ms=100_000,
+    source="workers",
+    workers=("http://127.0.0.1:6066", "http://127.0.0.1:6067"),
+    handlers=(
+        HandlerFigures(
+            main="orders",
+            pending=1_200,
+            next_due_ms=102_500,
+            due_next_minute=300,
+            due_is_exact=False,
+            dead=9,
+            dead_by_reason={"exhausted": 2, "rejected": 7},
+            deliveries_per_s=812.4,
+            failures_per_s=3.1,
+            lateness=Latency(count=50, p50=5, p99=75, at_most=True),
+        ),
+    ),
+    lanes=(
+        LaneFigures(
+            main="orders", partition=0, worker="http://127.0.0.1:6066", state="open", since_ms=40_000, main_lag=17
+        ),
+        LaneFigures(
+            main="orders", partition=1, worker="http://127.0.0.1:6067", state="opening", last_error="no [broker]"
+        ),
+    ),
+    note="1 of 3 members of the group do not show their pages",
+)
+
+
+def drawn(group: Group) -> str:
+    """Return the table as plain text."""
+    file = io.StringIO()
+    Console(file=file, width=200).print(group_table(group))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("shown", [drawn(GROUP), group_line(GROUP)])
+def test_line_and_table_tell_the_same(shown: str) -> None:
+    """What waits, why records died, rates, lateness and the note."""
+    for fact in (
+        "1,200 (next due in 2.5 s)",
+        "9 (exhausted 2, rejected 7)",
+        "812.4/s",
+        "3.1/s",
+        "p99 <= 75 ms",
+        "1 of 3 members",
+    ):
+        assert fact in shown
+
+
+def test_table_shows_each_lane() -> None:
+    """Worker, state, since when, lag and error; brackets in an error are text."""
+    shown = drawn(GROUP)
+    assert "2 workers" in shown
+    assert "about 300 in the next minute" in shown
+    for fact in ("127.0.0.1:6066", "open", "1m", "17", "opening", "no [broker]"):
+        assert fact in shown
+    assert "lanes open 1/2" in group_line(GROUP)
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    """No measurement is no zero."""
+    figures = HandlerFigures(main="orders", pending=0, next_due_ms=None)
+    group = Group(group="g", now_ms=0, source="topics", workers=(), handlers=[figures], lanes=())
+    assert "late by  -" in drawn(group)
+    assert "delivered -" in group_line(group)
+
+
+def test_plain_lines_keep_brackets() -> None:
+    """Nothing of a group is taken for a style."""
+    file = io.StringIO()
+    with LiveView(Console(file=file, width=80), live=False) as view:
+        view.draw(0.0, lambda: "", lambda: "a [red]b[/]")
+        view.draw(0.1, lambda: "", lambda: "too early")
+    assert file.getvalue() == "a [red]b[/]\n"
+
+
+def test_counters_are_read_from_the_metrics_that_a_worker_writes() -> None:
+    """By the same names."""
+    from retryapp.ports import Event, Observation
+    from retryapp.runtime.observers import MetricsObserver
+
+    metrics = MetricsObserver()
+    for event, facts in (
+        (Event.SUCCEEDED, {"lateness_ms": 7}),
+        (Event.FAILED, {"error_class": "retryable"}),
+        (Event.DEAD, {"reason": "rejected"}),
+    ):
+        metrics.observe(Observation(event=event, handler="orders", **facts))  # type: ignore[arg-type]
+    counters = read_counters(metrics.text().decode())["orders"]
+    assert (counters.deliveries, counters.failures, counters.dead) == (2.0, 1.0, {"rejected": 1})
+    late = latency_of(counters.lateness)
+    assert late is not None
+    assert (late.count, late.p50) == (1, 10.0)
+
+
+def test_counters_add_up_and_never_go_back() -> None:
+    """A worker that started anew counts from zero."""
+    total = add_up([{"a": Counters(deliveries=1)}, {"a": Counters(deliveries=2), "b": Counters(deliveries=5)}])
+    assert (total["a"].deliveries, total["b"].deliveries) == (3.0, 5.0)
+    assert Counters(deliveries=4).since(Counters(deliveries=10)).deliveries == 4.0
+    assert latency_of({}) is None
+
+
+def test_it_has_to_know_where_to_look(retryapp: Callable[..., Any]) -> None:
+    """An app, a broker with a group, or a worker."""
+    outcome = retryapp("top", "--once")
+    assert outcome.code == 2
+    assert "-A MODULE[:APP]" in outcome.err
+
+
+def test_no_worker_and_no_broker_is_an_error(retryapp: Callable[..., Any]) -> None:
+    """Named with the address that was tried."""
+    outcome = retryapp("top", "--url", NOBODY, "--once", "--json")
+    assert outcome.code == 2
+    assert NOBODY in outcome.json["error"]["message"]
+
+
+@pytest.mark.broker
+def test_without_workers_it_reads_the_topics(shop: Any, retryapp: Callable[..., Any]) -> None:
+    """What waits, when it is due, what is dead and why; the rest is not known."""
+    now_ms = SystemClock().wall_ms()
+    shop.wait(0, 1, now_ms + 30_000)
+    shop.wait(1, 2, now_ms + 3_600_000)
+    shop.wait(2, 3, now_ms + 7_200_000)
+    shop.fire(2, 3, now_ms + 7_200_000)
+    shop.bury(0, 4)
+    shop.bury(0, 5, reason="rejected")
+    outcome = retryapp("top", *shop.place, "--json", "--interval", 0.5)
+    assert outcome.code == 0, outcome.err
+    (figures,) = outcome.json["handlers"]
+    assert outcome.json["source"] == "topics"
+    assert (figures["main"], figures["pending"], figures["next_due_ms"]) == (shop.topology.main, 2, now_ms + 30_000)
+    assert (figures["due_next_minute"], figures["dead_by_reason"]) == (1, {"exhausted": 1, "rejected": 1})
+    assert (figures["deliveries_per_s"], figures["failures_per_s"], figures["lateness"]) == (None, 0.0, None)
+    shown = retryapp("top", *shop.place, "--url", NOBODY, "--once", "--interval", 0.5)
+    assert "read from the topics" in shown.out
+    assert "2 (exhausted 1, rejected 1)" in shown.out
