@@ -1,0 +1,216 @@
+"""The user's own agents, RocksDB tables, timers and web views beside our handlers, while a worker joins and leaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from harness import HandlerSpec, Stage, Worker, wait_for
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(300)]
+
+PARTITIONS = 4
+KEYS = ("k0", "k9", "k4", "k5", "k1", "k2", "k6", "k11")
+"""Two for each partition, by the hash that Java's and Faust's producers use."""
+LONGEST_PAUSE_S = 5.0
+"""Between two ticks of a timer that should come every 0.2 s; the tests' machine is busy."""
+
+NEIGHBOURS = """
+
+tallies = app.Table("tallies", default=list, partitions=SPEC["partitions"], key_type=str)
+numbers = app.topic(SPEC["numbers"], key_type=str, key_serializer="json", value_type=int, value_serializer="json")
+
+
+@app.agent(numbers)
+async def tally(stream):
+    \"\"\"Count each number of a key once, in order; at least once brings some again, a gap would be a loss.\"\"\"
+    async for event in stream.events():
+        count, last = tallies[event.key] or (0, 0)
+        if event.value > last:
+            if event.value != last + 1:
+                await tell("gaps", key=event.key, last=last, value=event.value)
+            tallies[event.key] = [count + 1, event.value]
+
+
+@app.timer(interval=0.2)
+async def tick():
+    await tell("ticks")
+
+
+@app.page("/tallies/{key}/")
+@app.table_route(table=tallies, match_info="key")
+async def show_tally(web, request, key):
+    count, last = tallies[key] or (0, 0)
+    return web.json({"count": count, "last": last, "pid": os.getpid()})
+
+
+@app.page("/hello/")
+async def hello(web, request):
+    return web.json({"pid": os.getpid()})
+
+
+async def tell(what, **facts):
+    value = _text(json.dumps(facts).encode())
+    told = {"failure_id": what, "attempt": 1, "key": None, "value": value, "headers": [], "timestamp_ms": 0}
+    await call_service(what, {**told, "due_at_ms": None})
+"""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Numbers for the agent and records for the handler, in turn, until it is stopped."""
+
+    stage: Stage
+    numbers: str
+    orders: str
+    last: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
+    order_ids: set[int] = field(default_factory=set)
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        """Publish from a thread: about 160 numbers and 20 orders a second."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._publish, args=(stop,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(30)
+
+    def _publish(self, stop: threading.Event) -> None:
+        # as Faust's own producer does: its router looks for a key on the worker that has its partition by that hash
+        producer = Producer(
+            {"bootstrap.servers": self.stage.bootstrap, "partitioner": "murmur2_random", "linger.ms": 5}
+        )
+        while not stop.wait(0.05):
+            for key in KEYS:
+                self.last[key] += 1
+                producer.produce(
+                    self.numbers, str(self.last[key]), key=json.dumps(key)
+                )  # as the table's keys are written
+            number = len(self.order_ids)
+            self.order_ids.add(number)
+            fact = json.dumps({"id": number, "fail": number % 3})
+            producer.produce(self.orders, fact, key=str(number), partition=number % PARTITIONS)
+            producer.poll(0)
+        assert producer.flush(20) == 0
+
+
+@dataclass(slots=True)
+class Views:
+    """Asks a page of the user's own all the time, as a health check would."""
+
+    worker: Worker
+    answers: list[tuple[float, int]] = field(default_factory=list)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Ask from a thread, ten times a second."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._ask, args=(stop,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(30)
+
+    def _ask(self, stop: threading.Event) -> None:
+        while not stop.wait(0.1):
+            status, _ = self.worker.get("/hello/")
+            self.answers.append((time.monotonic(), status))
+
+
+def tallies(worker: Worker) -> dict[str, dict[str, Any]]:
+    """Ask a worker's view for all keys; those of another worker's partitions it fetches there."""
+    found = {}
+    for key in KEYS:
+        status, body = worker.get(f"/tallies/{key}/")
+        if status == 200:
+            found[key] = json.loads(body)
+    return found
+
+
+def exact(worker: Worker, traffic: Traffic) -> dict[str, dict[str, Any]]:
+    """Wait until a worker's view says for each key that every number was counted once; return its answers."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def all_counted() -> bool:
+        found.update(tallies(worker))
+        counted = {key: (answer["count"], answer["last"]) for key, answer in found.items()}
+        return counted == {key: (last, last) for key, last in traffic.last.items()}
+
+    try:
+        wait_for(all_counted, f"{worker.name} says that all are counted", timeout_s=60, every_s=0.2)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: published {traffic.last}, answered {found}") from None
+    return found
+
+
+def longest_pause_s(stage: Stage, pid: int) -> float:
+    """Return the longest time between two ticks of a process."""
+    times = sorted(visit.at_ms for visit in stage.service.of("ticks") if visit.pid == pid)
+    assert len(times) > 10, "its timer ticks"
+    return max(after - before for before, after in pairwise(times)) / 1000
+
+
+def run_for(seconds: float) -> None:
+    """Let traffic flow for a while."""
+    threading.Event().wait(seconds)
+
+
+def test_neighbours_through_a_join_and_a_leave(stage: Stage) -> None:
+    """Counts are exact on whoever has them, timers tick on, views answer on, and our own records are all done."""
+    orders, numbers = stage.main_topic("orders", PARTITIONS), stage.main_topic("numbers", PARTITIONS)
+    stage.program(HandlerSpec(topic=orders), partitions=PARTITIONS, numbers=numbers)
+    program = stage.folder / "app.py"
+    program.write_text(program.read_text() + NEIGHBOURS)
+    traffic = Traffic(stage, numbers, orders)
+    first = stage.worker("first")
+    views = Views(first)
+    with views.asked():
+        with traffic.flowing():
+            run_for(2)
+        exact(first, traffic)
+
+        with traffic.flowing():
+            second = stage.worker("second")
+            run_for(2)
+        for worker in (first, second):
+            assert {answer["pid"] for answer in exact(worker, traffic).values()} == {first.pid, second.pid}, (
+                "each has keys"
+            )
+
+        with traffic.flowing():
+            run_for(1)
+            assert second.stop() == 0
+            run_for(2)
+        assert {answer["pid"] for answer in exact(first, traffic).values()} == {first.pid}
+
+    wait_for(lambda: stage.service.done(orders) == traffic.order_ids, "our own records are done")
+    stage.wait_settled(orders)
+    evidence = stage.evidence(orders)
+    assert not evidence.repeated_handoffs()
+    assert not evidence.dead()
+    assert [visit.facts for visit in stage.service.of("gaps")] == []
+    assert longest_pause_s(stage, first.pid) < LONGEST_PAUSE_S
+    assert longest_pause_s(stage, second.pid) < LONGEST_PAUSE_S
+    assert {status for _, status in views.answers} == {200}
+    assert max(b - a for (a, _), (b, _) in pairwise(views.answers)) < LONGEST_PAUSE_S
+    attempts = defaultdict(set)
+    for visit in stage.service.of(orders):
+        attempts[visit.facts["id"]].add(visit.attempt)
+    assert all(seen == set(range(1, number % 3 + 2)) for number, seen in attempts.items())
+    for worker in (first, second):
+        assert "Traceback" not in worker.log
+    assert first.stop() == 0
