@@ -1,0 +1,108 @@
+"""What refuses a start before anything is consumed or made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retryapp.core.errors import (
+    BrokerUnreachableError,
+    DeliveryModeError,
+    DuplicateHandlerError,
+    InvalidSettingError,
+    RetryAppError,
+)
+from retryapp.runtime import preparation as module
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.plain import PROTOCOL
+
+
+class Cluster:
+    """The broker as the preparation asks it."""
+
+    def __init__(self) -> None:
+        self.answers_after = 0
+        self.protocol: str | None = None
+        self.waiting: dict[str, int] = {}
+        """Records that wait, by changelog."""
+        self.made: list[Any] = []
+
+    def topic_names(self) -> list[str]:
+        """Answer, or not yet."""
+        if self.answers_after > 0:
+            self.answers_after -= 1
+            raise BrokerUnreachableError("127.0.0.1:1", "nobody listens")
+        return []
+
+    def describe_topics(self, names: list[str]) -> dict[str, Any]:
+        """Return those that exist."""
+        return {name: None for name in names if name in self.waiting}
+
+    def group_protocol(self, _group: str) -> str | None:
+        """Return that of running members."""
+        return self.protocol
+
+    def ensure_topics(self, _admin: Any, topologies: Any, _options: Any) -> Any:
+        """Note that everything was found well; the topics themselves are another test's."""
+        self.made.extend(topologies)
+        raise ReachedError
+
+
+class ReachedError(RetryAppError):
+    """Nothing refused: topics would be made now."""
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A broker that is there, with nothing on it; pauses take no time."""
+    made = Cluster()
+    monkeypatch.setattr(module, "KafkaAdmin", lambda *_, **__: made)
+    monkeypatch.setattr(module, "ensure_topics", made.ensure_topics)
+    monkeypatch.setattr(module, "read_changelog", lambda _connection, name: [None] * made.waiting[name])
+    monkeypatch.setattr(module.time, "sleep", lambda _s: None)
+    return made
+
+
+async def test_topics_are_made_when_nothing_refuses(runtime: Runtime, cluster: Cluster) -> None:
+    """Also after a wait for the broker."""
+    cluster.answers_after = 2
+    with pytest.raises(ReachedError):
+        runtime.prepare()
+    assert [topology.main for topology in cluster.made] == ["orders"]
+
+
+@pytest.mark.parametrize("topic", ["orders", "app.orders.redelivery"])
+async def test_an_agent_on_a_topic_that_a_handler_reads_is_refused(
+    runtime: Runtime, cluster: Cluster, topic: str
+) -> None:
+    """One record has one fate in a group."""
+
+    @runtime.app.agent(runtime.app.topic(topic))
+    async def mine(_stream: Any) -> None:
+        """Read what a handler reads."""
+
+    with pytest.raises(DuplicateHandlerError) as raised:
+        runtime.prepare()
+    assert raised.value.topic == topic
+    assert raised.value.second.endswith("mine")
+    assert cluster.made == []
+
+
+async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, cluster: Cluster) -> None:
+    """It renames the group, so all our topics: what waits under the old names would never come back."""
+    runtime.app.conf.version, runtime.app.conf._id = 3, "app-v3"
+    cluster.waiting = {"app.orders.pending.changelog": 0, "app-v2.orders.pending.changelog": 7}
+    with pytest.raises(InvalidSettingError, match="7 records of version 2 still wait in app-v2"):
+        runtime.prepare()
+    assert cluster.made == []
+
+
+@pytest.mark.parametrize(("protocol", "refused"), [(None, False), ("faust", False), (PROTOCOL, True)])
+async def test_workers_of_the_other_delivery_mode_are_not_joined(
+    runtime: Runtime, cluster: Cluster, protocol: str | None, refused: bool
+) -> None:
+    """A late commit of theirs would pass an open transaction of ours."""
+    cluster.protocol = protocol
+    with pytest.raises(DeliveryModeError if refused else ReachedError):
+        runtime.prepare()
