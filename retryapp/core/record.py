@@ -28,6 +28,14 @@ _MAX_PARTITION = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1
 
 
+def held_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return what a record's bytes take, headers included: what bounds of memory and of transactions count."""
+    size = len(key or b"") + len(value or b"")
+    for name, content in headers:
+        size += len(name) + len(content or b"")
+    return size
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """Why offsets could not be read."""
