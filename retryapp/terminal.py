@@ -50,6 +50,7 @@ class HandlerFigures:
     due_is_exact: bool = True
     dead: int = 0
     dead_by_reason: Mapping[str, int] = field(default_factory=dict)
+    """Of all of them, or of those since the workers started: then there are fewer."""
     deliveries_per_s: float | None = None
     failures_per_s: float | None = None
     lateness: Latency | None = None
@@ -154,7 +155,7 @@ def figure_rows(
     if figures.due_next_minute is not None:
         about = "" if figures.due_is_exact else "about "
         rows.append(("due", f"{about}{figures.due_next_minute:,} in the next minute"))
-    rows.append(("dead", f"[red]{figures.dead:,}[/]{escape(reasons_text(figures.dead_by_reason, statuses or {}))}"))
+    rows.append(("dead", f"[red]{figures.dead:,}[/]{escape(_reasons(figures, statuses or {}))}"))
     if figures.deliveries_per_s is not None or figures.failures_per_s is not None:
         failures = f"[red]{rate_text(figures.failures_per_s)}[/]"
         rows.append(("runs", f"{rate_text(figures.deliveries_per_s)} delivered, {failures} failed"))
@@ -214,7 +215,7 @@ def group_line(group: Group) -> str:
         lanes = f"  lanes open {sum(lane.state == 'open' for lane in mine)}/{len(mine)}" if mine else ""
         told.append(
             f"{figures.main}  waiting {figures.pending:,}{due_text(figures.next_due_ms, group.now_ms)}  "
-            f"dead {figures.dead:,}{reasons_text(figures.dead_by_reason, {})}  "
+            f"dead {figures.dead:,}{_reasons(figures, {})}  "
             f"delivered {rate_text(figures.deliveries_per_s)}  failed {rate_text(figures.failures_per_s)}  "
             f"late {latency_text(figures.lateness)}{lanes}"
         )
@@ -231,6 +232,12 @@ def reasons_text(reasons: Mapping[str, int], statuses: Mapping[str, int]) -> str
     parts = [f"{reason} {count:,}" for reason, count in sorted(reasons.items())]
     split = [f"{count:,} x {status}" for status, count in sorted(statuses.items())]
     return (f" ({', '.join(parts)}" + (f": {', '.join(split)}" if split else "") + ")") if parts else ""
+
+
+def _reasons(figures: HandlerFigures, statuses: Mapping[str, int]) -> str:
+    text = reasons_text(figures.dead_by_reason, statuses)
+    is_all = sum(figures.dead_by_reason.values()) >= figures.dead
+    return text if is_all else text.replace("(", "(since the workers started: ", 1)
 
 
 def rate_text(per_s: float | None) -> str:

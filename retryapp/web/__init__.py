@@ -34,6 +34,19 @@ The pages have no login: keep Faust's ``web_bind`` on loopback, or put something
 
 from __future__ import annotations
 
-from retryapp.web.register import register
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from retryapp.web.blueprint import register
 
 __all__ = ["register"]
+
+
+def __getattr__(name: str) -> object:
+    """Load `register` on first use: commands need this room's words for times and records, but not Faust."""
+    if name != "register":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from retryapp.web.blueprint import register
+
+    globals()[name] = register
+    return register

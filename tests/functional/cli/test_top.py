@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,14 @@ def test_table_shows_each_lane() -> None:
     for fact in ("127.0.0.1:6066", "open", "1m", "17", "opening", "no [broker]"):
         assert fact in shown
     assert "lanes open 1/2" in group_line(GROUP)
+
+
+def test_reasons_of_some_are_not_taken_for_those_of_all() -> None:
+    """Workers count reasons from their start, the tables hold older dead letters too."""
+    figures = HandlerFigures(main="orders", pending=0, next_due_ms=None, dead=429, dead_by_reason={"rejected": 215})
+    group = Group(group="g", now_ms=0, source="workers", workers=(), handlers=[figures], lanes=())
+    assert "429 (since the workers started: rejected 215)" in drawn(group)
+    assert "429 (since the workers started: rejected 215)" in group_line(group)
 
 
 def test_what_is_not_known_is_a_dash() -> None:
@@ -155,3 +165,9 @@ def test_without_workers_it_reads_the_topics(shop: Any, retryapp: Callable[..., 
     shown = retryapp("top", *shop.place, "--url", NOBODY, "--once", "--interval", 0.5)
     assert "read from the topics" in shown.out
     assert "2 (exhausted 1, rejected 1)" in shown.out
+
+
+def test_looking_does_not_load_the_runtime() -> None:
+    """Commands that look start without Faust: it takes longer to import than all the rest."""
+    code = "import sys, retryapp.cli.top, retryapp.cli.pending; sys.exit('faust' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
