@@ -14,10 +14,10 @@ from retryapp.doctor import clock, machine, stores
 from retryapp.doctor.acls import needed_acls
 from retryapp.doctor.brokers import INTERNAL, Needs, judge_brokers
 from retryapp.doctor.cluster import ClusterFacts, ClusterReader, GroupFacts, ReplicaFacts
-from retryapp.doctor.findings import Finding, Severity, looked_at, note, ok
+from retryapp.doctor.findings import Finding, Severity, looked_at, note, ok, unanswered
 from retryapp.doctor.groups import judge_group, judge_offsets
 from retryapp.doctor.releases import ask_features, judge_release
-from retryapp.doctor.rights import judge_rights
+from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import judge_plan, judge_replicas, known_tiers
 from retryapp.kafka import (
     KafkaAdmin,
@@ -130,21 +130,21 @@ class _Cluster:
 
     def look(self) -> Iterator[Finding]:
         subject = self.subject
-        KafkaAdmin(subject.connection, timeout_s=REACH_S).topic_names()  # its error has the client's own words on why
+        self._reach()
         facts = self.reader.cluster()
         yield ok("broker", f"{subject.connection.bootstrap} answers")
         features = ask_features(subject.connection, timeout_s=subject.timeout_s)
         yield from judge_release(features, _first_setting(facts, VERIFICATION))
         if subject.topologies is None:
             self.topologies = self._found()
-        yield from looked_at("topics", self._topics)
+        yield from self._step("topics", self._topics)
         replicas = self.reader.replicas([*_names(self.topologies), *INTERNAL])
         internal = {name: replicas.pop(name).replication for name in INTERNAL if name in replicas}
         needs = _needs(facts, subject.options, subject.session_timeout_ms, self.states.values())
         yield from judge_brokers(facts, needs, internal)
         yield from judge_replicas(replicas, self.states)
         group: list[GroupFacts] = []
-        yield from looked_at(f"group {subject.group}", lambda: self._group(group))
+        yield from self._step(f"group {subject.group}", lambda: self._group(group))
         yield from judge_rights(
             needed_acls(
                 self.topologies,
@@ -155,8 +155,23 @@ class _Cluster:
             group=group[0].operations if group else None,
             cluster=facts.operations,
         )
-        yield from looked_at("offsets", lambda: self._offsets(replicas))
-        yield from looked_at("clock", lambda: self._clock(replicas))
+        yield from self._step("offsets", lambda: self._offsets(replicas))
+        yield from self._step("clock", lambda: self._clock(replicas))
+
+    def _reach(self) -> None:
+        KafkaAdmin(self.subject.connection, timeout_s=REACH_S).topic_names()  # its error has the client's words on why
+
+    def _step(self, name: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+        """Yield what a check finds. A question that is not answered while others are is a finding too.
+
+        Raises:
+            BrokerUnreachableError: nothing is answered any more.
+        """
+        try:
+            yield from looked_at(name, look)
+        except BrokerUnreachableError as error:
+            self._reach()
+            yield unanswered(name, error)
 
     def _found(self) -> tuple[HandlerTopology, ...]:
         group = self.subject.group
@@ -195,25 +210,43 @@ class _Cluster:
         yield from judge_offsets(self.topologies, committed, ranges, has_rows)
 
     def _clock(self, replicas: Mapping[str, ReplicaFacts]) -> Iterator[Finding]:
-        written = [t.events for t in self.topologies if t.events in replicas]
-        if not self.subject.transactions:
-            why = "--write needs them" if self.subject.write else "nothing needs them"
-            yield note("rights on transactions", "this app works without transactions", why=why)
-        elif self.subject.write and written:
-            measured = clock.measure(
-                self.subject.connection,
-                group=self.subject.group,
-                topic=written[0],
-                wall_ms=self.wall_ms,
-                timeout_s=self.subject.timeout_s,
-            )
-            yield ok("rights on transactions", "one transaction was begun and aborted")
-            yield from clock.judge_measured(measured)
+        measured: list[clock.Measured] = []
+        yield self._transaction(replicas, measured)
+        if measured:
+            yield from clock.judge_measured(measured[0])
             return
-        else:
-            why = "Kafka has no such question; --write tries one transaction"
-            yield note("rights on transactions", "cannot be asked", why=why)
         yield from _newest(self.reader, self.topologies, replicas, self.wall_ms)
+
+    def _transaction(self, replicas: Mapping[str, ReplicaFacts], measured: list[clock.Measured]) -> Finding:
+        """Try one transaction where that is wanted, and say what is known about the right to."""
+        subject, name = self.subject, "rights on transactions"
+        if not subject.transactions:
+            why = "--write needs them" if subject.write else "nothing needs them"
+            return note(name, "this app works without transactions", why=why)
+        written = next((t.events for t in self.topologies if t.events in replicas), None)
+        if not subject.write or written is None:
+            why = "--write tries one transaction" if not subject.write else "there is no events topic to write to yet"
+            return note(name, "not tried", why=f"Kafka cannot be asked; {why}")
+        try:
+            told = clock.measure(
+                subject.connection,
+                group=subject.group,
+                topic=written,
+                wall_ms=self.wall_ms,
+                timeout_s=subject.timeout_s,
+            )
+        except (KafkaRequestError, BrokerUnreachableError) as error:
+            self._reach()
+            return Finding(
+                name=name,
+                severity=Severity.PROBLEM,
+                seen=error.problem if isinstance(error, BrokerUnreachableError) else str(error),
+                expected="a transaction that can be begun, written in and aborted",
+                why="no lane opens",
+                remedy=f"{REMEDY}; a broker that stays silent cannot make or reach __transaction_state",
+            )
+        measured.append(told)
+        return ok(name, "one transaction was begun and aborted")
 
 
 def quick_findings(

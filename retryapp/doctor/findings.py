@@ -85,6 +85,18 @@ def looked_at(name: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Find
         )
 
 
+def unanswered(name: str, error: BrokerUnreachableError) -> Finding:
+    """Return that one question was not answered, by brokers that answer others."""
+    return Finding(
+        name=name,
+        severity=Severity.PROBLEM,
+        seen=error.problem,
+        expected="an answer",
+        why="brokers answer other questions, so a part of them is missing: a coordinator, or one of several brokers",
+        remedy="Look at the brokers' logs, and at the findings about their settings",
+    )
+
+
 def counted(count: int, noun: str) -> str:
     """Say a number of things.
 

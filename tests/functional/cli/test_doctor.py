@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +17,14 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaExcepti
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from retryapp import Retries
+from retryapp.broker import Broker
 from retryapp.cli.doctor import PROTOCOLS
+from retryapp.core.errors import EnvironmentFault
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor import Finding, quick_findings
+from retryapp.doctor import Finding, Subject, examine, quick_findings
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics, plan_topics, read_topic
+from retryapp.runtime.store import FORMAT_VERSION
 
 NOW_MS = 1_700_000_000_000
 
@@ -170,6 +175,72 @@ def test_a_missing_main_topic_is_found(retryapp, module):
     found = by_name(done)
     assert found[f"topic orders-{module}"]["seen"] == "it does not exist"
     assert found["stores"]["severity"] == "ok", "what comes after is looked at all the same"
+    assert (
+        "no events topic"
+        in by_name(retryapp("doctor", "-A", module, "--write", "--json"))["rights on transactions"]["why"]
+    )
+
+
+HALF_CONFIGURED = {
+    "auto.create.topics.enable": "true",
+    "transaction.state.log.replication.factor": "3",
+    "offsets.topic.replication.factor": "3",
+    "transaction.max.timeout.ms": "10000",
+    "group.max.session.timeout.ms": "10000",
+    "offsets.retention.minutes": "1440",
+    "transaction.partition.verification.enable": "false",
+}
+"""Settings of a broker on which a worker would wait for ever, or lose what it knows."""
+
+
+@pytest.fixture
+def half_configured(cache_dir: Path) -> Iterator[str]:
+    """A broker with these settings, of one test alone."""
+    started = Broker(cache_dir, settings=HALF_CONFIGURED)
+    try:
+        started.start()
+    except EnvironmentFault as error:
+        started.close()
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no broker: {error}")
+    yield started.bootstrap
+    started.close()
+
+
+@pytest.mark.broker
+def test_a_half_configured_broker_is_found_out(half_configured, tmp_path):
+    """Each setting by its name; what follows from them, by trying."""
+    topology = HandlerTopology(group="g", main="orders")
+    ensure_topics(KafkaAdmin(KafkaConnection(half_configured)), [topology], PlanOptions(create_main_partitions=1))
+    subject = Subject(
+        connection=KafkaConnection(half_configured),
+        group="g",
+        topologies=None,
+        datadir=tmp_path,
+        web_bind="127.0.0.1",
+        web_port=None,
+        store_format=FORMAT_VERSION,
+        protocols=frozenset(PROTOCOLS.values()),
+        write=True,
+        timeout_s=4.0,
+    )
+    report = examine(subject, wall_ms=lambda: time.time_ns() // 1_000_000)
+    assert report.reachable
+    assert not report.clean
+    counting = {finding.name: finding.severity.value for finding in report.findings if finding.counts}
+    assert counting == {
+        "version": "warning",
+        "setting auto.create.topics.enable": "warning",
+        "setting offsets.retention.minutes": "warning",
+        "setting transaction.state.log.replication.factor": "problem",
+        "setting offsets.topic.replication.factor": "problem",
+        "group g": "problem",
+        "offsets": "problem",
+        "setting transaction.max.timeout.ms": "problem",
+        "setting group.max.session.timeout.ms": "problem",
+        "rights on transactions": "problem",
+    }
 
 
 def test_no_broker_is_exit_3_and_the_machine_is_still_told(retryapp, tmp_path, monkeypatch):

@@ -297,3 +297,5 @@ def test_each_right_that_is_missing_is_told(retryapp, secured, group, tmp_path):
         assert done.code == 1, (left_out, done.out)
         told = json.dumps([finding for finding in done.json["findings"] if finding["severity"] == "problem"])
         assert "authorization failed" in told or "not allowed" in told, (left_out, told)
+        if left_out["resource"] == "TransactionalId":
+            assert "rights on transactions" in told
