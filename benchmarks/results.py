@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.stats import Estimate, estimate
 
 RESULTS = "results.json"
+FORMAT = 1
+"""Raised when a field comes or goes: what an older version kept is measured again, not guessed at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +90,15 @@ class Result:
 def save(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     """Write results, each as :func:`as_json` returns it, into a folder."""
     partial = folder / f"{RESULTS}.new"
-    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.write_text(json.dumps({"format": FORMAT, "workloads": results}, indent=1) + "\n")
     partial.replace(folder / RESULTS)
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read what was saved; nothing when there is nothing."""
+    """Read what was saved; nothing when there is nothing, or only another format."""
     file = folder / RESULTS
-    return dict(json.loads(file.read_text())) if file.exists() else {}
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return dict(found["workloads"]) if found.get("format") == FORMAT else {}
 
 
 def as_json(result: Result) -> dict[str, Any]:

@@ -53,6 +53,12 @@ def test_what_was_saved_makes_the_same_page(tmp_path: Path) -> None:
     assert results.load(tmp_path / "nowhere") == {}
 
 
+def test_what_another_version_kept_is_not_read(tmp_path: Path) -> None:
+    """Its fields may mean something else."""
+    (tmp_path / results.RESULTS).write_text('{"format": 0, "workloads": {"happy": {}}}')
+    assert results.load(tmp_path) == {}
+
+
 def test_the_page_says_what_was_missed_and_that_the_machine_was_busy() -> None:
     """Nobody may quote such a figure without seeing why not to."""
     text = page({"happy": as_json(_result(figure("ours / theirs", "x", [2.0, 3.0, 2.5], Target(least=4))))})
