@@ -10,14 +10,12 @@ The handler runs outside any transaction. Everything that it raises is a failure
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from retryapp.core.classify import Failure, classify
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.errors import DamagedMetadataError, RetryAppError, UnreadableRecordsError
-from retryapp.core.headers import RetryMetadata
 from retryapp.core.hops import (
     Outgoing,
     after_failure,
@@ -32,17 +30,15 @@ from retryapp.core.hops import (
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.record import Origin, Record, failure_id
 from retryapp.engine.damage import bury_damaged, unreadable
-from retryapp.engine.handler import Delivery, Handler, abandon, call
+from retryapp.engine.handler import Delivery, Handler, call
 from retryapp.engine.park import waiting_metadata
+from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.threads import NoThreadError
 from retryapp.engine.turn import Turn, to_event
 from retryapp.ports import Clock, Event, Observation, Random, TopicPartition
 
-CANCEL_WAIT_S = 2.0
-"""How long a cancelled handler may clean up before it is left to itself."""
-
-
-_Outcome = asyncio.Future[BaseException | None]
+Outcome = Turn | int
+"""What settles a record: a turn, or the offset behind a record that was fine at once and leaves nothing to say."""
 
 
 class HandlerTimeoutError(RetryAppError):
@@ -61,37 +57,6 @@ class UnprintableError(RetryAppError):
         super().__init__(f"handler {handler} raised an error whose own code fails when its type or text is asked for")
 
 
-class RunAbortedError(Exception):
-    """The run was given up because its lane ended; its record will be read again by whoever owns it next."""
-
-
-class Run:
-    """One running delivery, which its partition may give up."""
-
-    def __init__(self) -> None:
-        self.aborted = False
-        self.begun = False
-        """The handler was called; before that a delivery may be given up at no cost."""
-        self._scope: asyncio.Timeout | None = None
-
-    def within(self, seconds: float | None) -> asyncio.Timeout:
-        """Return a scope, to be entered at once, that bounds a wait in time and ends when the run is given up.
-
-        Both raise TimeoutError. The scope before it is over.
-        """
-        loop = asyncio.get_running_loop()
-        until_s = None if seconds is None else loop.time() + seconds
-        self._scope = asyncio.timeout_at(loop.time() if self.aborted else until_s)
-        return self._scope
-
-    def abort(self) -> None:
-        """Cancel the handler; its outcome will be ignored."""
-        self.aborted = True
-        if self._scope is not None:
-            with suppress(RuntimeError):  # the scope is over
-                self._scope.reschedule(asyncio.get_running_loop().time())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
     """What deliveries of one handler and partition share."""
@@ -105,58 +70,89 @@ class Station:
     """Largest record that our topics take."""
 
 
-async def deliver(station: Station, record: Record, run: Run) -> Turn:
-    """Deliver a record of the main or the redelivery topic once.
+async def deliver(run: Run) -> Outcome:
+    """Deliver a record of the main or the redelivery topic once, in the current task.
 
     Args:
-        station: whose delivery it is.
-        record: as read.
-        run: lets the partition give the delivery up.
+        run: the record, and who watches over its time.
 
     Returns:
-        The turn that settles the record.
+        What settles the record.
 
     Raises:
         RunAbortedError: the run was given up; there is no outcome.
+        GivenUpError: the same, and nobody waits for its end any more.
     """
-    handler, clock = station.handler, station.clock
+    station, record = run.station, run.record
+    handler = station.handler
+    if record.damage is None and record.topic == handler.main:
+        run.seen = arriving(record) if record.headers else record
+        if handler.orphans.full:
+            await _wait_until_startable(run, 0)
+    else:
+        buried = _begin_again(run)
+        if buried is not None:
+            return buried
+        await _wait_until_startable(run, (run.metadata and run.metadata.due_at_ms) or 0)
+    error = await _call(run)
+    if error is None and run.metadata is None:
+        return record.next_offset
+    ended_ms = station.clock.wall_ms()
+    if error is None:
+        return _succeeded(run, ended_ms)
+    return _Failed(run, ended_ms).turn(_judge(error, handler))
+
+
+def timed_out(run: Run) -> Turn:
+    """Return the turn of a run that goes on after its time-out."""
+    handler = run.station.handler
+    return _Failed(run, run.station.clock.wall_ms()).turn(_judge(_too_long(handler), handler))
+
+
+def delivery_of(run: Run) -> Delivery:
+    """Return what the handler is told of a run that has begun."""
+    if run.delivery is None:
+        run.delivery = _delivery(run)
+    return run.delivery
+
+
+def _begin_again(run: Run) -> Turn | None:
+    """Read the metadata of a redelivered record; return the turn that buries one that cannot be delivered."""
+    station, record = run.station, run.record
     try:
         if (damage := unreadable(record)) is not None:
             raise damage
-        metadata = None if record.topic == handler.main else waiting_metadata(record)
+        run.metadata = waiting_metadata(record)
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
         return bury_damaged(
-            handler, record, exc, now_ms=clock.wall_ms(), topic_id=station.topic_id, max_bytes=station.max_bytes
+            station.handler,
+            record,
+            exc,
+            now_ms=station.clock.wall_ms(),
+            topic_id=station.topic_id,
+            max_bytes=station.max_bytes,
         )
+    run.seen = restore(record, run.metadata)
+    return None
+
+
+def _delivery(run: Run) -> Delivery:
+    station, seen, metadata = run.station, run.seen, run.metadata
+    if run.started_ms is None:  # asked for afterwards: few need it, and a wall clock costs more than a counter
+        clock = station.clock
+        run.started_ms = clock.wall_ms() - round((clock.monotonic_s() - run.started_s) * 1000)
     if metadata is None:
-        seen = arriving(record)
-        origin = Origin(record.topic, station.topic_id, record.partition, record.offset)
+        origin = Origin(run.record.topic, station.topic_id, run.record.partition, run.record.offset)
     else:
-        seen = restore(record, metadata)
         origin = metadata.origin
-    await _wait_until_startable(handler, (metadata.due_at_ms or 0) if metadata else 0, clock, run)
-    delivery = _delivery(handler, seen, origin, metadata, clock.wall_ms())
-    error = await _run(handler, seen, delivery, run)
-    if run.aborted:
-        raise RunAbortedError
-    ended_ms = clock.wall_ms()
-    if error is None:
-        return _succeeded(handler, record, delivery, metadata, ended_ms)
-    failed = _Failed(station, record, seen, delivery, metadata, ended_ms)
-    return failed.turn(_judge(error, handler))
-
-
-def _delivery(
-    handler: Handler, seen: Record, origin: Origin, metadata: RetryMetadata | None, started_ms: int
-) -> Delivery:
     common: dict[str, Any] = {
-        "failure_id": failure_id(handler.group, origin),
+        "failure_id": failure_id(station.handler.group, origin),
         "origin": origin,
         "timestamp_ms": seen.timestamp_ms,
         "key": seen.key,
         "raw_value": seen.value,
         "headers": seen.headers,
-        "started_ms": started_ms,
+        "started_ms": run.started_ms,
     }
     if metadata is None:
         return Delivery(attempt=1, **common)
@@ -172,68 +168,57 @@ def _delivery(
     )
 
 
-async def _wait_until_startable(handler: Handler, due_at_ms: int, clock: Clock, run: Run) -> None:
+async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
     """Wait for what must be before a handler is called: no attempt begins and no time-out runs meanwhile.
 
     The due time: another worker, whose clock runs ahead, may have fired the record. Room: see `Orphans`.
     """
-    while due_at_ms > clock.wall_ms() or handler.orphans.full:
+    clock, orphans = run.station.clock, run.station.handler.orphans
+    while due_at_ms > clock.wall_ms() or orphans.full:
+        if run.aborted:
+            raise RunAbortedError
         try:
-            async with run.within(None):
-                while (early_ms := due_at_ms - clock.wall_ms()) > 0:
-                    await clock.sleep(early_ms / 1000)
-                await handler.orphans.room()
-        except TimeoutError:
-            raise RunAbortedError from None
+            while (early_ms := due_at_ms - clock.wall_ms()) > 0:
+                await clock.sleep(early_ms / 1000)
+            await orphans.room()
+        except asyncio.CancelledError:
+            if run.watch is None:
+                raise
+            await run.watch.over(run)  # raises, unless it was somebody's stray cancellation
     if run.aborted:
         raise RunAbortedError
 
 
-async def _run(handler: Handler, seen: Record, delivery: Delivery, run: Run) -> BaseException | None:
-    """Run the handler, in a task of its own; return what it raised.
+async def _call(run: Run) -> BaseException | None:
+    """Decode and call, bounded in time; return what was raised.
 
-    Whatever the handler does, this ends: `CANCEL_WAIT_S` after its time-out, after `Run.abort` or after its own
-    cancellation a handler that still runs is left to itself.
+    Raises:
+        NoThreadError: nothing was run, so no attempt was made.
+        RunAbortedError, GivenUpError: there is no outcome.
     """
-    run.begun = True
-    outcome: _Outcome = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(_guarded(handler, seen, delivery, outcome), name=delivery.failure_id)
+    station, watch = run.station, run.watch
+    handler = station.handler
+    if watch is None:
+        raise RuntimeError("a run begins in a pool")
+    run.started_s = station.clock.monotonic_s()
+    if run.metadata is not None or handler.wants_delivery:
+        run.started_ms = station.clock.wall_ms()
+    watch.begun(run, handler.timeout_s)
+    error: BaseException | None = None
     try:
-        async with run.within(handler.policy.timeout_ms / 1000):
-            return await outcome
-    except TimeoutError:
-        if outcome.done() and not outcome.cancelled() and not run.aborted:
-            return outcome.result()  # it ended in the very moment of its time-out
-        await _end(handler, task, delivery)
-        return HandlerTimeoutError(handler.name, handler.policy.timeout_ms)
-    except asyncio.CancelledError:  # somebody ends this worker
-        await _end(handler, task, delivery)
+        value = handler.decode(run.seen.value)
+        await call(handler, value, delivery_of(run) if handler.wants_delivery else None)
+    except NoThreadError:
+        await watch.over(run)
         raise
-
-
-async def _end(handler: Handler, task: asyncio.Task[None], delivery: Delivery) -> None:
-    """Cancel a run and give it a moment to clean up; then leave it to itself."""
-    task.cancel()
-    try:
-        await asyncio.wait((task,), timeout=CANCEL_WAIT_S)
-    finally:
-        if not task.done():
-            abandon(handler, task, delivery)
-
-
-async def _guarded(handler: Handler, seen: Record, delivery: Delivery, outcome: _Outcome) -> None:
-    """Decode and call; tell what was raised. A task of its own: a handler that cancels its task spares the worker."""
-    raised: BaseException | None = None
-    try:
-        await call(handler, handler.decode(seen.value), delivery)
-    except NoThreadError as exc:  # nothing was run, so no attempt was made
-        if not outcome.done():
-            outcome.set_exception(exc)
-        return
     except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
-        raised = exc  # a cancellation too: by itself, or by us, and then nobody asks
-    if not outcome.done():
-        outcome.set_result(raised)
+        error = exc
+    await watch.over(run)
+    return _too_long(handler) if run.overdue else error
+
+
+def _too_long(handler: Handler) -> HandlerTimeoutError:
+    return HandlerTimeoutError(handler.name, handler.policy.timeout_ms)
 
 
 def _judge(error: BaseException, handler: Handler) -> Failure:
@@ -244,27 +229,23 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
         return classify(UnprintableError(handler.name), handler.policy.on)
 
 
-def _succeeded(
-    handler: Handler, record: Record, delivery: Delivery, metadata: RetryMetadata | None, ended_ms: int
-) -> Turn:
-    publishes: tuple[Outgoing, ...] = ()
-    if metadata is not None:
-        event = Succeeded(
-            group=handler.group,
-            handler=handler.name,
-            failure_id=delivery.failure_id,
-            origin=delivery.origin.text,
-            attempt=delivery.attempt,
-            replays=metadata.replays,
-            started_ms=delivery.started_ms,
-            ended_ms=ended_ms,
-            lateness_ms=max(0, delivery.lateness_ms or 0),
-        )
-        publishes = (to_event(event, topology=handler.topology, partition=record.partition),)
+def _succeeded(run: Run, ended_ms: int) -> Turn:
+    handler, record, delivery = run.station.handler, run.record, delivery_of(run)
+    event = Succeeded(
+        group=handler.group,
+        handler=handler.name,
+        failure_id=delivery.failure_id,
+        origin=delivery.origin.text,
+        attempt=delivery.attempt,
+        replays=delivery.replays,
+        started_ms=delivery.started_ms,
+        ended_ms=ended_ms,
+        lateness_ms=max(0, delivery.lateness_ms or 0),
+    )
     return Turn(
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.next_offset,
-        publishes=publishes,
+        publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
         observations=(_observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),),
     )
 
@@ -290,29 +271,26 @@ def _observation(
 class _Failed:
     """A failed delivery on its way to a turn."""
 
-    station: Station
-    record: Record
-    seen: Record
-    delivery: Delivery
-    metadata: RetryMetadata | None
+    run: Run
     failed_ms: int
 
     def turn(self, failure: Failure) -> Turn:
-        handler, delivery = self.station.handler, self.delivery
+        run, station = self.run, self.run.station
+        handler, delivery, record = station.handler, delivery_of(run), run.record
         decision = decide(
             handler.policy,
             attempt=delivery.attempt,
-            first_failed_ms=first_failed_ms(self.metadata, self.failed_ms),
+            first_failed_ms=first_failed_ms(run.metadata, self.failed_ms),
             failure=failure,
             now_ms=self.failed_ms,
-            rng=self.station.random.random(),
+            rng=station.random.random(),
         )
         metadata = after_failure(
-            self.metadata,
+            run.metadata,
             group=handler.group,
             handler=handler.name,
             origin=delivery.origin,
-            origin_timestamp_ms=self.seen.timestamp_ms,
+            origin_timestamp_ms=run.seen.timestamp_ms,
             attempt=delivery.attempt,
             started_ms=delivery.started_ms,
             failed_ms=self.failed_ms,
@@ -325,11 +303,11 @@ class _Failed:
             "error_type": failure.error_type,
             "message": failure.message,
         }
-        failed = _observation(Event.FAILED, handler, self.record, delivery, self.failed_ms, **facts)
-        max_bytes = self.station.max_bytes
+        failed = _observation(Event.FAILED, handler, record, delivery, self.failed_ms, **facts)
+        max_bytes = station.max_bytes
         outgoing: Outgoing | None = None
         if isinstance(decision, RetryAt):
-            outgoing = to_tier(self.seen, topology=handler.topology, metadata=metadata)
+            outgoing = to_tier(run.seen, topology=handler.topology, metadata=metadata)
             if waiting_size(outgoing) > max_bytes:
                 outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
             else:
@@ -337,13 +315,13 @@ class _Failed:
                 event = Event.SCHEDULED
         if outgoing is None:
             outgoing, metadata = to_dead_letter(
-                self.seen, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
+                run.seen, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
             )
             facts |= {"reason": metadata.reason, "trace": failure.trace}
             event = Event.DEAD
         return Turn(
-            source=TopicPartition(self.record.topic, self.record.partition),
-            next_offset=self.record.next_offset,
+            source=TopicPartition(record.topic, record.partition),
+            next_offset=record.next_offset,
             publishes=(outgoing,),
-            observations=(failed, _observation(event, handler, self.record, delivery, self.failed_ms, **facts)),
+            observations=(failed, _observation(event, handler, record, delivery, self.failed_ms, **facts)),
         )

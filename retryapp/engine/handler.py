@@ -99,8 +99,14 @@ class Handler:
     """Records per source partition that are taken in and not settled yet."""
     max_in_flight_bytes: int = 16 * 1024 * 1024
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
-    _takes_delivery: bool = field(default=False, init=False, repr=False, compare=False)
-    _is_async: bool = field(default=True, init=False, repr=False, compare=False)
+    takes_delivery: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether the function has a second argument."""
+    wants_delivery: bool = field(default=True, init=False, repr=False, compare=False)
+    """Whether a call needs the record's `Delivery`: the function takes it, or a thread is named by it."""
+    timeout_s: float = field(default=0.0, init=False, repr=False, compare=False)
+    """Longest time of one run."""
+    is_async: bool = field(default=True, init=False, repr=False, compare=False)
+    """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
     """Qualified name of the function, for people."""
     orphans: Orphans = field(init=False, repr=False, compare=False)
@@ -114,11 +120,13 @@ class Handler:
             target = dict[str, Any] if self.value_type is dict else self.value_type
             object.__setattr__(self, "_adapter", TypeAdapter(target))
         object.__setattr__(self, "name", _name(self.function))
-        object.__setattr__(self, "_takes_delivery", _takes_delivery(self.name, self.function))
+        object.__setattr__(self, "takes_delivery", _takes_delivery(self.name, self.function))
         body = _body(self.function)
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise HandlerSignatureError(self.name, "it is a generator (it has a yield), so calling it runs nothing")
-        object.__setattr__(self, "_is_async", inspect.iscoroutinefunction(body))
+        object.__setattr__(self, "is_async", inspect.iscoroutinefunction(body))
+        object.__setattr__(self, "timeout_s", self.policy.timeout_ms / 1000)
+        object.__setattr__(self, "wants_delivery", self.takes_delivery or not self.is_async)
         object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, self.concurrency)))
         object.__setattr__(self, "threads", Threads(keep=2 * self.concurrency))
 
@@ -132,11 +140,6 @@ class Handler:
         """The consumer group."""
         return self.topology.group
 
-    @property
-    def is_async(self) -> bool:
-        """Tell whether the function is a coroutine function; plain functions run in a thread."""
-        return self._is_async
-
     def decode(self, value: bytes | None) -> Any:
         """Turn the record's value into what the function takes.
 
@@ -149,10 +152,6 @@ class Handler:
             return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
         except (ValidationError, ValueError, RecursionError) as exc:
             raise UndecodableError(self._type_name, _problem(exc)) from None  # the cause quotes the value
-
-    def arguments(self, value: Any, delivery: Delivery) -> tuple[Any, ...]:
-        """Return the arguments of the call."""
-        return (value, delivery) if self._takes_delivery else (value,)
 
     @property
     def _type_name(self) -> str:
@@ -203,18 +202,28 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
 
 
-async def call(handler: Handler, value: Any, delivery: Delivery) -> None:
+async def call(handler: Handler, value: Any, delivery: Delivery | None) -> None:
     """Run the function once: coroutine functions here, plain ones in a thread.
 
     What it returns is awaited if it can be. A plain function that is given up (time-out, shutdown) cannot be stopped:
     its thread runs on as an orphan, its result is ignored.
 
+    Args:
+        handler: whose function.
+        value: decoded.
+        delivery: None where the handler does not want it (`Handler.wants_delivery`).
+
     Raises:
         HandlerResultError: what it returned would still have to be run.
         NoThreadError: the system has no further thread; the function was not started.
     """
-    arguments = handler.arguments(value, delivery)
-    result = await (handler.function(*arguments) if handler.is_async else _in_thread(handler, arguments, delivery))
+    if delivery is None:
+        result = await handler.function(value)
+    else:
+        arguments = (value, delivery) if handler.takes_delivery else (value,)
+        result = await (handler.function(*arguments) if handler.is_async else _in_thread(handler, arguments, delivery))
+    if result is None:
+        return
     if inspect.isawaitable(result):
         result = await result
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):

@@ -48,10 +48,14 @@ class LaneLimits:
 
     turns: int = 5_000
     """Turns in one transaction."""
+    changes: int = 2_000
+    """Records in one transaction: writing them to the local stores holds the event loop."""
     size: int = 4 * 1024 * 1024
     """Bytes in one transaction, about."""
     backlog: int = 10_000
     """Turns that may wait; beyond it sources are told that there is no room."""
+    backlog_size: int = 16 * 1024 * 1024
+    """Bytes of turns that may wait, the same."""
     tick_s: float = 0.25
     """Longest wait of an offset that comes with nothing else."""
     open_s: float = 30.0
@@ -98,6 +102,7 @@ class Lane:
         self._limits = limits or LaneLimits()
         self._queue: deque[Turn] = deque()
         self._urgent = 0
+        self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._finishing = False
         self._failure: Exception | None = None
@@ -111,7 +116,9 @@ class Lane:
     @property
     def room(self) -> int:
         """How many turns the lane takes before it is full."""
-        return self._limits.backlog - len(self._queue) if self.state is LaneState.OPEN else 0
+        if self.state is not LaneState.OPEN or self._queued_bytes >= self._limits.backlog_size:
+            return 0
+        return self._limits.backlog - len(self._queue)
 
     def submit(self, session: int, turn: Turn) -> None:
         """Queue a turn.
@@ -122,6 +129,7 @@ class Lane:
         if self.state is not LaneState.OPEN or session != self.session:
             raise LaneClosedError(self.name, f"session {session} is over")
         self._queue.append(turn)
+        self._queued_bytes += turn.size
         if turn.urgent:
             self._urgent += 1
             self._wake.set()
@@ -234,7 +242,7 @@ class Lane:
         """Forget every turn that is not committed (its record is read again); tell whether that ended a session."""
         was_open = self.state is LaneState.OPEN
         turns, self._queue = self._queue, deque()
-        self._urgent = 0
+        self._urgent = self._queued_bytes = 0
         self._tick_due = False
         if self._timer is not None:
             self._timer.cancel()
@@ -285,13 +293,15 @@ class Lane:
     def _take(self) -> tuple[list[Turn], LaneBatch]:
         batch = LaneBatch()
         turns: list[Turn] = []
-        size = 0
+        size = changes = 0
         while self._queue and len(turns) < self._limits.turns:
             turn = self._queue[0]
             size += turn.size
-            if turns and size > self._limits.size:
+            changes += turn.changes
+            if turns and (size > self._limits.size or changes > self._limits.changes):
                 break
             self._queue.popleft()
+            self._queued_bytes -= turn.size
             turns.append(turn)
             if turn.urgent:
                 self._urgent -= 1

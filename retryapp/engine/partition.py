@@ -8,19 +8,19 @@ their outcomes ignored, and everything is read again by whoever opens next.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from retryapp.core.errors import LaneClosedError
-from retryapp.core.record import Record
-from retryapp.engine.deliver import Run, RunAbortedError, Station, deliver
+from retryapp.core.record import Record, held_bytes
+from retryapp.engine.deliver import Outcome, Station
 from retryapp.engine.fire import Ahead, fire
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
+from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.progress import OffsetWindow, ProgressTally
+from retryapp.engine.run import Run
 from retryapp.engine.turn import Turn, to_event
-from retryapp.ports import PendingTable, Source, TopicPartition
+from retryapp.ports import Event, Observation, PendingTable, Source, TopicPartition
 
 FIRE_LIMIT = 500
 """Rows in one firing."""
@@ -39,48 +39,6 @@ ABORT_WAIT_S = 2.0
 PROGRESS_MS = 60_000
 """Longest time between two `progress` events of a partition that has traffic."""
 _RECORD_OVERHEAD_BYTES = 200
-
-
-@dataclass(slots=True)
-class _Job:
-    partition: PartitionEngine
-    session: int
-    tp: TopicPartition
-    record: Record
-
-
-class DeliveryPool:
-    """Runs handlers, `concurrency` at once, for all partitions of a handler. One pool per share of concurrency."""
-
-    def __init__(self, concurrency: int, name: str) -> None:
-        self._concurrency = concurrency
-        self._name = name
-        self._jobs: deque[_Job] = deque()
-        self._available = asyncio.Semaphore(0)
-        self._workers: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Start the workers."""
-        self._workers = [asyncio.create_task(self._work(), name=f"{self._name}-{n}") for n in range(self._concurrency)]
-
-    async def stop(self) -> None:
-        """Cancel the workers and wait for them."""
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        self._workers = []
-
-    def submit(self, job: _Job) -> None:
-        """Queue a delivery; bounded by the windows of the partitions."""
-        self._jobs.append(job)
-        self._available.release()
-
-    async def _work(self) -> None:
-        while True:
-            await self._available.acquire()
-            job = self._jobs.popleft()
-            if job.partition.alive(job.session):
-                await job.partition.run(job)
 
 
 class PartitionEngine:
@@ -108,7 +66,7 @@ class PartitionEngine:
         self._pending: PendingTable | None = None
         self._session = 0
         self._draining = False
-        self._windows: dict[TopicPartition, OffsetWindow[Turn]] = {}
+        self._windows: dict[TopicPartition, OffsetWindow[Outcome]] = {}
         self._running: set[Run] = set()
         self._settled = asyncio.Event()
         self._claimed: set[bytes] = set()
@@ -119,6 +77,7 @@ class PartitionEngine:
         self._tally = ProgressTally(0, 0)
         self._last_main = 0
         self._fire_blocked = False
+        self._unreleased: set[TopicPartition] = set()
 
     # -- session ------------------------------------------------------------------------------------------------
 
@@ -141,14 +100,18 @@ class PartitionEngine:
         oldest = [window.oldest_ms for window in self._windows.values() if window.oldest_ms is not None]
         return max(0, self.station.clock.wall_ms() - min(oldest)) if oldest else 0
 
-    def alive(self, session: int) -> bool:
-        """Tell whether work of this session still counts."""
+    def alive(self, run: Run) -> bool:
+        """See `run.RunOwner.alive`."""
+        return self._alive(run.session)
+
+    def _alive(self, session: int) -> bool:
         return session == self._session and not self._draining
 
     def begin(self, session: int, starts: Mapping[TopicPartition, int], pending: PendingTable) -> None:
         """Begin a session; the lane has just opened."""
         self._session = session
         self._windows = {tp: OffsetWindow() for tp in starts}
+        self._unreleased.clear()
         self._claimed = set()
         self._claimed_bytes = 0
         self._ahead = Ahead()
@@ -192,6 +155,7 @@ class PartitionEngine:
             except TimeoutError:
                 pass  # a handler that swallows its cancellation: its outcome is ignored, the group must not wait for it
 
+        self._release_all()
         self._note_progress(self._session)
 
     async def _wait_idle(self) -> None:
@@ -218,20 +182,21 @@ class PartitionEngine:
 
     def accept(self, tp: TopicPartition, session: int, records: Sequence[Record]) -> None:
         """Take records of a source partition, in offset order."""
-        if not self.alive(session):
+        if not self._alive(session):
             return
         window = self._windows[tp]
         if tp in self._retry:
             self._park(tp, session, window, records)
             return
         pool = self._first if tp == self._main else self._again
-        now_ms = self.station.clock.wall_ms()
+        station = self.station
+        now_ms = station.clock.wall_ms()
         for record in records:
-            size = len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD_BYTES
+            size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
-            pool.submit(_Job(self, session, tp, record))
+            pool.submit(Run(self, station, record, source=tp, session=session))
 
-    def _park(self, tp: TopicPartition, session: int, window: OffsetWindow[Turn], records: Sequence[Record]) -> None:
+    def _park(self, tp: TopicPartition, session: int, window: OffsetWindow[Outcome], records: Sequence[Record]) -> None:
         station = self.station
         now_ms = station.clock.wall_ms()
         for record in records:
@@ -246,44 +211,78 @@ class PartitionEngine:
         if committed:
             self._fire_wake.set()
 
-    async def run(self, job: _Job) -> None:
-        """Run one delivery; called by a pool."""
-        run = Run()
+    def begun(self, run: Run) -> None:
+        """See `run.RunOwner.begun`."""
         self._running.add(run)
-        try:
-            turn = await deliver(self.station, job.record, run)
-        except RunAbortedError:
-            return
-        except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the pool
-            if job.session == self._session:
-                self.lane.fail(exc)
-            return
-        finally:
-            self._running.discard(run)
-            self._settled.set()
-        if job.session == self._session:
-            window = self._windows[job.tp]
-            window.finish(job.record.offset, turn)
-            self._release(job.tp, job.session, window)
 
-    def _release(self, tp: TopicPartition, session: int, window: OffsetWindow[Turn]) -> None:
-        turns = window.release()
+    def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        """See `run.RunOwner.ended`."""
+        self._running.discard(run)
+        if not self._running:
+            self._settled.set()
+        if run.session != self._session:
+            return
+        if fault is not None:
+            self.lane.fail(fault)
+        elif outcome is not None:
+            self._windows[run.source].finish(run.record.offset, outcome)
+            if not self._unreleased:
+                asyncio.get_running_loop().call_soon(self._release_all)  # once for all that end in one go
+            self._unreleased.add(run.source)
+
+    def _release_all(self) -> None:
+        while self._unreleased:
+            tp = self._unreleased.pop()
+            window = self._windows.get(tp)
+            if window is not None:
+                self._release(tp, self._session, window)
+
+    def _release(self, tp: TopicPartition, session: int, window: OffsetWindow[Outcome]) -> None:
+        outcomes = window.release()
+        if not outcomes:
+            return
+        turns = [*self._turns(tp, outcomes)]
         try:
             for turn in turns:
                 self.lane.submit(session, turn)
         except LaneClosedError:
             return  # the session is over; the records will be read again
-        if turns and tp == self._main:
-            for turn in turns:
-                self._tally.count(ok=not turn.publishes)
+        if tp == self._main:
+            fine = sum(isinstance(outcome, int) or not outcome.publishes for outcome in outcomes)
+            self._tally.count(received=len(outcomes), ok=fine)
             self._last_main = turns[-1].next_offset
             if self.station.clock.wall_ms() - self._tally.since_ms >= PROGRESS_MS:
                 self._note_progress(session)
-        if turns and tp == self._redelivery:
+        elif tp == self._redelivery:
             self._ahead.finished(turns[-1].next_offset)
             self._fire_wake.set()
-        if turns:
-            self._source.wanted(tp)
+        self._source.wanted(tp)
+
+    def _turns(self, tp: TopicPartition, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
+        """Make one turn of each row of records that were fine at once."""
+        fine = upto = 0
+        for outcome in outcomes:
+            if isinstance(outcome, int):
+                fine, upto = fine + 1, outcome
+                continue
+            if fine:
+                yield self._fine(tp, fine, upto)
+                fine = 0
+            yield outcome
+        if fine:
+            yield self._fine(tp, fine, upto)
+
+    def _fine(self, tp: TopicPartition, count: int, next_offset: int) -> Turn:
+        seen = Observation(
+            event=Event.SUCCEEDED,
+            handler=tp.topic,
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=next_offset - 1,
+            attempt=1,
+            count=count,
+        )
+        return Turn(source=tp, next_offset=next_offset, observations=(seen,))
 
     def _note_progress(self, session: int) -> None:
         """Say on the events topic what was counted since the last time."""
@@ -323,9 +322,9 @@ class PartitionEngine:
 
     async def _fire_until_over(self, session: int) -> None:
         clock = self.station.clock
-        while self.alive(session):
+        while self._alive(session):
             self._fire_wake.clear()
-            next_due_ms = self._fire_due(session)
+            next_due_ms = await self._fire_due(session)
             wait_s = MAX_SLEEP_S
             if next_due_ms is not None and not self._fire_blocked:
                 # not compared with "is it due": a row may become due between the scan and this line
@@ -341,10 +340,10 @@ class PartitionEngine:
             else:
                 await asyncio.sleep(0)
 
-    def _fire_due(self, session: int) -> int | None:
+    async def _fire_due(self, session: int) -> int | None:
         """Queue what is due, as far as there is room; return the next due time."""
         station, pending = self.station, self._pending
-        while pending is not None and self.alive(session):
+        while pending is not None and self._alive(session):
             limit = min(FIRE_LIMIT, FIRE_AHEAD - len(self._ahead), self.lane.room)
             if self._claimed_bytes >= FIRE_QUEUED_BYTES:
                 limit = 0
@@ -369,6 +368,7 @@ class PartitionEngine:
             self._claimed_bytes += size
             self._ahead.queued(len(redelivered))
             self.lane.submit(session, turn)
+            await asyncio.sleep(0)  # a flood of many partitions is due at once: others in the event loop come between
         return None
 
     def _on_fired(

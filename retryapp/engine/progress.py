@@ -110,13 +110,16 @@ class ProgressTally:
     first_try_ok: int = 0
     failed: int = 0
 
-    def count(self, *, ok: bool) -> None:
-        """Count one settled first delivery."""
-        self.received += 1
-        if ok:
-            self.first_try_ok += 1
-        else:
-            self.failed += 1
+    def count(self, *, received: int, ok: int) -> None:
+        """Count settled first deliveries.
+
+        Args:
+            received: how many.
+            ok: how many of them were fine at once.
+        """
+        self.received += received
+        self.first_try_ok += ok
+        self.failed += received - ok
 
     def event(self, *, group: str, handler: str, main: str, partition: int, to_offset: int, now_ms: int) -> Progress:
         """Return the event for what was counted, and begin to count anew."""

@@ -7,12 +7,16 @@ in order, many in one transaction. A turn takes effect whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import LifecycleEvent
+from retryapp.core.record import held_bytes
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Observation, Removal, Row, TopicPartition
+
+_RECORD_BYTES = 40
+"""What a record weighs beside its bytes, about."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +34,7 @@ class Turn:
     """Reported once the turn is durable."""
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
+    _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def urgent(self) -> bool:
@@ -39,8 +44,16 @@ class Turn:
     @property
     def size(self) -> int:
         """Bytes that the turn adds to a transaction, about."""
-        sent = sum(len(o.key or b"") + len(o.value or b"") + 64 * len(o.headers) for o in self.publishes)
-        return sent + sum(len(r.key) + len(r.value) for r in self.puts) + 32 * len(self.removes)
+        if self._size < 0:
+            sent = sum(held_bytes(o.key, o.value, o.headers) + _RECORD_BYTES for o in self.publishes)
+            rows = sum(len(row.key) + len(row.value) + _RECORD_BYTES for row in self.puts)
+            self._size = sent + rows + _RECORD_BYTES * len(self.removes)
+        return self._size
+
+    @property
+    def changes(self) -> int:
+        """Records that the turn adds to a transaction."""
+        return len(self.publishes) + len(self.puts) + len(self.removes)
 
 
 def to_event(event: LifecycleEvent, *, topology: HandlerTopology, partition: int) -> Outgoing:

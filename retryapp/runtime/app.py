@@ -30,7 +30,7 @@ from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import LaneState
-from retryapp.engine.partition import DeliveryPool
+from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.agents import BATCH, Batch, IntakeChannel, register_agent, to_record

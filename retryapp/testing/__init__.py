@@ -15,6 +15,7 @@ They carry out the same contracts as the real ones (``tests/contract`` proves it
 from __future__ import annotations
 
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
+from retryapp.testing.delivery import deliver_once
 from retryapp.testing.lane import MemoryLaneTransport, Step
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.partition import MemoryPartition
@@ -29,4 +30,5 @@ __all__ = [
     "ScriptedRandom",
     "Step",
     "VirtualClock",
+    "deliver_once",
 ]

@@ -19,7 +19,8 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Handler, HandlerFunction
 from retryapp.engine.lane import Lane, LaneLimits
-from retryapp.engine.partition import DeliveryPool, PartitionEngine
+from retryapp.engine.partition import PartitionEngine
+from retryapp.engine.pool import DeliveryPool
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.lane import MemoryLaneTransport
@@ -120,7 +121,7 @@ class MemoryPartition:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._own_pools:
             for pool in self._pools:
-                await pool.stop()
+                await pool.stop(0.0)
 
     # -- what a test does -----------------------------------------------------------------------------------------
 

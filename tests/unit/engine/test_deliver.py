@@ -19,11 +19,12 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record
 from retryapp.core.verdicts import Reject, RetryLater
-from retryapp.engine.deliver import Run, RunAbortedError, Station, deliver
+from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Delivery
+from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import VirtualClock
+from retryapp.testing import VirtualClock, deliver_once
 
 MakeStation = Callable[..., Station]
 MakeRecord = Callable[..., Record]
@@ -74,10 +75,10 @@ async def test_success_at_first_try_settles_the_offset_and_publishes_nothing(
     make_station: MakeStation, make_record: MakeRecord
 ) -> None:
     """The turn is not urgent: offsets alone wait for the tick."""
-    turn = await deliver(make_station(fine), make_record(offset=42), Run())
+    turn = await deliver_once(make_station(fine), make_record(offset=42))
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
     assert (turn.publishes, turn.puts, turn.removes, turn.urgent) == ((), (), (), False)
-    assert [o.event for o in turn.observations] == [Event.SUCCEEDED]
+    assert turn.observations == ()  # records that are fine at once are told of together
 
 
 async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story(
@@ -86,7 +87,7 @@ async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story
     """Every header that the next delivery needs."""
     station = make_station(failing(BankDownError("no answer")), "1s 10s")
     now_ms = clock.wall_ms()
-    turn = await deliver(station, make_record(offset=42, headers=USER_HEADERS), Run())
+    turn = await deliver_once(station, make_record(offset=42, headers=USER_HEADERS))
     out, metadata = the(turn)
     assert (out.topic, out.partition, out.key, out.value) == ("app.orders.retry", 0, b"k", b"v")
     assert out.headers[:2] == USER_HEADERS
@@ -109,7 +110,7 @@ async def test_the_delay_is_jittered_by_the_stations_random_numbers(
     delays = []
     for rng in (0.0, 0.5):
         station = make_station(failing(BankDownError()), "exp(10s, x2, jitter=0.5, 3)", rng=rng)
-        _, metadata = the(await deliver(station, make_record(), Run()))
+        _, metadata = the(await deliver_once(station, make_record()))
         assert metadata.due_at_ms is not None
         delays.append(metadata.due_at_ms - clock.wall_ms())
     assert delays[0] != delays[1]
@@ -132,10 +133,10 @@ async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(
     station = make_station(failing(error), policy)
     record = make_record(headers=USER_HEADERS)
     if reason == "exhausted":
-        out, _ = the(await deliver(station, record, Run()))
+        out, _ = the(await deliver_once(station, record))
         station.clock.advance(1_000)  # type: ignore[attr-defined]
         record = again(out)
-    turn = await deliver(station, record, Run())
+    turn = await deliver_once(station, record)
     out, metadata = the(turn)
     assert (out.topic, out.key, out.value, out.headers[:2]) == ("app.orders.dlq", b"k", b"v", USER_HEADERS)
     assert (metadata.reason, metadata.due_at_ms, metadata.error_message) == (reason, None, str(error))
@@ -147,7 +148,7 @@ async def test_retry_later_replaces_the_next_delay(
     make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
 ) -> None:
     """The tier is the nearest one; the due time is what was asked for."""
-    _, metadata = the(await deliver(make_station(failing(RetryLater("7s"))), make_record(), Run()))
+    _, metadata = the(await deliver_once(make_station(failing(RetryLater("7s"))), make_record()))
     assert (metadata.due_at_ms, metadata.tier, metadata.attempt) == (clock.wall_ms() + 7_000, "10s", 1)
 
 
@@ -160,7 +161,7 @@ async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_byte
     async def handler(value: dict[str, int]) -> None:
         calls.append(value)
 
-    turn = await deliver(make_station(handler, value_type=dict), make_record(b"{secret"), Run())
+    turn = await deliver_once(make_station(handler, value_type=dict), make_record(b"{secret"))
     out, metadata = the(turn)
     assert (metadata.reason, metadata.attempt, out.value, calls) == ("undecodable", 1, b"{secret", [])
     assert "secret" not in metadata.error_message
@@ -179,7 +180,7 @@ async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record(
         def known(cls, item: str) -> str:
             return {"apple": "fruit"}[item]
 
-    out, metadata = the(await deliver(make_station(fine, value_type=Order), make_record(b'{"item": "rock"}'), Run()))
+    out, metadata = the(await deliver_once(make_station(fine, value_type=Order), make_record(b'{"item": "rock"}')))
     assert (out.topic, metadata.error_type) == ("app.orders.retry", "KeyError")
 
 
@@ -200,13 +201,13 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(
     record = make_record(headers=USER_HEADERS)
     dues = []
     for _ in range(3):
-        out, metadata = the(await deliver(station, record, Run()))
+        out, metadata = the(await deliver_once(station, record))
         assert out.topic == "app.orders.retry"
         assert metadata.due_at_ms is not None
         dues.append(metadata.due_at_ms)
         clock.advance(metadata.due_at_ms - clock.wall_ms())
         record = again(out)
-    out, metadata = the(await deliver(station, record, Run()))
+    out, metadata = the(await deliver_once(station, record))
     assert (out.topic, metadata.reason, metadata.attempt) == ("app.orders.dlq", "exhausted", 4)
     assert [delivery.attempt for delivery in seen] == [1, 2, 3, 4]
     assert [delivery.due_at_ms for delivery in seen] == [None, *dues]
@@ -223,9 +224,9 @@ async def test_success_after_a_failure_is_told_on_the_events_topic(
     make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
 ) -> None:
     """With attempt and lateness: a recovered record costs one event."""
-    out, _ = the(await deliver(make_station(failing(BankDownError())), make_record(), Run()))
+    out, _ = the(await deliver_once(make_station(failing(BankDownError())), make_record()))
     clock.advance(1_250)
-    turn = await deliver(make_station(fine), again(out, offset=7), Run())
+    turn = await deliver_once(make_station(fine), again(out, offset=7))
     (event,) = turn.publishes
     told = json.loads(event.value or b"")
     assert (event.topic, event.partition, event.key) == ("app.orders.events", 0, b"app/orders@kq8G0bTz/0/42")
@@ -244,10 +245,10 @@ async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(
         raise BankDownError
 
     station = make_station(handler)
-    out, metadata = the(await deliver(station, make_record(None), Run()))
+    out, metadata = the(await deliver_once(station, make_record(None)))
     assert (out.value, metadata.null_value) == (b"", True)
     clock.advance(1_000)
-    await deliver(station, again(out), Run())
+    await deliver_once(station, again(out))
     assert seen == [None, None]
 
 
@@ -258,14 +259,14 @@ async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(
     make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
 ) -> None:
     """Another worker's clock may run ahead of ours."""
-    out, _ = the(await deliver(make_station(failing(BankDownError()), "10s"), make_record(), Run()))
+    out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
     started: list[int] = []
 
     async def handler(_value: bytes) -> None:
         started.append(clock.wall_ms())
 
     due_ms = clock.wall_ms() + 10_000
-    delivery = asyncio.create_task(deliver(make_station(handler, "10s"), again(out), Run()))
+    delivery = asyncio.create_task(deliver_once(make_station(handler, "10s"), again(out)))
     for ms in (0, 9_999):
         clock.advance(ms)
         await settle()
@@ -279,13 +280,13 @@ async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(
     make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
 ) -> None:
     """The due time is looked at again after the wait."""
-    out, _ = the(await deliver(make_station(failing(BankDownError()), "10s"), make_record(), Run()))
+    out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
     started: list[int] = []
 
     async def handler(_value: bytes) -> None:
         started.append(clock.wall_ms())
 
-    delivery = asyncio.create_task(deliver(make_station(handler, "10s"), again(out), Run()))
+    delivery = asyncio.create_task(deliver_once(make_station(handler, "10s"), again(out)))
     await settle()
     clock.jump_wall(-5_000)
     clock.advance(10_000)
@@ -298,16 +299,16 @@ async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(
 
 async def test_waiting_for_the_due_time_can_be_given_up(make_station: MakeStation, make_record: MakeRecord) -> None:
     """A record that is due in a year must not hold up a rebalance, and its handler must not start."""
-    out, _ = the(await deliver(make_station(failing(BankDownError()), "10s"), make_record(), Run()))
+    out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
     calls: list[object] = []
 
     async def handler(value: bytes) -> None:
         calls.append(value)
 
-    run = Run()
-    delivery = asyncio.create_task(deliver(make_station(handler, "10s"), again(out), run))
+    runs: list[Run] = []
+    delivery = asyncio.create_task(deliver_once(make_station(handler, "10s"), again(out), on_run=runs.append))
     await settle()
-    run.abort()
+    runs[0].abort()
     await settle()
     assert delivery.done()
     with pytest.raises(RunAbortedError):
@@ -334,7 +335,7 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
     station = make_station(failing(BankDownError()), "1s 10s 1m")
     record = make_record(headers=USER_HEADERS)
     for _ in range(2):
-        out, metadata = the(await deliver(station, record, Run()))
+        out, metadata = the(await deliver_once(station, record))
         clock.advance(60_000)
         record = again(out)
     headers = tuple((n, value if n == name else v) for n, v in record.headers if (n, value) != (name, None))
@@ -343,7 +344,7 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
     async def handler(given: bytes) -> None:
         calls.append(given)
 
-    turn = await deliver(make_station(handler), replace(record, headers=headers), Run())
+    turn = await deliver_once(make_station(handler), replace(record, headers=headers))
     dead, metadata = the(turn)
     assert (dead.topic, dead.key, dead.value, dead.headers[:2]) == ("app.orders.dlq", b"k", b"v", USER_HEADERS)
     assert (metadata.reason, metadata.attempt, metadata.origin.offset) == ("damaged", attempt, 42)
@@ -361,7 +362,7 @@ async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_deli
         calls.append(given)
 
     stray = replace(make_record(), topic="app.orders.redelivery")
-    dead, metadata = the(await deliver(make_station(handler), stray, Run()))
+    dead, metadata = the(await deliver_once(make_station(handler), stray))
     assert (dead.topic, metadata.reason, calls) == ("app.orders.dlq", "damaged", [])
 
 
@@ -369,13 +370,13 @@ async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record(
     make_station: MakeStation, make_record: MakeRecord
 ) -> None:
     """Our headers on it are neither believed nor shown."""
-    _, dead = the(await deliver(make_station(failing(Reject())), make_record(), Run()))
+    _, dead = the(await deliver_once(make_station(failing(Reject())), make_record()))
     seen: list[Delivery] = []
 
     async def handler(_value: bytes, delivery: Delivery) -> None:
         seen.append(delivery)
 
-    await deliver(make_station(handler), make_record(offset=99, headers=encode_metadata(dead)), Run())
+    await deliver_once(make_station(handler), make_record(offset=99, headers=encode_metadata(dead)))
     assert (seen[0].attempt, seen[0].origin.offset, seen[0].headers) == (1, 99, ())
 
 
@@ -395,9 +396,7 @@ async def test_a_handler_that_runs_too_long_is_cancelled_and_tried_again(
             cancelled.append(True)
             raise
 
-    delivery = asyncio.create_task(
-        deliver(make_station(handler, RetryPolicy("1s", timeout="30s")), make_record(), Run())
-    )
+    delivery = asyncio.create_task(deliver_once(make_station(handler, RetryPolicy("1s", timeout="30s")), make_record()))
     await settle()
     clock.advance(29_999)
     await settle()
@@ -413,13 +412,13 @@ async def test_a_handler_that_runs_too_long_is_cancelled_and_tried_again(
 async def test_a_group_of_errors_is_told_by_its_members(make_station: MakeStation, make_record: MakeRecord) -> None:
     """Even of those that end other programs."""
     group = BaseExceptionGroup("group", [SystemExit(1), Reject("bad")])
-    _, metadata = the(await deliver(make_station(failing(group)), make_record(), Run()))
+    _, metadata = the(await deliver_once(make_station(failing(group)), make_record()))
     assert metadata.reason == "rejected"
 
 
 async def test_a_time_out_of_the_handlers_own_is_its_own(make_station: MakeStation, make_record: MakeRecord) -> None:
     """Not taken for ours."""
-    _, metadata = the(await deliver(make_station(failing(TimeoutError("socket"))), make_record(), Run()))
+    _, metadata = the(await deliver_once(make_station(failing(TimeoutError("socket"))), make_record()))
     assert (metadata.error_type, metadata.error_message) == ("TimeoutError", "socket")
 
 
@@ -439,7 +438,7 @@ async def test_whatever_a_handler_raises_is_a_failure_of_the_record(
     make_station: MakeStation, make_record: MakeRecord, error: BaseException
 ) -> None:
     """And never ends the worker."""
-    out, metadata = the(await deliver(make_station(failing(error)), make_record(), Run()))
+    out, metadata = the(await deliver_once(make_station(failing(error)), make_record()))
     assert out.topic == "app.orders.retry"
     assert metadata.error_type.endswith(type(error).__name__)
 
@@ -482,7 +481,7 @@ async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(
     make_station: MakeStation, make_record: MakeRecord, error: BaseException
 ) -> None:
     """Its own code runs when it is judged: that must neither end the worker nor be met again for ever."""
-    out, metadata = the(await deliver(make_station(failing(error)), make_record(), Run()))
+    out, metadata = the(await deliver_once(make_station(failing(error)), make_record()))
     assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
     assert metadata.error_type.endswith("UnprintableError")
 
@@ -498,7 +497,7 @@ async def test_whatever_a_plain_function_raises_is_a_failure_of_the_record(
         threads.append(threading.get_ident())
         raise error
 
-    delivery = asyncio.create_task(deliver(make_station(handler), make_record(), Run()))
+    delivery = asyncio.create_task(deliver_once(make_station(handler), make_record()))
     over = threading.Event()
     deadline = asyncio.create_task(asyncio.to_thread(over.wait, 5))
     await asyncio.wait({delivery, deadline}, return_when=asyncio.FIRST_COMPLETED)
@@ -525,7 +524,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_and_spares_the_worker(
 
     async def worker() -> None:
         nonlocal turn
-        turn = await deliver(make_station(handler), make_record(), Run())
+        turn = await deliver_once(make_station(handler), make_record())
         await asyncio.sleep(0)
 
     await asyncio.wait_for(worker(), None)
@@ -545,7 +544,7 @@ async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_work
         task.cancel()
 
     async def worker() -> Turn:
-        turn = await deliver(make_station(handler), make_record(), Run())
+        turn = await deliver_once(make_station(handler), make_record())
         await asyncio.sleep(0)
         return turn
 
@@ -562,7 +561,7 @@ async def test_a_worker_that_is_cancelled_ends(make_station: MakeStation, make_r
         finally:
             ended.append(True)
 
-    delivery = asyncio.create_task(deliver(make_station(handler), make_record(), Run()))
+    delivery = asyncio.create_task(deliver_once(make_station(handler), make_record()))
     await settle()
     delivery.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -580,10 +579,9 @@ async def test_a_run_that_is_given_up_has_no_outcome(make_station: MakeStation, 
             return
 
     for handler in (stubborn, failing(BankDownError())):
-        run = Run()
-        delivery = asyncio.create_task(deliver(make_station(handler), make_record(), run))
-        if handler is stubborn:
-            await settle()
-        run.abort()
+        runs: list[Run] = []
+        delivery = asyncio.create_task(deliver_once(make_station(handler), make_record(), on_run=runs.append))
+        await settle() if handler is stubborn else await asyncio.sleep(0)
+        runs[0].abort()
         with pytest.raises(RunAbortedError):
             await delivery

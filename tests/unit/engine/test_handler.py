@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from retryapp.core.headers import decode_metadata
-from retryapp.engine.deliver import Run, Station, deliver
+from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Delivery, HandlerSignatureError
+from retryapp.testing import deliver_once
 
 MakeStation = Callable[..., Station]
 MakeRecord = Callable[..., Any]
@@ -123,7 +124,7 @@ async def test_whatever_can_be_called_with_a_value_can_be_a_handler(
 ) -> None:
     """It runs once, to its end, and its name is the same in every process."""
     station = make_station(function)
-    turn = await deliver(station, make_record(b"v"), Run())
+    turn = await deliver_once(station, make_record(b"v"))
     assert turn.publishes == ()
     assert seen == [(b"v", attempt, in_loop)]
     assert station.handler.is_async == is_async
@@ -182,7 +183,7 @@ async def test_what_a_handler_returns_is_awaited(
     make_station: MakeStation, make_record: MakeRecord, function: Any
 ) -> None:
     """A forgotten await must not mean done before it is."""
-    turn = await deliver(make_station(function), make_record(b"v"), Run())
+    turn = await deliver_once(make_station(function), make_record(b"v"))
     assert (turn.publishes, seen) == ((), [(b"v", None, True)])
 
 
@@ -217,7 +218,7 @@ async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(
     make_station: MakeStation, make_record: MakeRecord, function: Any, error_type: str
 ) -> None:
     """Its record is not done."""
-    turn = await deliver(make_station(function), make_record(b"v"), Run())
+    turn = await deliver_once(make_station(function), make_record(b"v"))
     (out,) = turn.publishes
     metadata = decode_metadata(out.headers)
     assert metadata is not None

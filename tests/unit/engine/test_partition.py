@@ -15,10 +15,11 @@ from retryapp.core.headers import RETRY_ATTEMPT, decode_metadata
 from retryapp.core.record import Record
 from retryapp.core.rows import parse_row_key
 from retryapp.core.verdicts import RetryLater
-from retryapp.engine import deliver as engine_deliver
 from retryapp.engine import partition as engine_partition
+from retryapp.engine import pool as engine_pool
 from retryapp.engine.lane import LaneLimits
-from retryapp.engine.partition import DeliveryPool
+from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.run import RunAbortedError
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition, Step, VirtualClock
 
@@ -333,7 +334,7 @@ async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_it
         StopAsyncIteration(),
         BaseException("base"),
         BaseExceptionGroup("group", [SystemExit(1), KeyboardInterrupt()]),
-        engine_deliver.RunAbortedError(),
+        RunAbortedError(),
         TimeoutError(),
     ]
     left = list(errors)
@@ -617,7 +618,7 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The lane opens again and reads the record again."""
-    real, calls = engine_deliver.deliver, list[int]()
+    real, calls = engine_pool.deliver, list[int]()
 
     async def broken(*arguments: Any) -> Any:
         calls.append(1)
@@ -625,7 +626,7 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
             raise RuntimeError("a fault of ours")
         return await real(*arguments)
 
-    monkeypatch.setattr(engine_partition, "deliver", broken)
+    monkeypatch.setattr(engine_pool, "deliver", broken)
     async with MemoryPartition(down, "5m") as orders:
         await orders.send(b"a")
         assert "a fault of ours" in str(orders.lane.last_error)

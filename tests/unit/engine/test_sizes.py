@@ -13,13 +13,13 @@ from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import decode_row, encode_row
-from retryapp.engine.deliver import Run, Station, deliver
+from retryapp.engine.deliver import Station
 from retryapp.engine.fire import fire
 from retryapp.engine.handler import Handler
 from retryapp.engine.park import park
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Removal, Row
-from retryapp.testing import MemoryPartition, VirtualClock
+from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
 
 MakeStation = Callable[..., Station]
 MakeRecord = Callable[..., Record]
@@ -44,7 +44,7 @@ def said(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
 async def copy(make_station: MakeStation, make_record: MakeRecord) -> Outgoing:
     """The copy that waits, of a record of 5,000 bytes."""
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
-    return said(await deliver(make_station(down), record, Run()))[0]
+    return said(await deliver_once(make_station(down), record))[0]
 
 
 def tier_record(copy: Outgoing, offset: int = 3) -> Record:
@@ -59,7 +59,7 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(
     """At the limit it waits; one byte more and it is dead, with the error that it failed with and its coordinates."""
     limit = waiting_size(copy) + room
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
-    turn = await deliver(make_station(down, max_bytes=limit), record, Run())
+    turn = await deliver_once(make_station(down, max_bytes=limit), record)
     out, metadata = said(turn)
     assert (out.topic, turn.next_offset) == (topic, 43)
     assert record_size(out.key, out.value, out.headers) <= limit
@@ -77,7 +77,7 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(
 
 async def test_what_is_far_too_large_keeps_its_coordinates(make_station: MakeStation, make_record: MakeRecord) -> None:
     """The value is dropped; the dead letter fits."""
-    out, metadata = said(await deliver(make_station(down, max_bytes=4_000), make_record(b"x" * 50_000), Run()))
+    out, metadata = said(await deliver_once(make_station(down, max_bytes=4_000), make_record(b"x" * 50_000)))
     assert (out.topic, out.value, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", b"", "too-large", 42)
     assert metadata.error_trace is not None
     assert record_size(out.key, out.value, out.headers) <= 4_000

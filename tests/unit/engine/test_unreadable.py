@@ -10,9 +10,10 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Damage, Record
-from retryapp.engine.deliver import Run, Station, deliver
+from retryapp.engine.deliver import Station
 from retryapp.engine.park import park
 from retryapp.engine.turn import Turn
+from retryapp.testing import deliver_once
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def assert_buried(turn: Turn, topic: str) -> Outgoing:
 async def test_a_damaged_batch_before_the_handler(station: Station, which: str) -> None:
     """The handler is not called; nothing could be given to it."""
     topic = getattr(station.handler.topology, which)
-    turn = await deliver(station, Record(topic, 0, 6, -1, None, b"", (), DAMAGE), Run())
+    turn = await deliver_once(station, Record(topic, 0, 6, -1, None, b"", (), DAMAGE))
     assert assert_buried(turn, topic).topic == station.handler.topology.dlq
 
 

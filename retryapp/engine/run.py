@@ -1,0 +1,108 @@
+"""One delivery on its way: what is known of it, and how it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from retryapp.core.metadata import RetryMetadata
+    from retryapp.core.record import Record
+    from retryapp.engine.deliver import Outcome, Station
+    from retryapp.engine.handler import Delivery
+
+
+class RunAbortedError(Exception):
+    """The run was given up because its lane ended; its record will be read again by whoever owns it next."""
+
+
+class GivenUpError(Exception):
+    """The run ended after nobody waited for it any more; its runner has to end too."""
+
+
+class RunOwner(Protocol):
+    """Whose records are delivered: a partition."""
+
+    def alive(self, run: Run) -> bool:
+        """Tell whether its outcome would still count."""
+        ...
+
+    def begun(self, run: Run) -> None:
+        """Take note that a runner has it: from here on `ended` will be called."""
+        ...
+
+    def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        """Take the outcome; None when there is none, with what went wrong where that is a fault of ours."""
+        ...
+
+
+class Watch(Protocol):
+    """Who sees to it that runs end."""
+
+    def begun(self, run: Run, timeout_s: float) -> None:
+        """Watch a run from here on."""
+        ...
+
+    async def over(self, run: Run) -> None:
+        """Watch a run no longer, and let no cancellation that it caused or was sent reach anything behind it.
+
+        Raises:
+            GivenUpError: nobody waits for it any more.
+            RunAbortedError: its outcome does not count.
+            CancelledError: all runs are being ended.
+        """
+        ...
+
+    def cancel(self, run: Run) -> None:
+        """Tell a run to stop, and wait for that only so long."""
+        ...
+
+
+class Run:
+    """One delivery on its way: queued, begun, ended or given up."""
+
+    __slots__ = (
+        "aborted", "begun", "deadline_s", "delivery", "given_up", "metadata", "overdue", "owner", "record", "seen",
+        "session", "source", "started_ms", "started_s", "station", "task", "watch",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: RunOwner, station: Station, record: Record, *, source: Any = None, session: int = 0
+    ) -> None:
+        """Begin as queued.
+
+        Args:
+            owner: gets the outcome.
+            station: what all deliveries of the handler and partition share.
+            record: as read.
+            source: for the owner: where it was read.
+            session: for the owner: in which session.
+        """
+        self.owner = owner
+        self.station = station
+        self.record = record
+        self.source = source
+        self.session = session
+        self.begun = False
+        """The handler was called; before that a delivery may be given up at no cost."""
+        self.aborted = False
+        self.overdue = False
+        """It ran longer than the policy allows."""
+        self.given_up = False
+        """It went on after it was told to stop; its outcome does not count any more."""
+        self.watch: Watch | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.deadline_s = 0.0
+        self.seen: Record = record
+        """What the handler sees; known once it has begun."""
+        self.metadata: RetryMetadata | None = None
+        self.delivery: Delivery | None = None
+        self.started_ms: int | None = None
+        self.started_s = 0.0
+
+    def abort(self) -> None:
+        """Cancel the handler; its outcome will be ignored."""
+        if not self.aborted:
+            self.aborted = True
+            if self.task is not None and self.watch is not None:
+                self.watch.cancel(self)

@@ -1,0 +1,95 @@
+"""Runners: lost to no handler, replaced where one is left behind, and fair to the rest of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from retryapp.engine.pool import BURST
+from retryapp.ports import Event
+from retryapp.testing import MemoryPartition
+
+
+async def test_a_task_that_is_cancelled_after_its_handler_spares_the_runner() -> None:
+    """A library kept the task of a handler that has ended."""
+    kept: list[asyncio.Task[Any]] = []
+    seen: list[bytes] = []
+
+    async def handler(value: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        kept.append(task)
+        seen.append(value)
+
+    async with MemoryPartition(handler, "5m") as orders:
+        await orders.send(b"a")
+        for _ in range(3):
+            kept[-1].cancel()
+            await orders.settle()
+        await orders.send(b"b")
+        assert (seen, orders.waiting) == ([b"a", b"b"], {})
+        assert kept[0] is kept[1], "the same runner"
+
+
+async def test_a_late_cancellation_that_hits_another_record_is_that_ones_failure() -> None:
+    """It is tried again; nothing else is lost."""
+    kept: list[asyncio.Task[Any]] = []
+    gate = asyncio.Event()
+
+    async def handler(value: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        kept.append(task)
+        if value == b"b":
+            await gate.wait()
+
+    async with MemoryPartition(handler, "5m") as orders:
+        await orders.send(b"a", b"b", b"c")
+        kept[0].cancel()
+        await orders.settle()
+        assert (orders.waiting, len(kept)) == ({"5m": 1}, 3)
+        gate.set()
+        await orders.advance(5 * 60_000)
+        assert (orders.waiting, orders.dead_letters) == ({}, [])
+
+
+async def test_handlers_that_never_wait_leave_room_for_others() -> None:
+    """Not more than a burst of them runs in one go."""
+    ran = 0
+    longest = 0
+    since = 0
+
+    async def handler(_value: bytes) -> None:
+        nonlocal ran, since, longest
+        ran += 1
+        since += 1
+        longest = max(longest, since)
+
+    async def other() -> None:
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    async with MemoryPartition(handler, "5m") as orders:
+        ticking = asyncio.create_task(other())
+        await orders.send(*[b"v"] * (10 * BURST))
+        await orders.until(lambda: ran == 10 * BURST)
+        ticking.cancel()
+        assert longest <= 2 * BURST
+
+
+async def test_records_that_are_fine_at_once_are_settled_together() -> None:
+    """One turn and one observation for a row of them, and each is counted."""
+
+    async def handler(value: bytes) -> None:
+        if value == b"bad":
+            raise ValueError("bad")
+
+    async with MemoryPartition(handler, "5m") as orders:
+        await orders.send(b"a", b"b", b"bad", b"c")
+        await orders.advance(1_000)
+        told = [(o.count, o.attempt) for o in orders.observer.of(Event.SUCCEEDED)]
+        assert sum(count for count, _ in told) == 3
+        assert {attempt for _, attempt in told} == {1}
+        assert orders.waiting == {"5m": 1}
