@@ -11,6 +11,7 @@ from retryapp.kafka.discovery import find_handlers
 from retryapp.kafka.errors import (
     AccessDeniedError,
     CertificateRefusedError,
+    ContextRefusedError,
     KafkaRequestError,
     OwnerMismatchError,
     OwnerUnknownError,
@@ -26,6 +27,7 @@ __all__ = [
     "Action",
     "CertificateRefusedError",
     "ClusterState",
+    "ContextRefusedError",
     "KafkaAdmin",
     "KafkaConnection",
     "KafkaRequestError",

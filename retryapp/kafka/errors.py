@@ -35,6 +35,15 @@ class CertificateRefusedError(KafkaRequestError):
     )
 
 
+class ContextRefusedError(KafkaRequestError):
+    """The app's own SSL context and the broker do not agree. Operator action: correct the context, as advised."""
+
+    advice = (
+        ". Correct the SSL context that faust.App(...) is given: the authorities that it trusts (cafile), the names "
+        "that it checks, the certificate that it shows (load_cert_chain)"
+    )
+
+
 class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
 

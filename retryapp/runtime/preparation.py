@@ -26,13 +26,15 @@ from retryapp.ports import Clock
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.placement import Served
 from retryapp.runtime.plain import PROTOCOL
-from retryapp.runtime.security import admin_connection
+from retryapp.runtime.security import admin_connection, prove_login
 from retryapp.runtime.unreadable import refuse_missing_codecs
 
 logger = get_logger(__name__)
 
 _PROBE_S = 2.0
 """Longest wait for one answer while no broker is there."""
+_LOGIN_S = 10.0
+"""Longest wait for one address to take the app's own login."""
 _PROBE_PAUSE_S = 1.0
 """Wait between two questions: a broker that hangs up on us answers none, and does so at once."""
 
@@ -72,6 +74,7 @@ class Preparation:
         while True:
             try:
                 self._wait_for_broker(deadline_s)
+                prove_login(self.app, timeout_s=_LOGIN_S)
                 self._refuse_stranding(admin)
                 self._refuse_other_mode(admin)
                 return ensure_topics(admin, topologies, self.options.plan)

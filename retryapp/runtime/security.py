@@ -9,16 +9,19 @@ certificate, authorities that are only a folder, ciphers.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
 import faust
-from faust.auth import GSSAPICredentials, SASLCredentials, SSLCredentials
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaError, SaslAuthenticationFailed, UnsupportedSaslMechanismError
+from faust.auth import GSSAPICredentials, OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth, server_list
 
-from retryapp.core.errors import InvalidSettingError
-from retryapp.kafka import KafkaConnection
+from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError
+from retryapp.kafka import AccessDeniedError, ContextRefusedError, KafkaConnection
 
 _DEFAULT_PORT = 9092
 _OPTIONS: Final = "Retries(admin_options=…)"
@@ -48,6 +51,52 @@ def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -
     bootstrap = ",".join(server_list(app.conf.broker_consumer, _DEFAULT_PORT))
     given = options or {}
     return KafkaConnection(bootstrap, {**_derived(app, given), **given})
+
+
+def prove_login(app: faust.App, *, timeout_s: float) -> None:
+    """Log in once with the app's own credentials, as Faust's clients will; blocks.
+
+    The administration client may have been told others. What Faust's clients are refused they tell in a traceback of
+    "unable to bootstrap", and a worker that does not start has to say why. Without credentials, or with tokens (whose
+    provider belongs to the app's own event loop), nothing is done.
+
+    Args:
+        app: a configured app.
+        timeout_s: longest wait for one address.
+
+    Raises:
+        AccessDeniedError: name, password or mechanism were refused.
+        ContextRefusedError: one side refused the other's certificate.
+        BrokerUnreachableError: no address answered.
+    """
+    options = client_options(app)
+    if options["security_protocol"] == "PLAINTEXT" or isinstance(app.conf.broker_credentials, OAuthCredentials):
+        return
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # leaves the thread's own loop as it is
+        runner.run(_log_in(options, timeout_s))
+
+
+async def _log_in(options: dict[str, Any], timeout_s: float) -> None:
+    addresses = options.pop("bootstrap_servers")
+    doing, where, said = "log in with the credentials of faust.App(...)", ",".join(addresses), ""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            connection = await create_conn(
+                host.strip("[]"), int(port), client_id="retryapp", request_timeout_ms=int(timeout_s * 1000), **options
+            )
+        except (SaslAuthenticationFailed, UnsupportedSaslMechanismError) as error:
+            raise AccessDeniedError(doing, where, str(error)) from error
+        except ssl.SSLError as error:
+            raise ContextRefusedError(doing, where, str(error)) from error
+        except (OSError, TimeoutError, KafkaError) as error:  # not this one; perhaps another
+            if isinstance(error.__cause__, ssl.SSLError):
+                raise ContextRefusedError(doing, where, str(error.__cause__)) from error
+            said = str(error) or type(error).__name__
+            continue
+        connection.close()
+        return
+    raise BrokerUnreachableError(where, f"could not {doing}: {said}")
 
 
 def _derived(app: faust.App, given: Mapping[str, str]) -> dict[str, str]:

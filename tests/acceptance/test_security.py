@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def write_program(
     """Write the user's program with these credentials and its handler; return the main topic."""
     topic = stage.main_topic()
     files = {"ca": str(broker.certificates.ca), "client": str(broker.certificates.client), "password": PASSWORD}
-    admin = dict.fromkeys(changed.pop("admin", way.admin), files["client"])
+    admin = {**dict.fromkeys(changed.pop("admin", way.admin), files["client"]), **changed.pop("said", {})}
     stage.program(
         HandlerSpec(topic=topic),
         options={"start_timeout": f"{start_timeout_s}s", "admin_options": admin},
@@ -198,6 +198,24 @@ def test_a_client_certificate_that_only_the_context_has(secured: SecuredBroker, 
     assert code == 3
     for wanted in ("ssl.certificate.location", "ssl.key.location", "admin_options"):
         assert wanted in line
+
+
+def test_a_password_that_only_the_administration_client_has(secured: SecuredBroker, inside: Stage) -> None:
+    """Faust's own clients would be refused: exit 3 at once, and whose credentials it is about."""
+    write_program(inside, secured, PLAIN, said={"sasl.password": PASSWORD}, **{"password": "wrong"})
+    code, line = refusal(inside)
+    assert code == 3
+    assert "credentials of faust.App(...)" in line
+    assert "Invalid username or password" in line
+
+
+def test_a_client_certificate_that_only_the_administration_client_has(secured: SecuredBroker, inside: Stage) -> None:
+    """The same for a context that shows none."""
+    way = replace(WAYS["client certificate"], prelude=f"context = {CONTEXT}")
+    write_program(inside, secured, way)
+    code, line = refusal(inside)
+    assert code == 3
+    assert "load_cert_chain" in line
 
 
 def test_no_credentials_at_all(secured: SecuredBroker, inside: Stage) -> None:

@@ -11,8 +11,9 @@ import pytest
 import trustme
 from aiokafka.abc import AbstractTokenProvider
 
-from retryapp.core.errors import InvalidSettingError
-from retryapp.runtime.security import admin_connection, client_options
+from retryapp.broker.probe import free_ports
+from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError
+from retryapp.runtime.security import admin_connection, client_options, prove_login
 
 AUTHORITY = trustme.CA()
 OTHER = trustme.CA()
@@ -160,3 +161,17 @@ def test_kerberos() -> None:
         "sasl.mechanism": "GSSAPI",
         "sasl.kerberos.service.name": "k",
     }
+
+
+@pytest.mark.parametrize("options", [{}, {"broker_credentials": faust.OAuthCredentials(oauth_cb=Tokens())}])
+def test_nothing_to_prove(options: dict[str, Any]) -> None:
+    """No login, or one whose provider belongs to the app's event loop: no address is asked."""
+    prove_login(app(**options), timeout_s=0.001)
+
+
+def test_every_address_is_tried() -> None:
+    """None answers: that is no refusal, and a start may wait for it."""
+    first, second = free_ports(2)
+    away = faust.App("x", broker=f"kafka://127.0.0.1:{first};kafka://127.0.0.1:{second}", broker_credentials=login())
+    with pytest.raises(BrokerUnreachableError, match=f"127.0.0.1:{first},127.0.0.1:{second}"):
+        prove_login(away, timeout_s=5)
