@@ -93,11 +93,8 @@ class RuntimeView:
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
         """See `ports.WorkerView.pending_page`."""
-        here = [
-            (number, placed)
-            for (topic, number), placed in self._runtime.placed.items()
-            if topic == main and partition in (None, number)
-        ]
+        numbers = range(self._runtime.served[main].partitions) if partition is None else (partition,)
+        here = [(number, placed) for number in numbers if (placed := self._open(main, number)) is not None]
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
         rows = [_waiting(placed, number, after, chunk) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))

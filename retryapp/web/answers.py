@@ -11,7 +11,6 @@ in between (``_BREATH``), and what decodes many rows does so in a thread.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from urllib.parse import quote
@@ -19,7 +18,7 @@ from urllib.parse import quote
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
-from retryapp.ports import Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, WorkerView
+from retryapp.ports import Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
 from retryapp.web.errors import PageError, bad_parameter, elsewhere, not_found, not_open
 from retryapp.web.figures import (
     DUE_ROWS,
@@ -32,6 +31,7 @@ from retryapp.web.figures import (
     totals,
     web_url,
 )
+from retryapp.web.merge import merged
 from retryapp.web.outlooks import Outlooks
 from retryapp.web.payloads import payload_of
 from retryapp.web.query import Question, is_number, offsets_text
@@ -133,12 +133,13 @@ class Answers:
 
     async def pending(self, main: str, question: Question, locate: Locate) -> Facts:
         """Return one page of waiting records by due time."""
-        self.get_handler_or_404(main)
-        if question.partition is not None:
-            self.get_open_partition_or_404(main, question.partition, question, locate)
-        entries = self.view.pending_page(
-            main, after=question.after, limit=question.limit + 1, partition=question.partition
-        )
+        partitions = self._chosen(main, question, locate)
+        streams = [self._waiting_rows(main, number, question.after) for number in partitions]
+        entries: list[PendingEntry] = []
+        async for entry in merged(streams, lambda entry: entry.key):
+            entries.append(entry)
+            if len(entries) > question.limit:
+                break
         shown = entries[: question.limit]
         return {
             "main": main,
@@ -149,12 +150,7 @@ class Answers:
 
     async def dead(self, main: str, question: Question, locate: Locate) -> Facts:
         """Return one page of dead letters, newest first over all partitions here."""
-        self.get_handler_or_404(main)
-        if question.partition is not None:
-            self.get_open_partition_or_404(main, question.partition, question, locate)
-            partitions = [question.partition]
-        else:
-            partitions = [item.partition for item in self.view.partitions(main) if item.state == OPEN]
+        partitions = self._chosen(main, question, locate)
         records, cursor, scanned = await self._newest(main, partitions, question)
         return {
             "main": main,
@@ -191,23 +187,31 @@ class Answers:
         streams = [self._dead_rows(main, p, cursor.get(p)) for p in partitions]
         records: list[Facts] = []
         scanned = 0
-        heads: list[tuple[float, int, Facts]] = []
-        for place, stream in enumerate(streams):
-            _push(heads, place, stream)
-            if place % _BREATH == 0:
-                await asyncio.sleep(0)
-        while heads:
-            _, place, row = heapq.heappop(heads)
+        async for row in merged(streams, _newest_first):
             if len(records) == question.limit or scanned == SCAN_ROWS:
                 return records, cursor, scanned
             scanned += 1
             cursor[row["partition"]] = row["offset"]
             if question.reason is None or row["reason"] == question.reason:
                 records.append(row)
-            _push(heads, place, streams[place])
-            if scanned % _BREATH == 0:
-                await asyncio.sleep(0)
         return records, None, scanned
+
+    def _chosen(self, main: str, question: Question, locate: Locate) -> list[int]:
+        """Return the partitions that a list is about: the one asked for, or all that are open here."""
+        self.get_handler_or_404(main)
+        if question.partition is None:
+            return [item.partition for item in self.view.partitions(main) if item.state == OPEN]
+        return [self.get_open_partition_or_404(main, question.partition, question, locate).partition]
+
+    def _waiting_rows(self, main: str, partition: int, after: bytes | None) -> Iterator[PendingEntry]:
+        chunk = _FIRST_CHUNK_ROWS
+        while True:
+            entries = self.view.pending_page(main, after=after, limit=chunk, partition=partition)
+            yield from entries
+            if len(entries) < chunk:
+                return
+            after = entries[-1].key
+            chunk = min(_CHUNK_ROWS, 2 * chunk)
 
     def _dead_rows(self, main: str, partition: int, before: int | None) -> Iterator[Facts]:
         chunk = _FIRST_CHUNK_ROWS
@@ -365,13 +369,6 @@ def _path_number(text: str) -> int:
     if not is_number(text):
         raise not_found("no-such-page", f"{text!r} is no partition or offset", "Expected whole numbers, from 0")
     return int(text)
-
-
-def _push(heads: list[tuple[float, int, Facts]], place: int, stream: Iterator[Facts]) -> None:
-    """Put the next row of a stream among the heads; each stream has one there at most, so rows are not compared."""
-    row = next(stream, None)
-    if row is not None:
-        heapq.heappush(heads, (_newest_first(row), place, row))
 
 
 def _newest_first(row: Facts) -> float:

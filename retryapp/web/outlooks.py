@@ -18,7 +18,7 @@ KEPT_MS: Final = 2_000
 """An outlook is shown again for so long: several readers of a page cost no more than one."""
 
 _LEAST_PROBES: Final = 12
-_PROBES_AT_ONCE: Final = 4
+_PROBES_AT_ONCE: Final = 2
 """After so many of them others may run; each takes up to 1 ms in a table of a million rows."""
 
 
