@@ -32,13 +32,10 @@ from retryapp.core.record import Origin, Record, failure_id
 from retryapp.engine.damage import bury_damaged, unreadable
 from retryapp.engine.handler import Delivery, Handler, call
 from retryapp.engine.park import waiting_metadata
-from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.run import Outcome, Run, RunAbortedError
 from retryapp.engine.threads import NoThreadError
 from retryapp.engine.turn import Turn, to_event
-from retryapp.ports import Clock, Event, Observation, Random, TopicPartition
-
-Outcome = Turn | int
-"""What settles a record: a turn, or the offset behind a record that was fine at once and leaves nothing to say."""
+from retryapp.ports import Event, Observation, TopicPartition
 
 
 class HandlerTimeoutError(RetryAppError):
@@ -55,19 +52,6 @@ class UnprintableError(RetryAppError):
     def __init__(self, handler: str) -> None:
         self.handler = handler
         super().__init__(f"handler {handler} raised an error whose own code fails when its type or text is asked for")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
-    """What deliveries of one handler and partition share."""
-
-    handler: Handler
-    clock: Clock
-    random: Random
-    topic_id: str
-    """Short id of the main topic."""
-    max_bytes: int
-    """Largest record that our topics take."""
 
 
 async def deliver(run: Run) -> Outcome:

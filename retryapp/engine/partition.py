@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.core.record import Record, held_bytes
-from retryapp.engine.deliver import Outcome, Station
 from retryapp.engine.fire import Ahead, fire
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.progress import OffsetWindow, ProgressTally
-from retryapp.engine.run import Run
+from retryapp.engine.run import Outcome, Run, Station
 from retryapp.engine.turn import Turn, to_event
 from retryapp.ports import Event, Observation, PendingTable, Source, TopicPartition
 

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from retryapp.core.metadata import RetryMetadata
-    from retryapp.core.record import Record
-    from retryapp.engine.deliver import Outcome, Station
-    from retryapp.engine.handler import Delivery
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Record
+from retryapp.engine.handler import Delivery, Handler
+from retryapp.engine.turn import Turn
+from retryapp.ports import Clock, Random
+
+Outcome = Turn | int
+"""What settles a record: a turn, or the offset behind a record that was fine at once and leaves nothing to say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """What deliveries of one handler and partition share."""
+
+    handler: Handler
+    clock: Clock
+    random: Random
+    topic_id: str
+    """Short id of the main topic."""
+    max_bytes: int
+    """Largest record that our topics take."""
 
 
 class RunAbortedError(Exception):

@@ -22,11 +22,11 @@ from mode.utils.logging import get_logger
 from retryapp.core.errors import LaneClosedError, LaneError
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.lifecycle import PolicyUsed
-from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import Lane, LaneLimits, LaneState
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn, to_event
 from retryapp.ports import Clock, Observer, Random, TopicPartition
 from retryapp.runtime.clients import ClientSettings

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from retryapp.core.record import Record
-from retryapp.engine.deliver import Outcome, Station
 from retryapp.engine.pool import CANCEL_WAIT_S, DeliveryPool
-from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.run import Outcome, Run, RunAbortedError, Station
 from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
 

@@ -16,11 +16,11 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Handler, HandlerFunction
 from retryapp.engine.lane import Lane, LaneLimits
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.run import Station
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.lane import MemoryLaneTransport

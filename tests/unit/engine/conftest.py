@@ -11,8 +11,8 @@ import pytest
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Handler, HandlerFunction
+from retryapp.engine.run import Station
 from retryapp.testing import ScriptedRandom, VirtualClock
 
 MakeStation = Callable[..., Station]

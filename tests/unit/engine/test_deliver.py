@@ -19,9 +19,8 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record
 from retryapp.core.verdicts import Reject, RetryLater
-from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Delivery
-from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.run import Run, RunAbortedError, Station
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import VirtualClock, deliver_once

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from retryapp.core.headers import decode_metadata
-from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Delivery, HandlerSignatureError
+from retryapp.engine.run import Station
 from retryapp.testing import deliver_once
 
 MakeStation = Callable[..., Station]

@@ -15,10 +15,9 @@ import pytest
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
-from retryapp.engine.deliver import Station
 from retryapp.engine.handler import Delivery
 from retryapp.engine.orphans import MIN_ORPHANS, Orphans
-from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.run import Run, RunAbortedError, Station
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
 

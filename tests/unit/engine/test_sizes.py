@@ -13,10 +13,10 @@ from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import decode_row, encode_row
-from retryapp.engine.deliver import Station
 from retryapp.engine.fire import fire
 from retryapp.engine.handler import Handler
 from retryapp.engine.park import park
+from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Removal, Row
 from retryapp.testing import MemoryPartition, VirtualClock, deliver_once

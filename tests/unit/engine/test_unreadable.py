@@ -10,8 +10,8 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Damage, Record
-from retryapp.engine.deliver import Station
 from retryapp.engine.park import park
+from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
 from retryapp.testing import deliver_once
 
