@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.core.record import Record, held_bytes
+from retryapp.core.rows import parse_row_key
 from retryapp.engine.fire import Ahead, fire
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
@@ -29,6 +31,7 @@ FIRE_QUEUED_BYTES = 8 << 20
 """Bytes of rows in firings that are not committed yet; the last firing may pass it."""
 FIRE_AHEAD = 2_000
 """Fired records that the handler may have before it."""
+NEVER_MS = 1 << 62
 MAX_SLEEP_S = 60.0
 """Longest sleep of the firing task; it wakes earlier for an earlier row."""
 BLOCKED_SLEEP_S = 0.25
@@ -76,6 +79,8 @@ class PartitionEngine:
         self._tally = ProgressTally(0, 0)
         self._last_main = 0
         self._fire_blocked = False
+        self._next_due_ms = 0
+        """What the firing task sleeps towards: an earlier row wakes it."""
         self._unreleased: set[TopicPartition] = set()
 
     # -- session ------------------------------------------------------------------------------------------------
@@ -174,6 +179,11 @@ class PartitionEngine:
             return 0
         return max(0, min(handler.max_in_flight - len(window), self.lane.room))
 
+    def idle(self, tp: TopicPartition) -> bool:
+        """Tell whether every record of `tp` that came in has given its turn to the lane, and more may come."""
+        window = self._windows.get(tp)
+        return window is not None and not len(window) and not self._draining
+
     def room_bytes(self, tp: TopicPartition) -> int:
         """Return how many bytes of `tp` may come in now; the last record may pass it."""
         window = self._windows.get(tp)
@@ -202,12 +212,13 @@ class PartitionEngine:
             window.add(record.offset)
             turn = park(station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes)
             if turn.puts:
-                turn.on_settled = self._parked
+                turn.on_settled = partial(self._parked, parse_row_key(turn.puts[0].key).due_at_ms)
             window.finish(record.offset, turn)
         self._release(tp, session, window)
 
-    def _parked(self, committed: bool, _offsets: tuple[int, ...]) -> None:
-        if committed:
+    def _parked(self, due_at_ms: int, committed: bool, _offsets: tuple[int, ...]) -> None:
+        if committed and due_at_ms < self._next_due_ms:
+            self._next_due_ms = due_at_ms
             self._fire_wake.set()
 
     def begun(self, run: Run) -> None:
@@ -254,8 +265,10 @@ class PartitionEngine:
                 self._note_progress(session)
         elif tp == self._redelivery:
             self._ahead.finished(turns[-1].next_offset)
-            self._fire_wake.set()
-        self._source.wanted(tp)
+            if self._fire_blocked:
+                self._fire_wake.set()
+        if len(window) <= self.station.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
+            self._source.wanted(tp)
 
     def _turns(self, tp: TopicPartition, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
         """Make one turn of each row of records that were fine at once."""
@@ -323,7 +336,9 @@ class PartitionEngine:
         clock = self.station.clock
         while self._alive(session):
             self._fire_wake.clear()
+            self._next_due_ms = 0  # whatever is parked meanwhile is looked at by the scan, or wakes
             next_due_ms = await self._fire_due(session)
+            self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             wait_s = MAX_SLEEP_S
             if next_due_ms is not None and not self._fire_blocked:
                 # not compared with "is it due": a row may become due between the scan and this line
@@ -379,6 +394,7 @@ class PartitionEngine:
             self._claimed.difference_update(keys)
             self._claimed_bytes -= size
             self._ahead.fired(len(redelivered), [offsets[n] for n in redelivered] if committed else ())
-            self._fire_wake.set()
+            if self._fire_blocked:
+                self._fire_wake.set()
 
         return settled

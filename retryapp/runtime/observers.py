@@ -97,13 +97,15 @@ class LogObserver:
             self._logger.log(level, event_id, extra=_facts(observation))
 
 
+_FIELDS: Final = tuple((field.name, _RENAMED.get(field.name, field.name)) for field in fields(Observation))
+
+
 def _facts(observation: Observation) -> dict[str, object]:
     facts: dict[str, object] = {}
-    for field in fields(observation):
-        value = getattr(observation, field.name)
-        if value is None or field.name == "event":
-            continue
-        facts[_RENAMED.get(field.name, field.name)] = value
+    for name, shown in _FIELDS:
+        value = getattr(observation, name)
+        if value is not None and name != "event":
+            facts[shown] = value
     message = observation.message
     if message is not None and len(message) > MAX_LOGGED_MESSAGE_CHARS:
         facts["error_message"] = message[:MAX_LOGGED_MESSAGE_CHARS] + "..."

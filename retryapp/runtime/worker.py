@@ -61,6 +61,10 @@ class RetryWorker(Worker):
                 raise SystemExit(130) from None
         super().execute_from_commandline()
 
+    def _setup_spinner_handler(self, logger: logging.Logger, level: int) -> None:
+        """Do without Faust's spinner: it sets the root logger to DEBUG, and every line that nobody sees is made."""
+        self.spinner = None
+
     async def _sentinel_task(self) -> None:
         """Let what is ready run once; Faust sleeps a second here, which a stop with a deadline does not have."""
         await asyncio.sleep(0)
