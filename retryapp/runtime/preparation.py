@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import faust
 from mode.utils.logging import get_logger
@@ -21,6 +22,7 @@ from retryapp.core.errors import (
 )
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.record import short_topic_id
+from retryapp.doctor import quick_findings
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, read_changelog
 from retryapp.ports import Clock
 from retryapp.runtime.options import RuntimeOptions
@@ -61,7 +63,22 @@ class Preparation:
         plan = self._plan_patiently()
         for served in self.served.values():
             _learn(served, plan)
+        self._examine(plan)
         return plan
+
+    def _examine(self, plan: Plan) -> None:
+        """Say what may go wrong later, as `retryapp doctor` does in full; nothing here ends a start."""
+        conf = self.app.conf
+        for found in quick_findings(
+            self._connection,
+            [served.handler.topology for served in self.served.values()],
+            self.options.plan,
+            plan.states,
+            session_timeout_ms=int(conf.broker_session_timeout * 1000),
+            datadir=Path(conf.datadir),
+            wall_ms=self.clock.wall_ms,
+        ):
+            logger.warning("retryapp.doctor %s", found.text)
 
     @property
     def _connection(self) -> KafkaConnection:
