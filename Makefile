@@ -21,8 +21,11 @@ install-demo: python
 demo: install-demo  ## real Kafka, two workers, 20,000 real flights; options: ARGS="--records 6000 --json"
 	@$(BIN)/retryapp demo $(ARGS)
 
-test: install  ## all tests; options for pytest: ARGS="-k schedule"
-	@$(BIN)/python -m pytest $(ARGS)
+# Tests mostly wait (for delays, sessions, brokers), so two at a time take little more than half; JOBS=0 for one by one
+JOBS ?= 2
+
+test: install  ## all tests; options for pytest: ARGS="-k schedule"; two at a time, or JOBS=0
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 bench: install  ## all benchmarks, on an idle machine; writes benchmarks/README.md; options: ARGS="--quick"
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
