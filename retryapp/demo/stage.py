@@ -189,7 +189,8 @@ class Stage:
 
     def _is_complete(self, admin: AdminClient) -> bool:
         """Tell whether all workers are in the group and it is not rebalancing."""
-        with suppress(KafkaException):  # the coordinator is not there yet
-            group = admin.describe_consumer_groups([self.topology.group])[self.topology.group].result(10)
+        with suppress(KafkaException, TimeoutError):  # the coordinator is not there yet, or is slow: asked again
+            asked = admin.describe_consumer_groups([self.topology.group], request_timeout=5)
+            group = asked[self.topology.group].result(10)
             return group.state == ConsumerGroupState.STABLE and len(group.members) == WORKERS
         return False
