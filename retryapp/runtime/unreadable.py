@@ -6,6 +6,8 @@ too. Here, for the topics in `TOPICS`:
 * a header name that is not UTF-8 is read leniently: its odd bytes become lone surrogates (PEP 383);
 * a batch with a bad checksum, or one whose records cannot be taken apart, becomes one `Unreadable` in its place, which
   names the range of offsets: a checksum covers a batch, so its healthy records cannot be told from the damaged ones;
+* where a damaged batch ends is known from the sound one that follows. With none its header is believed as far as two of
+  its fields agree; else reading goes on a step at a time, and what lies before the next batch is told of then;
 * a missing codec is no damage, or every record would be dead: an `Unreadable` that says so, and the position stays. So
   it does where not even the frame of a batch can be found.
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import aiokafka.codec as codecs
@@ -38,6 +41,9 @@ _StockRecords: Any = fetcher.PartitionRecords
 _LENGTH = struct.Struct(">qi")
 _MAGIC_AT = 16
 _BATCH_HEADER_BYTES = 61
+_BAD_CHECKSUM = "the checksum of the batch is wrong"
+_open_ends: Final[dict[Any, int]] = {}
+"""Offset up to which a damaged batch was told of, by partition, where its end was unsure."""
 
 
 @dataclass
@@ -68,14 +74,32 @@ class _Buffer(bytearray):
 
 
 class KeptRecords:
-    """The stock reader of a fetched partition, beside the bytes that it reads."""
+    """The stock reader of a fetched partition, which knows where in the bytes the batch lies that it gave last."""
 
     def __init__(self, raw: bytes) -> None:
-        self.raw = raw
+        self._raw = memoryview(raw)
+        self._at = self._end = 0
         records = MemoryRecords(raw)
+        self._next_batch = records.next_batch
         self.has_next = records.has_next
-        self.next_batch = records.next_batch
         self.size_in_bytes = records.size_in_bytes
+
+    def next_batch(self) -> Any:
+        """Return the next batch; it raises where the frame of one is broken."""
+        self._at = self._end
+        batch = self._next_batch()
+        self._end = _frame_end(self._raw, self._at)
+        return batch
+
+    @property
+    def first(self) -> _Batch | None:
+        """The first batch; None when its frame is broken or it is not here as a whole."""
+        return _frame(self._raw)
+
+    @property
+    def last(self) -> _Batch | None:
+        """The batch that was given last, or None when the frame of one is broken."""
+        return _frame(self._raw[self._at :]) if self._end > self._at else None
 
 
 class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no types
@@ -86,30 +110,50 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
     _tp: Any
 
     def _unpack_records(self) -> Iterator[Any]:
+        ours = self._tp.topic in TOPICS
+        if ours:
+            yield from self._rest_of_a_damaged_batch()
         while True:
             stock = super()._unpack_records()
             try:
                 for record in stock:  # noqa: UP028 - an error must be told from those of whoever iterates
                     yield record
             except UnsupportedCodecError as exc:
-                if self._tp.topic not in TOPICS:
+                if not ours:
                     raise
                 yield self._stuck(str(exc))
                 return
             except MemoryError:
                 raise
             except Exception as exc:  # the C reader and the codecs raise what they like
-                batch = self._batch_at(self.next_fetch_offset)
-                if batch is None and self._tp.topic not in TOPICS:
+                batch = self._records.last
+                if not ours and (batch is None or not batch.sound):
                     raise
                 if batch is None:
                     yield self._stuck(f"the frame of the batch is broken, where the next begins is unknown ({exc})")
                     return
+                if batch.lies_before(self.next_fetch_offset):
+                    if self._records.has_next():
+                        continue
+                    yield self._stuck(f"the fetch ends with a batch that lies before ({exc})")
+                    return
                 if not (yield from self._past(batch, exc)):
                     return
-                self._records = KeptRecords(batch.tail)
                 continue
             return
+
+    def _rest_of_a_damaged_batch(self) -> Iterator[Unreadable]:
+        """Tell of offsets that belong to a damaged batch, which the broker takes for shorter than it was.
+
+        Nothing else can lie between it and the batch that comes now.
+        """
+        first = self.next_fetch_offset
+        if _open_ends.get(self._tp) != first:
+            return
+        batch = self._records.first
+        if batch is not None and batch.sound and batch.base > first:
+            self.next_fetch_offset = batch.base
+            yield self._unreadable(first, batch.base - 1, _BAD_CHECKSUM)
 
     def _past(self, batch: _Batch, error: Exception) -> Generator[Any, None, bool]:
         """Yield what can be had of a batch, and step over it.
@@ -118,8 +162,8 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             Whether the rest of the fetch can be read on: after a bad checksum the batch's word on transactions cannot
             be believed, and a new fetch begins with the broker's own.
         """
-        sound = batch.checksum_holds()
-        if sound and batch.is_current:
+        end, sure = batch.reach()
+        if batch.sound:
             try:
                 for record in batch.leniently():
                     if record.offset >= self.next_fetch_offset:
@@ -129,30 +173,17 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             except Exception as exc:  # noqa: BLE001 - as above
                 error = exc
             else:
-                self.next_fetch_offset = batch.end
+                self.next_fetch_offset = end
                 return True
         if self._tp.topic not in TOPICS:
             raise error
         first = self.next_fetch_offset
-        end = max(batch.end, first + 1)
+        end = max(end, first + 1)
         self.next_fetch_offset = end
-        problem = "the checksum of the batch is wrong" if not sound else f"{type(error).__name__}: {error}"
-        yield self._unreadable(first, end - 1, problem)
+        if not sure:
+            _open_ends[self._tp] = end
+        yield self._unreadable(first, end - 1, f"{type(error).__name__}: {error}" if batch.sound else _BAD_CHECKSUM)
         return False
-
-    def _batch_at(self, offset: int) -> _Batch | None:
-        """Return the first batch that reaches `offset`, from the raw bytes."""
-        raw, at = self._records.raw, 0
-        while at + _BATCH_HEADER_BYTES <= len(raw):
-            base, length = _LENGTH.unpack_from(raw, at)
-            end = at + _LENGTH.size + length
-            if length < _BATCH_HEADER_BYTES - _LENGTH.size or end > len(raw):
-                return None
-            batch = _Batch(raw[at:end], raw[end:], base)
-            if batch.end > offset:
-                return batch
-            at = end
-        return None
 
     def _stuck(self, problem: str) -> Unreadable:
         return self._unreadable(self.next_fetch_offset, self.next_fetch_offset, problem, stuck=True)
@@ -176,12 +207,12 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Batch:
     """One batch by its raw bytes."""
 
-    raw: bytes
-    tail: bytes
+    raw: memoryview
+    tail: memoryview
     """What follows it in the fetch."""
     base: int
 
@@ -190,25 +221,48 @@ class _Batch:
         """Whether it has today's layout (2); older ones have no headers to be lenient with."""
         return self.raw[_MAGIC_AT] == 2
 
-    @property
-    def end(self) -> int:
-        """Offset after its last record.
+    @cached_property
+    def sound(self) -> bool:
+        """Whether it is as it was written."""
+        return self.is_current and bool(self._header.validate_crc())
 
-        The count of offsets is under the checksum, so it may be wrong; it is believed as far as the batch that follows
-        does not begin before, and where none follows, when the count of records agrees. Else only one step is sure.
+    @cached_property
+    def _header(self) -> Any:
+        return _DefaultRecordBatchPy(self.raw)
+
+    def lies_before(self, offset: int) -> bool:
+        """Tell whether all of it was passed: the broker gives whole batches, and takes a damaged one for longer."""
+        if self.sound:
+            return int(self._header.next_offset) <= offset
+        following = self._following_base()
+        return following is not None and following <= offset
+
+    def reach(self) -> tuple[int, bool]:
+        """Return the offset after its last record, and whether that is sure.
+
+        A bad checksum covers the counts of offsets and of records. A sound batch behind it knows better; so does one
+        that is here in part only, when it agrees with a count. Else one step is sure.
         """
+        if self.sound:
+            return int(self._header.next_offset), True
+        following = _frame(self.tail)
+        if following is not None and following.sound and following.base > self.base:
+            return following.base, True
         if not self.is_current:
-            return self.base + 1
-        header = _DefaultRecordBatchPy(self.raw)
-        end = int(header.next_offset)
-        if len(self.tail) >= _LENGTH.size:
-            (following, _) = _LENGTH.unpack_from(self.tail, 0)
-            return min(end, following) if end > self.base else int(following)
-        return end if self.checksum_holds() or end - self.base == header._num_records else self.base + 1
+            return self.base + 1, False
+        end = int(self._header.next_offset)
+        agreed = end - self.base == self._header._num_records
+        base = self._following_base()
+        if base is not None:
+            agreed, end = agreed or end == base, min(end, base)
+        return (end, True) if agreed and end > self.base else (self.base + 1, False)
 
-    def checksum_holds(self) -> bool:
-        """Tell whether the batch is as it was written."""
-        return self.is_current and bool(_DefaultRecordBatchPy(self.raw).validate_crc())
+    def _following_base(self) -> int | None:
+        """Where the next batch begins by its own word, were it cut off or damaged."""
+        if len(self.tail) <= _MAGIC_AT or self.tail[_MAGIC_AT] != 2:
+            return None
+        (base, _) = _LENGTH.unpack_from(self.tail)
+        return int(base) if base > self.base else None
 
     def leniently(self) -> Iterator[Any]:
         """Return its records; names of headers may have lone surrogates."""
@@ -216,6 +270,22 @@ class _Batch:
         batch._maybe_uncompress()
         batch._buffer = _Buffer(batch._buffer)
         return iter(batch)
+
+
+def _frame_end(raw: memoryview, at: int) -> int:
+    (_, length) = _LENGTH.unpack_from(raw, at)
+    return at + _LENGTH.size + int(length)
+
+
+def _frame(raw: memoryview) -> _Batch | None:
+    """Return the batch at the beginning of these bytes, or None where they have none as a whole."""
+    if len(raw) < _BATCH_HEADER_BYTES:
+        return None
+    end = _frame_end(raw, 0)
+    if not _BATCH_HEADER_BYTES <= end <= len(raw):
+        return None
+    (base, _) = _LENGTH.unpack_from(raw)
+    return _Batch(raw[:end], raw[end:], int(base))
 
 
 def refuse_missing_codecs() -> None:

@@ -16,7 +16,7 @@ from retryapp.broker import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
-CRC, ATTRIBUTES = 17, 21
+CRC, ATTRIBUTES, LAST_DELTA = 17, 21, 23
 
 
 @pytest.fixture
@@ -58,6 +58,19 @@ def damage_log(folder: Path, topic: str, needle: bytes) -> None:
     with segment.open("r+b") as file:
         file.seek(at)
         file.write(bytes([raw[at] ^ 0x20]))
+
+
+def shorten_batch(folder: Path, topic: str, needle: bytes) -> None:
+    """Make the header of a batch in the broker's log of partition 0 say that it has one offset only."""
+    (segment,) = folder.glob(f"broker/**/{topic}-0/00000000000000000000.log")
+    raw = segment.read_bytes()
+    at = 0
+    while needle not in raw[at : (end := at + 12 + struct.unpack_from(">i", raw, at + 8)[0])]:
+        at = end
+    assert struct.unpack_from(">i", raw, at + LAST_DELTA) == (1,), "two records in one batch"
+    with segment.open("r+b") as file:
+        file.seek(at + LAST_DELTA)
+        file.write(bytes(4))
 
 
 async def test_odd_header_names_and_a_damaged_batch(stage: Stage, tmp_path: Path) -> None:
@@ -107,3 +120,19 @@ async def test_a_damaged_batch_among_those_that_wait(stage: Stage, tmp_path: Pat
     assert (metadata.origin.topic, metadata.origin.offset) == (retry, 0)
     stage.produce(topic, [{"id": "next", "fail": 1}], 1)
     wait_for(lambda: stage.service.done(topic) == {"gone", "next"}, "it goes on")
+
+
+async def test_no_offset_of_a_batch_that_says_it_is_shorter_is_forgotten(stage: Stage, tmp_path: Path) -> None:
+    """The broker believes the header and never gives the batch for its second offset."""
+    topic = stage.main_topic(partitions=1)
+    stage.program(HandlerSpec(topic=topic, policy="200ms"))
+    stage.produce(topic, [{"id": "before"}], 1)
+    stage.produce(topic, [{"id": "broken-1"}, {"id": "broken-2"}], 1)
+    shorten_batch(tmp_path, topic, b"broken-1")
+    stage.worker()
+    wait_for(lambda: len(stage.evidence(topic).dead()) == 1, "the first offset is dead")
+    stage.produce(topic, [{"id": "after"}], 1)
+    wait_for(lambda: stage.service.done(topic) == {"before", "after"}, "all that can be read is done")
+    stage.wait_settled(topic)
+    dead = [metadata for _, metadata in stage.evidence(topic).dead()]
+    assert [(each.reason, each.origin.offset) for each in dead] == [("damaged", 1), ("damaged", 2)]
