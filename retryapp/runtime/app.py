@@ -10,7 +10,7 @@ The life of a worker:
 4. a revoke or SIGTERM comes: handlers get `drain` (`grace`) to finish, lanes commit what is done and close;
 5. the sensor stops last of all services.
 
-In between, records go from the intake to the engine through Faust agents, one batch of a partition at a time (`pump`).
+In between, records go from the intake to the engines through Faust agents (`runtime.feed`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import faust
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
 
-from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, UnreadableTopicError
+from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.handler import Handler
@@ -33,10 +33,11 @@ from retryapp.engine.lane import LaneState
 from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime.agents import BATCH, Batch, IntakeChannel, register_agent, to_record
+from retryapp.runtime.agents import register_agent
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import RetryConsumer, RetryTransport
+from retryapp.runtime.feed import Feed
 from retryapp.runtime.intake import Intake
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
 from retryapp.runtime.options import SETTINGS, RuntimeOptions
@@ -45,17 +46,22 @@ from retryapp.runtime.plain import PlainAssignor
 from retryapp.runtime.preparation import Preparation
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.tail import TailReader
-from retryapp.runtime.unreadable import TOPICS, Unreadable
+from retryapp.runtime.unreadable import TOPICS
 
 logger = get_logger(__name__)
 
 _FINISH_S = 5.0
 """Longest wait for the last transactions; a short grace shortens it: without a broker they never end."""
 _LEAST_FINISH_S = 0.5
+_CATCH_UP_S = 10.0
+"""How often offsets are set behind transaction markers that no record follows."""
 
 
 class RetrySensor(Sensor):
-    """Starts before and stops after every other service of the app, and sees rebalances."""
+    """Starts before and stops after every other service of the app, and sees how long rebalances take.
+
+    Faust keeps one state for all rebalances, so the end of one that began while another ended may never be told here.
+    """
 
     def __init__(self, runtime: Runtime, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -75,8 +81,9 @@ class RetrySensor(Sensor):
 
     def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
         """Tell how long it took."""
-        self._runtime.consumer.rebalance_over(app.tables.recovery._generation_id)
-        self._runtime.rebalanced(self._runtime.clock.monotonic_s() - state["started_s"])
+        started_s = (state or {}).get("started_s")
+        if started_s is not None:
+            self._runtime.rebalanced(self._runtime.clock.monotonic_s() - started_s)
 
 
 class Runtime:
@@ -97,18 +104,19 @@ class Runtime:
         self.metrics = MetricsObserver(lambda: self.gauges())
         self.observer = CombinedObserver(LogObserver(), self.metrics)
         self.plan: Plan | None = None
-        self._by_tp: dict[TopicPartition, Placed] = {}
-        self._channels: dict[str, IntakeChannel] = {}
-        self._handing: set[TopicPartition] = set()
+        self._feed = Feed(self.intake)
+        self._catch_up_timer: asyncio.TimerHandle | None = None
         self._reader: TailReader | None = None
         self._placer: Placer | None = None
         self._suspending = asyncio.Lock()
         self._sensor = RetrySensor(self)
-        self.intake.on_records = self.pump
+        self.intake.on_records = self._feed.pump
         self.intake.on_assigned = self._on_assigned
         self.intake.on_revoked = self._on_revoked
         self._change_settings()
         app._new_transport = self._new_transport  # type: ignore[method-assign]  # Faust's only way to give an app another transport
+        self._stock_rebalance_end = app.on_rebalance_end
+        app.on_rebalance_end = self._on_rebalance_end  # type: ignore[method-assign]  # its sensors miss some ends
         app.on_configured.connect(cast("Any", self._on_configured))
         app.on_after_configured.connect(cast("Any", self._on_after_configured))
         app.on_before_shutdown.connect(cast("Any", self._on_before_shutdown))
@@ -151,6 +159,15 @@ class Runtime:
     def _new_transport(self) -> RetryTransport:
         return RetryTransport(self.app.conf.broker_consumer, self.app, intake=self.intake)
 
+    def _on_rebalance_end(self) -> None:
+        """Let Faust note that a rebalance is over, then let the lanes open, unless another has begun meanwhile."""
+        try:
+            self._stock_rebalance_end()
+        finally:
+            recovery = cast("Any", self.app.tables).recovery
+            if not recovery.signal_recovery_start.is_set():
+                self.consumer.rebalance_over(recovery._generation_id)
+
     def _on_configured(self, _app: Any, conf: Any, **_kwargs: Any) -> None:
         if str(conf.processing_guarantee.value) == "exactly_once":
             raise InvalidSettingError(
@@ -178,8 +195,8 @@ class Runtime:
     def _register_agents(self, handler: Handler) -> None:
         """One supervised Faust agent per topic; each event carries a batch."""
         for topic in handler.topology.consumed:
-            if topic not in self._channels:
-                self._channels[topic] = register_agent(self.app, topic, self._accept)
+            if topic not in self._feed.channels:
+                self._feed.channels[topic] = register_agent(self.app, topic, self._feed.accept)
 
     # -- starting and stopping ----------------------------------------------------------------------------------
 
@@ -213,12 +230,17 @@ class Runtime:
             random=self.random,
             observer=self.observer,
             tick_s=max(0.25, sum(served.partitions for served in self.served.values()) / 64),
-            pump=self.pump,
-            forget=self._handing.discard,
+            pump=self._feed.pump,
+            forget=self._feed.forget,
         )
         for served in self.served.values():
             served.first.start()
             served.again.start()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._catch_up_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, self._catch_up)
+        self._feed.catch_up()
 
     def _client_settings(self) -> ClientSettings:
         conf = self.app.conf
@@ -233,6 +255,8 @@ class Runtime:
 
     async def stop(self) -> None:
         """Stop what `start` started."""
+        if self._catch_up_timer is not None:
+            self._catch_up_timer.cancel()
         await self.suspend(0.0)
         for served in self.served.values():
             await served.first.stop()
@@ -277,7 +301,7 @@ class Runtime:
         placed = self._placer.place(served, partition, membership)
         self.placed[served.handler.main, partition] = placed
         for tp in placed.engine.sources:
-            self._by_tp[tp] = placed
+            self._feed.placed[tp] = placed
 
     async def _on_revoked(self) -> None:
         self.assigned = False
@@ -293,6 +317,7 @@ class Runtime:
             placed = list(self.placed.values())
             if not placed:
                 return
+            self._feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
             await asyncio.gather(*(each.engine.drain(deadline_s) for each in placed))
             for each in placed:
                 each.lane.finish()
@@ -307,42 +332,7 @@ class Runtime:
             for each in placed:
                 each.engine.end()
             self.placed.clear()
-            self._by_tp.clear()
-            self._handing.clear()
-
-    # -- records ------------------------------------------------------------------------------------------------
-
-    def pump(self, tp: TopicPartition) -> None:
-        """Hand records of a partition to its agent, as many as the engine has room for."""
-        placed = self._by_tp.get(tp)
-        if placed is None or tp in self._handing or not self.intake.waiting(tp):
-            return
-        room = placed.engine.room(tp)
-        if room <= 0:
-            return
-        found = self.intake.take(tp, min(room, BATCH), placed.engine.room_bytes(tp))
-        for each in found:
-            if isinstance(each, Unreadable) and each.stuck:
-                placed.lane.fail(UnreadableTopicError(tp.topic, tp.partition, each.offset, each.problem))
-                return
-        batch = Batch(tp, placed.lane.session, [to_record(each) for each in found])
-        self._handing.add(tp)
-        if not self._channels[tp.topic].put_now(batch):  # the agent is being restarted: nothing may be skipped
-            self._handing.discard(tp)
-            placed.lane.fail(RuntimeError(f"the agent of {tp.topic} is not running"))
-
-    def _accept(self, batch: Batch) -> None:
-        self._handing.discard(batch.tp)
-        placed = self._by_tp.get(batch.tp)
-        if placed is None:
-            return
-        try:
-            placed.engine.accept(batch.tp, batch.session, batch.records)
-        except Exception as exc:  # the edge of an agent: a crash would skip the batch; the lane reads it again instead
-            logger.exception("Records of %s could not be taken in", batch.tp)
-            placed.lane.fail(exc)
-            return
-        self.pump(batch.tp)
+            self._feed.clear()
 
     def rebalanced(self, duration_s: float) -> None:
         """Tell observers of a rebalance."""

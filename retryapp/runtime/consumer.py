@@ -36,12 +36,15 @@ from retryapp.runtime.intake import Intake, Stamped
 
 logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02
+_POSITIONS_S = 1.0
+"""How often a fetch carries positions; the sooner, the more its looks at all partitions cost."""
 
 
 class RetryConsumerThread(AIOKafkaConsumerThread):
     """The consumer's thread: reads committed records only and stamps what it fetched."""
 
     consumer: RetryConsumer
+    _looked_s = float("-inf")
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
@@ -55,7 +58,24 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
         records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
         records.stamp = dict(self.consumer.intake.epoch)
+        records.positions = {}
+        if time.monotonic() - self._looked_s >= _POSITIONS_S:
+            self._looked_s = time.monotonic()
+            records.positions = self._positions()
         return records
+
+    def _positions(self) -> dict[TopicPartition, int]:
+        """Return the positions of our partitions that are not held: those of a held one belong to no session."""
+        subscription = self._ensure_consumer()._subscription.subscription
+        assignment = None if subscription is None else subscription.assignment
+        if assignment is None:
+            return {}
+        states = {tp: assignment.state_value(tp) for tp in assignment.tps if self.consumer.ours(tp)}
+        return {
+            TopicPartition(*tp): state.position
+            for tp, state in states.items()
+            if state.has_valid_position and not state.paused
+        }
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
         ours = [tp for tp in offsets if tp.topic in self.consumer.intake.topics]
@@ -180,6 +200,7 @@ class RetryConsumer(Consumer):
                 consumer.seek(aiokafka.TopicPartition(*tp), offset)
             consumer.resume(*(aiokafka.TopicPartition(*tp) for tp in starts))
 
+        self.intake.begin(starts)
         await self.in_thread(seek)
 
     async def perform_seek(self) -> None:
@@ -250,7 +271,8 @@ class RetryConsumer(Consumer):
         if not self.flow_active:
             return  # a rebalance: Faust seeks before it resumes, and asking for offsets now may meet no assignment
         stamp = getattr(records, "stamp", {})
-        self.intake.put({tp: found for tp, found in records.items() if self.ours(tp)}, stamp)
+        positions = getattr(records, "positions", None)
+        self.intake.put({tp: found for tp, found in records.items() if self.ours(tp)}, stamp, positions)
         others = {tp: found for tp, found in records.items() if not self.ours(tp)}
         for fetched_tp, record in self.scheduler.iterate(others):
             tp = TP(*fetched_tp)  # the client's tuples are equal, but Faust refuses them among its active partitions

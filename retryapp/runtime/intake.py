@@ -2,6 +2,9 @@
 
 A fetch that was under way while a partition was held comes back late. So every fetch carries the epochs of its
 partitions (`Stamped`), every hold raises one, and the intake drops what is older: it is read again after the seek.
+
+It carries positions as well, taken in the same step: all records before one have left the fetcher by this fetch at the
+latest, so they were here when it was noted. Transaction marks move a position, and no record tells of them.
 """
 
 from __future__ import annotations
@@ -12,20 +15,25 @@ from typing import Any, Protocol
 
 from faust.types import TP
 
+from retryapp.core.record import held_bytes
 from retryapp.ports import TopicPartition
+from retryapp.runtime.unreadable import Unreadable
 
 HIGH_WATER = 4_000
 """Records of one partition in the intake above which its fetching stops; the bound is this plus one fetch."""
 HIGH_WATER_BYTES = 8 * 1024 * 1024
-"""The same in bytes of keys and values."""
+"""The same in bytes of keys, values and headers."""
 LOW_WATER = 1_000
 """Records below which fetching goes on, when a quarter of `HIGH_WATER_BYTES` is not exceeded either."""
 
 
 class Stamped(dict[Any, Any]):
-    """What one fetch returned, with the epochs of its partitions at that moment, taken in the consumer's thread."""
+    """What one fetch returned, with what was true of its partitions at that moment, taken in the consumer's thread."""
 
     stamp: Mapping[TopicPartition, int]
+    """Their epochs."""
+    positions: Mapping[TopicPartition, int]
+    """Positions of those that are not held; may be missing from most fetches."""
 
 
 class Flow(Protocol):
@@ -58,6 +66,10 @@ class Intake:
         self.dropped_stale = 0
         self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
         self._bytes: dict[TopicPartition, int] = defaultdict(int)
+        self._next: dict[TopicPartition, int] = {}
+        """Offset after the last record that came in, or where the records begin."""
+        self._reached: dict[TopicPartition, int] = {}
+        """Position before which all records came in."""
         self._flow: Flow | None = None
 
     def attach(self, flow: Flow) -> None:
@@ -79,41 +91,88 @@ class Intake:
         """Return how many records of a partition wait here."""
         return len(self._buffers[tp])
 
-    def put(self, records: Mapping[Any, list[Any]], stamp: Mapping[TopicPartition, int]) -> None:
+    def begin(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Note where the records of partitions begin; before the seek."""
+        self._next.update(starts)
+
+    def put(
+        self,
+        records: Mapping[Any, list[Any]],
+        stamp: Mapping[TopicPartition, int],
+        positions: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
         """Take what a fetch returned; what belongs to an older epoch is thrown away (it will be read again)."""
         for raw_tp, found in records.items():
             tp = TopicPartition(raw_tp.topic, raw_tp.partition)
-            if stamp.get(tp, 0) != self.epoch.get(tp, 0):
+            if self._is_stale(tp, stamp):
                 self.dropped_stale += len(found)
-                continue
-            buffer = self._buffers[tp]
-            buffer.extend(found)
-            self._bytes[tp] += sum(map(_size, found))
-            if len(buffer) >= HIGH_WATER or self._bytes[tp] >= HIGH_WATER_BYTES:
-                self.flow.on_buffer_full(TP(*tp))
-            self.on_records(tp)
+            elif found:
+                self._extend(tp, found)
+                self.on_records(tp)
+        for tp, position in (positions or {}).items():
+            if not self._is_stale(tp, stamp):
+                self._reached[tp] = position
+
+    def _is_stale(self, tp: TopicPartition, stamp: Mapping[TopicPartition, int]) -> bool:
+        return stamp.get(tp, 0) != self.epoch.get(tp, 0)
+
+    def _extend(self, tp: TopicPartition, found: list[Any]) -> None:
+        buffer = self._buffers[tp]
+        if _ends_stuck(buffer):  # read from the same position once more: one is enough, or it can be read by now
+            buffer.pop()
+        buffer.extend(found)
+        self._bytes[tp] += sum(map(_size, found))
+        if not _ends_stuck(buffer):
+            self._next[tp] = getattr(found[-1], "last_offset", found[-1].offset) + 1
+        if _ends_stuck(buffer) or len(buffer) >= HIGH_WATER or self._bytes[tp] >= HIGH_WATER_BYTES:
+            self.flow.on_buffer_full(TP(*tp))
 
     def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Any]:
-        """Take records of a partition out, in order: at most `limit`, and no more once `max_bytes` are passed."""
+        """Take records of a partition out, in order: at most `limit`, and no more once `max_bytes` are passed.
+
+        One that is stuck stays.
+        """
         buffer = self._buffers[tp]
+        stuck = _ends_stuck(buffer)
+        limit = min(limit, len(buffer) - stuck)
         taken: list[Any] = []
         size = 0
-        while buffer and len(taken) < limit and size < max_bytes:
+        while len(taken) < limit and size < max_bytes:
             found = buffer.popleft()
             size += _size(found)
             taken.append(found)
         self._bytes[tp] -= size
-        if taken and len(buffer) <= LOW_WATER and self._bytes[tp] <= HIGH_WATER_BYTES // 4:
+        if taken and not stuck and len(buffer) <= LOW_WATER and self._bytes[tp] <= HIGH_WATER_BYTES // 4:
             self.flow.on_buffer_drop(TP(*tp))
         return taken
+
+    def stuck(self, tp: TopicPartition) -> Unreadable | None:
+        """Return what cannot be passed, once nothing is before it here."""
+        buffer = self._buffers[tp]
+        return buffer[0] if len(buffer) == 1 and _ends_stuck(buffer) else None
+
+    def take_passed(self, tp: TopicPartition) -> int | None:
+        """Return the position of an empty partition if no record tells of it, once."""
+        reached = self._reached.get(tp)
+        if reached is None or self._buffers[tp] or reached <= self._next.get(tp, reached):
+            return None
+        self._next[tp] = reached
+        return reached
 
     def clear(self, tps: Iterable[TopicPartition]) -> None:
         """Throw buffered records away; between a hold and a seek, never after the seek."""
         for tp in tps:
             self._buffers[tp].clear()
             self._bytes[tp] = 0
+            self._next.pop(tp, None)
+            self._reached.pop(tp, None)
             self.flow.on_buffer_drop(TP(*tp))
 
 
 def _size(record: Any) -> int:
-    return len(record.key or b"") + len(record.value or b"")
+    return held_bytes(record.key, record.value, record.headers)
+
+
+def _ends_stuck(buffer: deque[Any]) -> bool:
+    """Tell whether the last one cannot be passed; nothing comes behind such a one."""
+    return bool(buffer) and isinstance(buffer[-1], Unreadable) and buffer[-1].stuck

@@ -42,6 +42,8 @@ _HALF_DAY_MS = 12 * 3600 * 1000
 """Half of `delete.retention.ms` of our changelogs: a store unused for longer may hold rows whose tombstones are gone.
 """
 _REBALANCE_POLL_S = 0.01
+_UNSETTLED_S = 60.0
+"""A lane that has waited so long for the end of a rebalance says so, and again after as long."""
 _IDLE_S = 30.0
 """How much longer than a rebalance may take an idle lane waits for its next assignment."""
 
@@ -196,12 +198,22 @@ class Placer:
             logger.debug("Lane %s closed before its policy was noted", engine.lane.name)
 
     async def _run(self, lane: Lane, consumer: RetryConsumer) -> None:
-        while not consumer.settled:  # noqa: ASYNC110 - Faust has no signal after which positions are really settled
-            await asyncio.sleep(_REBALANCE_POLL_S)
+        await self._settled(lane, consumer)
         await lane.run()
         if lane.state is LaneState.IDLE:
             conf = self.app.conf
             await _await_assignment(lane, conf.broker_session_timeout + conf.broker_rebalance_timeout + _IDLE_S)
+
+    async def _settled(self, lane: Lane, consumer: RetryConsumer) -> None:
+        began_s = told_s = self.clock.monotonic_s()
+        while not consumer.settled:  # Faust has no signal after which positions are really settled
+            await asyncio.sleep(_REBALANCE_POLL_S)
+            now_s = self.clock.monotonic_s()
+            if now_s - told_s > _UNSETTLED_S:
+                told_s = now_s
+                logger.warning(
+                    "Lane %s still waits for the end of the rebalance, after %.0f s", lane.name, now_s - began_s
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicP
 from confluent_kafka.admin import AdminClient
 from harness import HandlerSpec, Stage, Worker, wait_for
 
+from retryapp.kafka import KafkaAdmin
+
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
 
@@ -116,3 +118,31 @@ def test_lanes_whose_offsets_cannot_be_stay_shut_until_somebody_decides(stage: S
     wait_for(lambda: len(stage.service.done(cut) | stage.service.done(lost)) == 24, "both go on")
     again = Counter(visit.facts["id"] for visit in stage.service.visits)
     assert (len(again), set(again.values())) == (28, {1}), "everything was delivered once"
+
+
+@pytest.mark.timeout(120)
+def test_a_partition_whose_records_retention_has_deleted_opens_again(stage: Stage) -> None:
+    """A transaction marker lies behind the last copy; the group's offset passes it too, so nothing looks lost."""
+    topic = stage.main_topic(partitions=1)
+    stage.program(HandlerSpec(topic=topic, policy="200ms"), partitions=1)
+    first = stage.worker()
+    stage.produce(topic, [{"id": "hopeless", "fail": 9}], 1)
+    evidence = stage.evidence(topic)
+    wait_for(lambda: len(evidence.dead()) == 1, "it is dead")
+    topology, admin = stage.topology(topic), KafkaAdmin(stage.connection)
+    copies = (*topology.retry_topics, topology.redelivery)
+    ends = {name: admin.offsets(name)[0].end for name in copies}
+    assert min(ends.values()) >= 2, "a record and its marker"
+    wait_for(
+        lambda: all(evidence.committed(name)[0] == end for name, end in ends.items()),
+        "the group is at the end of each",
+        every_s=0.5,
+    )
+    assert first.stop() == 0
+    group = Group(stage)
+    for name in copies:
+        group.delete_records(name, 0, -1)  # up to the end, as retention does once a segment is old
+    assert all(admin.offsets(name)[0].begin == end for name, end in ends.items())
+    stage.worker()
+    stage.produce(topic, [{"id": "good", "fail": 1}], 1)
+    wait_for(lambda: stage.service.done(topic) == {"good"}, "it works on")

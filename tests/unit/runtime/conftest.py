@@ -85,6 +85,8 @@ class ScriptedThread:
     consumer: RetryConsumer
     client: ScriptedClient = field(default_factory=ScriptedClient)
     fetches: list[dict[TP, list[Any]]] = field(default_factory=list)
+    positions: dict[Any, int] = field(default_factory=dict)
+    """What each fetch carries."""
     polled: list[set[TP]] = field(default_factory=list)
     """Partitions that each poll asked for."""
     hand_over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,6 +115,7 @@ class ScriptedThread:
         found = self.fetches.pop(0) if self.fetches else {}
         records = Stamped({aiokafka.TopicPartition(*tp): batch for tp, batch in found.items()})
         records.stamp = dict(self.consumer.intake.epoch)
+        records.positions = dict(self.positions)
         self.fetched.set()
         await self.hand_over.wait()
         return records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import aiokafka
@@ -97,11 +98,50 @@ async def test_fetches_are_stamped_with_the_epochs_at_their_end(
         return {MAIN: records(MAIN)}
 
     monkeypatch.setattr(AIOKafkaConsumerThread, "_fetch_records", fetch)
+    monkeypatch.setattr(stopped_thread, "_positions", dict)
     found = await stopped_thread._fetch_records(None, {MAIN})
     assert list(found) == [MAIN]
     assert found.stamp == {OURS: 1}
     consumer.intake.epoch[OURS] += 1
     assert found.stamp == {OURS: 1}, "a later hold must not make it young again"
+
+
+async def test_a_fetch_carries_the_positions_of_what_is_not_held(
+    stopped_thread: RetryConsumerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not too often; a held partition's position belongs to no session, a new one has none, the user's are theirs."""
+
+    def state(position: int | None, *, paused: bool = False) -> Any:
+        return SimpleNamespace(position=position, paused=paused, has_valid_position=position is not None)
+
+    states = {
+        client_tp(MAIN): state(7),
+        client_tp(RETRY): state(3, paused=True),
+        client_tp(TP("orders", 1)): state(None),
+        client_tp(USERS): state(9),
+    }
+    assignment = SimpleNamespace(tps=set(states), state_value=states.get)
+    subscription = SimpleNamespace(subscription=SimpleNamespace(assignment=assignment))
+    stopped_thread._consumer = SimpleNamespace(_subscription=subscription)
+
+    async def fetch(_self: Any, *_: Any, **__: Any) -> Any:
+        return {}
+
+    monkeypatch.setattr(AIOKafkaConsumerThread, "_fetch_records", fetch)
+    assert (await stopped_thread._fetch_records(None, {MAIN})).positions == {OURS: 7}
+    assert (await stopped_thread._fetch_records(None, {MAIN})).positions == {}
+    stopped_thread._looked_s -= 60
+    subscription.subscription = None
+    assert (await stopped_thread._fetch_records(None, {MAIN})).positions == {}
+
+
+async def test_positions_of_a_fetch_count_from_the_seek_on(consumer: RetryConsumer, thread: Any) -> None:
+    """The lane begins at 4, and the two markers behind that are passed."""
+    thread.positions = {OURS: 6}
+    await consumer.hold([OURS])
+    await consumer.reposition({OURS: 4})
+    await poll(consumer)
+    assert [consumer.intake.take_passed(OURS) for _ in range(2)] == [6, None]
 
 
 async def test_a_hold_that_fails_throws_away_what_is_buffered(

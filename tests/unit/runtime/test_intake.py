@@ -10,6 +10,7 @@ from faust.types import TP
 from retryapp.ports import TopicPartition
 from retryapp.runtime import intake as module
 from retryapp.runtime.intake import Intake
+from retryapp.runtime.unreadable import Unreadable
 
 ORDERS = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)
@@ -119,6 +120,44 @@ def test_keys_count_too(intake: Intake, flow: Flow, records: Any) -> None:
         record.key, record.value = b"k" * (module.HIGH_WATER_BYTES // 2), None
     intake.put({ORDERS: found}, {})
     assert flow.full == {ORDERS}
+
+
+def test_headers_count_too(intake: Intake, flow: Flow, records: Any) -> None:
+    """A record may be nothing but headers."""
+    found = records(ORDERS, 2, size=0)
+    for record in found:
+        record.headers = (("big", b"h" * (module.HIGH_WATER_BYTES // 2)),)
+    intake.put({ORDERS: found}, {})
+    assert flow.full == {ORDERS}
+
+
+def stuck(offset: int) -> Unreadable:
+    """Make what cannot be read and not be passed."""
+    return Unreadable(
+        *("orders", 0, offset, -1, 0, None, None, None, -1, -1, ()), last_offset=offset, problem="no codec", stuck=True
+    )
+
+
+def test_one_stuck_record_is_kept_and_fetching_stops(intake: Intake, flow: Flow, records: Any) -> None:
+    """The position stays before it, so that every fetch would bring it again."""
+    intake.put({ORDERS: [*records(ORDERS, 2), stuck(2)]}, {})
+    assert flow.full == {ORDERS}
+    intake.put({ORDERS: [stuck(2)]}, {})
+    assert intake.waiting(ORDERS) == 3
+    assert intake.stuck(ORDERS) is None
+    assert offsets(intake.take(ORDERS, 10, PLENTY)) == [0, 1]
+    assert flow.full == {ORDERS}, "what comes would be the same"
+    assert offsets(intake.take(ORDERS, 10, PLENTY)) == []
+    found = intake.stuck(ORDERS)
+    assert found is not None
+    assert found.offset == 2
+
+
+def test_a_stuck_record_gives_way_to_what_can_be_read_by_now(intake: Intake, records: Any) -> None:
+    """A fetch from the same position begins with the same offset."""
+    intake.put({ORDERS: [*records(ORDERS, 2), stuck(2)]}, {})
+    intake.put({ORDERS: records(ORDERS, 2, start=2)}, {})
+    assert offsets(intake.take(ORDERS, 10, PLENTY)) == [0, 1, 2, 3]
 
 
 def test_records_are_taken_until_the_bytes_are_passed(intake: Intake, records: Any) -> None:

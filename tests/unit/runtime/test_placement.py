@@ -1,4 +1,4 @@
-"""The runtime: which lanes are opened, how much of the intake they are given, and what happens when one dies."""
+"""The runtime: which lanes are opened, and what happens when one dies."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from retryapp.engine.lane import LaneState
-from retryapp.engine.progress import OffsetWindow
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime import placement as module
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.placement import Membership, Placer
-from retryapp.testing import RecordingObserver
+from retryapp.testing import RecordingObserver, VirtualClock
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
 
@@ -94,95 +94,6 @@ async def test_topics_that_have_all_grown_are_placed(
     assert (placed, incomplete(observer)) == ([0, 1, 2], [])
 
 
-# -- how much ---------------------------------------------------------------------------------------------------------
-
-
-class Place:
-    """A partition with windows but no deliveries: what is accepted stays in flight."""
-
-    def __init__(self, runtime: Runtime, *, max_in_flight: int = 1000, max_bytes: int = 10**9) -> None:
-        self.window: OffsetWindow[Any] = OffsetWindow()
-        self.max_in_flight, self.max_bytes = max_in_flight, max_bytes
-        self.errors: list[Exception] = []
-        self.engine = self
-        self.lane = SimpleNamespace(session=1, fail=self.errors.append)
-        self.tp = TopicPartition(MAIN, 0)
-        runtime._by_tp[self.tp] = self  # type: ignore[assignment]
-
-    def room(self, _tp: TopicPartition) -> int:
-        """Return how many records may come in."""
-        return self.max_in_flight - len(self.window) if self.window.bytes < self.max_bytes else 0
-
-    def room_bytes(self, _tp: TopicPartition) -> int:
-        """Return how many bytes may come in."""
-        return self.max_bytes - self.window.bytes
-
-    def accept(self, _tp: TopicPartition, _session: int, records: list[Any]) -> None:
-        """Take records."""
-        for record in records:
-            self.window.add(record.offset, len(record.value))
-
-
-class Agent:
-    """Our agent of the main topic: takes a batch when the test says so."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.batches: list[Any] = []
-        self.running = True
-        runtime._channels[MAIN] = self  # type: ignore[assignment]
-
-    def put_now(self, batch: Any) -> bool:
-        """See `IntakeChannel.put_now`."""
-        self.batches.append(batch)
-        return self.running
-
-
-@pytest.mark.usefixtures("consumer")
-async def test_what_the_engine_is_given_is_bounded_in_bytes(runtime: Runtime, records: Any) -> None:
-    """A partition of large records is in flight with a few of them; the bound is passed by less than one record."""
-    agent, place = Agent(runtime), Place(runtime, max_bytes=1_000)
-    runtime.intake.put({place.tp: records(place.tp, 50, size=300)}, {})
-    (batch,) = agent.batches
-    assert [record.offset for record in batch.records] == [0, 1, 2, 3]
-    runtime._accept(batch)
-    assert place.window.bytes == 1_200
-    assert len(agent.batches) == 1, "no byte is left, although a thousand records would be"
-    assert runtime.intake.waiting(place.tp) == 46
-
-
-@pytest.mark.usefixtures("consumer")
-async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_taken(
-    runtime: Runtime, records: Any
-) -> None:
-    """Batches of a partition keep their order, and room is counted with the former batch in it."""
-    agent, place = Agent(runtime), Place(runtime, max_in_flight=3)
-    runtime.intake.put({place.tp: records(place.tp, 2)}, {})
-    runtime.intake.put({place.tp: records(place.tp, 5, start=2)}, {})
-    assert [[record.offset for record in batch.records] for batch in agent.batches] == [[0, 1]]
-    runtime._accept(agent.batches[-1])
-    assert [[record.offset for record in batch.records] for batch in agent.batches] == [[0, 1], [2]]
-
-
-@pytest.mark.usefixtures("consumer")
-async def test_a_batch_that_its_agent_cannot_take_is_read_again(runtime: Runtime, records: Any) -> None:
-    """While Faust restarts an agent nothing may be skipped: the lane reads from the committed offset again."""
-    agent, place = Agent(runtime), Place(runtime)
-    agent.running = False
-    runtime.intake.put({place.tp: records(place.tp, 2)}, {})
-    (error,) = place.errors
-    assert str(error) == "the agent of orders is not running"
-
-
-@pytest.mark.usefixtures("consumer")
-async def test_records_that_cannot_be_accepted_are_read_again(runtime: Runtime, records: Any) -> None:
-    """An error in an agent would make Faust acknowledge and skip the batch."""
-    agent, place = Agent(runtime), Place(runtime)
-    place.accept = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    runtime.intake.put({place.tp: records(place.tp, 2)}, {})
-    runtime._accept(agent.batches[0])
-    assert [type(error) for error in place.errors] == [ZeroDivisionError]
-
-
 # -- a lane's end -----------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +125,7 @@ def placer(runtime: Runtime) -> Placer:
         random=runtime.random,
         observer=runtime.observer,
         tick_s=0.25,
-        pump=runtime.pump,
+        pump=lambda _tp: None,
         forget=lambda _tp: None,
     )
 
@@ -301,18 +212,88 @@ async def test_a_lane_that_idles_waits_for_the_next_assignment(
     assert (waited, exit_codes) == (["idle"], [])
 
 
+@pytest.fixture
+def recovery(runtime: Runtime) -> Any:
+    """Faust's recovery, which ends rebalances; none is on its way."""
+    runtime.app.sensors.add(runtime._sensor)
+    found = cast("Any", runtime.app.tables).recovery
+    found.signal_recovery_start.clear()
+    return found
+
+
 async def test_the_end_of_a_rebalance_is_that_of_the_assignment_which_faust_has_finished(
-    runtime: Runtime, consumer: Any
+    runtime: Runtime, consumer: Any, recovery: Any
 ) -> None:
     """Faust also ends rebalances that another has overtaken."""
-    sensor, recovery = runtime._sensor, runtime.app.tables.recovery
     consumer.settled, consumer._assigned_generation = False, 5
     seen = []
     for generation in (4, 5):
         recovery._generation_id = generation
-        sensor.on_rebalance_end(runtime.app, sensor.on_rebalance_start(runtime.app))
+        runtime.app.on_rebalance_start()
+        runtime.app.on_rebalance_end()
         seen.append(consumer.settled)
     assert seen == [False, True]
+
+
+async def test_the_end_of_a_rebalance_does_not_count_while_another_waits_for_its_recovery(
+    runtime: Runtime, consumer: Any, recovery: Any
+) -> None:
+    """The new assignment's number is there already, but nothing was done for it."""
+    consumer.settled, consumer._assigned_generation = False, 5
+    recovery._generation_id = 5
+    recovery.signal_recovery_start.set()
+    runtime.app.on_rebalance_end()
+    assert not consumer.settled
+
+
+async def test_the_last_of_two_overlapping_rebalances_is_settled(
+    runtime: Runtime, consumer: Any, recovery: Any
+) -> None:
+    """Faust has one state for both, so no sensor is told of the second one's end."""
+    app = runtime.app
+    consumer.settled = False
+    app.on_rebalance_start()
+    consumer._assigned_generation = recovery._generation_id = 1
+    app.on_rebalance_start()
+    consumer._assigned_generation = None
+    app.on_rebalance_end()
+    consumer._assigned_generation = recovery._generation_id = 2
+    assert not consumer.settled
+    app.on_rebalance_end()
+    assert consumer.settled, "no lane would ever open"
+    assert not app.rebalancing
+
+
+async def test_the_sensor_tells_how_long_a_rebalance_took(runtime: Runtime, consumer: Any, recovery: Any) -> None:
+    """And says nothing of one whose beginning it has not seen."""
+    runtime.observer = heard = RecordingObserver()  # type: ignore[assignment]
+    runtime.app.on_rebalance_start()
+    runtime.app.on_rebalance_end()
+    runtime.app.on_rebalance_end()
+    runtime._sensor.on_rebalance_end(runtime.app, {})
+    assert len(heard.of(Event.REBALANCED)) == 1
+
+
+async def test_a_lane_that_waits_long_for_the_end_of_the_rebalance_says_so(
+    placer: Placer, consumer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its partition stands still, and nothing else would tell."""
+    clock = VirtualClock()
+    consumer.settled = False
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.advance(1_000)
+        consumer.settled = len(slept) == 150
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    await replace(placer, clock=clock)._run(lane_that(end_at_once, state=LaneState.CLOSED), consumer)
+    said = [record.getMessage() for record in caplog.records if "still waits" in record.getMessage()]
+    assert said == [
+        "Lane closed still waits for the end of the rebalance, after 61 s",
+        "Lane closed still waits for the end of the rebalance, after 122 s",
+    ]
 
 
 async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consumer: Any) -> None:

@@ -1,0 +1,111 @@
+"""From the intake through Faust's agents into the engines: one batch of a partition at a time, as there is room.
+
+A batch that is on its way holds its partition up until it has arrived. One of an older session or assignment, which an
+agent may still have in its queue, is not the batch that is on its way any more, and is ignored: its records are read
+again.
+"""
+
+from __future__ import annotations
+
+from mode.utils.logging import get_logger
+
+from retryapp.core.errors import LaneClosedError, UnreadableTopicError
+from retryapp.engine.turn import Turn
+from retryapp.ports import TopicPartition
+from retryapp.runtime.agents import BATCH, Batch, IntakeChannel, to_record
+from retryapp.runtime.intake import Intake
+from retryapp.runtime.placement import Placed
+from retryapp.runtime.unreadable import Unreadable
+
+logger = get_logger(__name__)
+
+
+class Feed:
+    """Feeds the engines of this worker. See the module's text."""
+
+    def __init__(self, intake: Intake) -> None:
+        self.placed: dict[TopicPartition, Placed] = {}
+        """Who takes the records of a partition."""
+        self.channels: dict[str, IntakeChannel] = {}
+        """The way to the agent of each topic."""
+        self._intake = intake
+        self._handing: dict[TopicPartition, Batch | None] = {}
+        """The batch of a partition that is on its way; None: nothing more goes before the lane opens again."""
+
+    def pump(self, tp: TopicPartition) -> None:
+        """Hand records of a partition to its agent, as many as the engine has room for."""
+        placed = self.placed.get(tp)
+        if placed is None or tp in self._handing or not self._intake.waiting(tp):
+            return
+        room = placed.engine.room(tp)
+        if room <= 0:
+            return
+        if stuck := self._intake.stuck(tp):
+            self._stop_at(stuck, tp, placed)
+            return
+        found = self._intake.take(tp, min(room, BATCH), placed.engine.room_bytes(tp))
+        batch = Batch(tp, placed.lane.session, [to_record(each) for each in found])
+        self._handing[tp] = batch
+        if not self.channels[tp.topic].put_now(batch):  # the agent is being restarted: nothing may be skipped
+            self._fail(tp, placed, RuntimeError(f"the agent of {tp.topic} is not running"))
+
+    def accept(self, batch: Batch) -> None:
+        """Give a batch that has come through its agent to the engine."""
+        placed = self.placed.get(batch.tp)
+        if placed is None or self._handing.get(batch.tp) is not batch:
+            return
+        try:
+            placed.engine.accept(batch.tp, batch.session, batch.records)
+        except Exception as exc:  # the edge of an agent: a crash would skip the batch; the lane reads it again instead
+            logger.exception("Records of %s could not be taken in", batch.tp)
+            self._fail(batch.tp, placed, exc)
+            return
+        del self._handing[batch.tp]
+        self.pump(batch.tp)
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Forget what is on its way: a lane has opened, and reads it again."""
+        self._handing.pop(tp, None)
+
+    def clear(self) -> None:
+        """Forget all partitions: they were given up."""
+        self.placed.clear()
+        self._handing.clear()
+
+    def catch_up(self) -> None:
+        """Settle positions that no record tells of, where everything before them is settled.
+
+        A transaction marker lies behind the last record of a topic that is written in transactions. Without this the
+        group stays before it for ever, and once retention has deleted the record the topic begins behind the group's
+        offset, as if something had been deleted unread.
+        """
+        for tp, placed in self.placed.items():
+            if tp in self._handing or not placed.engine.idle(tp):
+                continue
+            position = self._intake.take_passed(tp)
+            if position is not None:
+                _submit(placed, Turn(source=tp, next_offset=position))
+
+    def _stop_at(self, stuck: Unreadable, tp: TopicPartition, placed: Placed) -> None:
+        """Close the lane over what cannot be passed, once everything before it is committed."""
+        if not placed.engine.idle(tp):
+            return  # the engine asks again when it has settled something
+        error = UnreadableTopicError(tp.topic, tp.partition, stuck.offset, stuck.problem)
+
+        def settled(committed: bool, _offsets: tuple[int, ...]) -> None:
+            if committed:
+                placed.lane.fail(error)
+
+        self._handing[tp] = None
+        _submit(placed, Turn(source=tp, next_offset=stuck.offset, on_settled=settled))
+
+    def _fail(self, tp: TopicPartition, placed: Placed, error: Exception) -> None:
+        self._handing[tp] = None
+        placed.lane.fail(error)
+
+
+def _submit(placed: Placed, turn: Turn) -> None:
+    try:
+        placed.lane.submit(placed.lane.session, turn)
+    except LaneClosedError:
+        logger.debug("Lane %s closed before an offset was settled", placed.lane.name)

@@ -1,0 +1,354 @@
+"""From the intake to the engines: how much, in which order, what stays behind, and what no record tells of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from retryapp.core.errors import UnreadableTopicError
+from retryapp.engine.progress import OffsetWindow
+from retryapp.engine.turn import Turn
+from retryapp.ports import Event, TopicPartition
+from retryapp.runtime.feed import Feed
+from retryapp.runtime.intake import Intake
+from retryapp.runtime.unreadable import Unreadable
+from retryapp.testing import MemoryPartition
+
+TP = TopicPartition("orders", 0)
+
+
+@pytest.fixture
+def intake() -> Intake:
+    """An intake whose consumer fetches whatever it is told."""
+    made = Intake()
+    made.attach(SimpleNamespace(on_buffer_full=lambda _tp: None, on_buffer_drop=lambda _tp: None))
+    return made
+
+
+@pytest.fixture
+def feed(intake: Intake) -> Feed:
+    """Feeds what comes in, to nobody yet."""
+    made = Feed(intake)
+    intake.on_records = made.pump
+    return made
+
+
+class Place:
+    """A partition with a window but no deliveries: what is accepted stays in flight until the test settles it."""
+
+    def __init__(self, feed: Feed, *, max_in_flight: int = 1000, max_bytes: int = 10**9) -> None:
+        self.window: OffsetWindow[Any] = OffsetWindow()
+        self.max_in_flight, self.max_bytes = max_in_flight, max_bytes
+        self.errors: list[Exception] = []
+        self.turns: list[Turn] = []
+        self.draining = False
+        self.engine = self
+        self.lane = SimpleNamespace(session=1, fail=self.errors.append, submit=self.submit, name="app.orders.0")
+        feed.placed[TP] = self  # type: ignore[assignment]
+
+    def submit(self, session: int, turn: Turn) -> None:
+        """Take a turn."""
+        assert session == 1
+        self.turns.append(turn)
+
+    def room(self, _tp: TopicPartition) -> int:
+        """Return how many records may come in."""
+        return self.max_in_flight - len(self.window) if self.window.bytes < self.max_bytes else 0
+
+    def room_bytes(self, _tp: TopicPartition) -> int:
+        """Return how many bytes may come in."""
+        return self.max_bytes - self.window.bytes
+
+    def idle(self, _tp: TopicPartition) -> bool:
+        """Tell whether everything is settled."""
+        return not len(self.window) and not self.draining
+
+    def accept(self, _tp: TopicPartition, _session: int, records: list[Any]) -> None:
+        """Take records."""
+        for record in records:
+            self.window.add(record.offset, len(record.value))
+
+    def settle(self, *offsets: int) -> None:
+        """Finish records."""
+        for offset in offsets:
+            self.window.finish(offset, None)
+        self.window.release()
+
+    @property
+    def settled(self) -> list[int]:
+        """Offsets that turns of the feed settle."""
+        return [turn.next_offset for turn in self.turns]
+
+
+class Agent:
+    """Our agent of the main topic: takes a batch when the test says so."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.batches: list[Any] = []
+        self.running = True
+        feed.channels[TP.topic] = self  # type: ignore[assignment]
+
+    def put_now(self, batch: Any) -> bool:
+        """See `IntakeChannel.put_now`."""
+        self.batches.append(batch)
+        return self.running
+
+    @property
+    def offsets(self) -> list[list[int]]:
+        """Offsets of all batches."""
+        return [[record.offset for record in batch.records] for batch in self.batches]
+
+
+@pytest.fixture
+def agent(feed: Feed) -> Agent:
+    """The agent of the main topic."""
+    return Agent(feed)
+
+
+def stuck_at(offset: int) -> Unreadable:
+    """Make what cannot be read and not be passed."""
+    return Unreadable(
+        *("orders", 0, offset, -1, 0, None, None, None, -1, -1, ()), last_offset=offset, problem="no codec", stuck=True
+    )
+
+
+# -- how much ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_the_engine_is_given_is_bounded_in_bytes(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """A partition of large records is in flight with a few of them; the bound is passed by less than one record."""
+    place = Place(feed, max_bytes=1_000)
+    intake.put({TP: records(TP, 50, size=300)}, {})
+    assert agent.offsets == [[0, 1, 2, 3]]
+    feed.accept(agent.batches[0])
+    assert place.window.bytes == 1_200
+    assert len(agent.batches) == 1, "no byte is left, although a thousand records would be"
+    assert intake.waiting(TP) == 46
+
+
+async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_taken(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """Batches of a partition keep their order, and room is counted with the former batch in it."""
+    Place(feed, max_in_flight=3)
+    intake.put({TP: records(TP, 2)}, {})
+    intake.put({TP: records(TP, 5, start=2)}, {})
+    assert agent.offsets == [[0, 1]]
+    feed.accept(agent.batches[-1])
+    assert agent.offsets == [[0, 1], [2]]
+
+
+async def test_a_batch_that_its_agent_cannot_take_is_read_again(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """While Faust restarts an agent nothing may be skipped: the lane reads from the committed offset again."""
+    place = Place(feed)
+    agent.running = False
+    intake.put({TP: records(TP, 2)}, {}, {TP: 2})
+    (error,) = place.errors
+    assert str(error) == "the agent of orders is not running"
+    agent.running = True
+    intake.put({TP: records(TP, 2, start=2)}, {}, {TP: 9})
+    feed.catch_up()
+    assert (len(agent.batches), place.turns) == (1, []), "nothing goes past what is missing before the lane reopens"
+    feed.forget(TP)
+    feed.pump(TP)
+    assert len(agent.batches) == 2
+
+
+async def test_records_that_cannot_be_accepted_are_read_again(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """An error in an agent would make Faust acknowledge and skip the batch."""
+    place = Place(feed)
+    place.accept = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    intake.begin({TP: 0})
+    intake.put({TP: records(TP, 2)}, {}, {TP: 5})
+    feed.accept(agent.batches[0])
+    assert [type(error) for error in place.errors] == [ZeroDivisionError]
+    feed.catch_up()
+    assert place.turns == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_batch_of_an_older_assignment_is_ignored(
+    feed: Feed, intake: Intake, agent: Agent, records: Any, again: bool
+) -> None:
+    """Sessions of lanes begin at 1 with each assignment; its records are read again, maybe under way already."""
+    Place(feed)
+    intake.put({TP: records(TP, 3)}, {})
+    feed.clear()
+    place = Place(feed)
+    intake.clear([TP])
+    if again:
+        intake.put({TP: records(TP, 2)}, {})
+    feed.accept(agent.batches[0])
+    assert len(place.window) == 0
+    intake.put({TP: records(TP, 2, start=2)}, {})
+    assert agent.offsets == [[0, 1, 2], [0, 1] if again else [2, 3]], "the one that is on its way still is"
+    feed.accept(agent.batches[1])
+    assert len(place.window) == 2
+
+
+# -- what cannot be passed --------------------------------------------------------------------------------------------
+
+
+async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """Closed at once, the lane would read the sound ones again and again, and never have the time to finish them."""
+    place = Place(feed)
+    intake.put({TP: [*records(TP, 3), stuck_at(3)]}, {})
+    assert agent.offsets == [[0, 1, 2]]
+    feed.accept(agent.batches[0])
+    place.settle(0, 1)
+    feed.pump(TP)
+    assert place.turns == []
+    place.settle(2)
+    feed.pump(TP)
+    feed.pump(TP)
+    (turn,) = place.turns
+    assert (turn.source, turn.next_offset, turn.urgent) == (TP, 3, False)
+    assert place.errors == [], "not before everything is committed"
+    assert turn.on_settled is not None
+    turn.on_settled(True, ())
+    (error,) = place.errors
+    assert isinstance(error, UnreadableTopicError)
+    assert (error.topic, error.partition, error.offset) == ("orders", 0, 3)
+
+
+async def test_a_lane_that_closes_over_something_else_is_not_failed_again(feed: Feed, intake: Intake) -> None:
+    """The turn was dropped: whoever opens next comes to the stuck record again."""
+    place = Place(feed)
+    intake.put({TP: [stuck_at(3)]}, {})
+    (turn,) = place.turns
+    assert turn.on_settled is not None
+    turn.on_settled(False, ())
+    assert place.errors == []
+    feed.forget(TP)
+    feed.pump(TP)
+    assert place.settled == [3, 3]
+
+
+async def slowly(_value: bytes) -> None:
+    """Take longer than the lane would stay closed."""
+    await CLOCK[0].sleep(3.0)
+
+
+CLOCK: list[Any] = []
+
+
+@pytest.fixture
+async def partition() -> AsyncIterator[MemoryPartition]:
+    """A partition with its real engine and lane, and a slow handler."""
+    async with MemoryPartition(slowly, "1s 10s") as made:
+        CLOCK[:] = [made.clock]
+        yield made
+
+
+async def test_sound_records_are_done_whatever_their_handler_takes(
+    feed: Feed, intake: Intake, agent: Agent, records: Any, partition: MemoryPartition
+) -> None:
+    """With the real engine: they are committed, then the lane says what is wrong."""
+    feed.placed[TP] = SimpleNamespace(engine=partition.engine, lane=partition.lane)  # type: ignore[assignment]
+    intake.put({TP: [*records(TP, 3), stuck_at(3)]}, {})
+    feed.accept(agent.batches[0])
+    await partition.settle()
+    failed: list[Any] = []
+    for _ in range(20):
+        await partition.advance(1_000)
+        feed.pump(TP)  # as the engine asks when it has settled something
+        failed = partition.observer.of(Event.LANE_FAILED)
+        if failed:
+            break
+    assert partition.transport.offsets[TP] == 3
+    assert "no codec" in str(failed[0].message)
+
+
+# -- what no record tells of ------------------------------------------------------------------------------------------
+
+
+async def test_a_position_behind_a_transaction_marker_is_settled_once(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """The marker is at 2: without this the group would stay before it."""
+    place = Place(feed)
+    intake.begin({TP: 0})
+    intake.put({TP: records(TP, 2)}, {}, {TP: 2})
+    feed.accept(agent.batches[0])
+    intake.put({}, {}, {TP: 3})
+    feed.catch_up()
+    assert place.turns == [], "two records are not settled"
+    place.settle(0, 1)
+    feed.catch_up()
+    feed.catch_up()
+    assert place.settled == [3]
+    intake.put({}, {}, {TP: 5})
+    feed.catch_up()
+    assert place.settled == [3, 5]
+
+
+async def test_a_position_that_the_last_record_reached_needs_no_turn(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """The record's own turn settles it; a lane that has just opened has nothing to say either."""
+    place = Place(feed)
+    intake.begin({TP: 7})
+    intake.put({}, {}, {TP: 7})
+    feed.catch_up()
+    intake.put({TP: records(TP, 2, start=7)}, {}, {TP: 9})
+    feed.accept(agent.batches[0])
+    place.settle(7, 8)
+    feed.catch_up()
+    assert place.turns == []
+
+
+async def test_no_position_is_settled_while_records_before_it_are_on_their_way(
+    feed: Feed, intake: Intake, agent: Agent, records: Any
+) -> None:
+    """In the intake, in the agent's queue, or where a draining engine has dropped them."""
+    place = Place(feed, max_in_flight=0)
+    intake.begin({TP: 0})
+    intake.put({TP: records(TP, 2)}, {}, {TP: 3})
+    feed.catch_up()
+    place.max_in_flight = 10
+    feed.pump(TP)
+    assert intake.waiting(TP) == 0
+    feed.catch_up()
+    place.draining = True
+    place.accept = lambda *_: None  # type: ignore[method-assign]
+    feed.accept(agent.batches[0])
+    feed.catch_up()
+    assert place.turns == []
+
+
+async def test_a_position_from_before_a_hold_is_none(feed: Feed, intake: Intake) -> None:
+    """The lane reads again from what is committed, which may be far before it."""
+    place = Place(feed)
+    intake.begin({TP: 0})
+    intake.put({}, {}, {TP: 5})
+    stamp = dict(intake.epoch)
+    intake.epoch[TP] += 1
+    intake.clear([TP])
+    feed.catch_up()
+    intake.begin({TP: 0})
+    intake.put({}, stamp, {TP: 5})
+    feed.catch_up()
+    assert place.turns == []
+
+
+async def test_an_engine_that_drains_or_has_records_is_not_idle(partition: MemoryPartition, records: Any) -> None:
+    """What comes to it while it drains is dropped."""
+    engine = partition.engine
+    assert engine.idle(TP)
+    await partition.send(b"v")
+    assert not engine.idle(TP)
+    await partition.advance(4_000)
+    assert engine.idle(TP)
+    await engine.drain(0.0)
+    assert not engine.idle(TP)
