@@ -14,7 +14,7 @@ from retryapp.cli._output import PageMark, cell, instant, json_ready, parse_page
 from retryapp.cli._target import DEFAULT_LIMIT, Place, Target, place_options, resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.classify import DeadReason
-from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON
+from retryapp.core.names import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON
 from retryapp.core.record import Origin, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_topic

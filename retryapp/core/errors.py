@@ -354,6 +354,19 @@ class MissingCodecError(EnvironmentFault):
         )
 
 
+class NewerRecordError(EnvironmentFault):
+    """Something of ours was written by a newer retryapp: nobody here may judge it. Operator action: upgrade."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        """Args: where: the record or the row. problem: which version was found, and which are known here."""
+        self.where = where
+        self.problem = problem
+        super().__init__(
+            f"{where} was written by a newer retryapp: {problem}. It stays where it is and its partition stops, "
+            f"nothing is lost: upgrade this worker"
+        )
+
+
 class UnreadableRecordsError(RecordError):
     """Offsets of a topic could not be read: a damaged batch. Reason ``damaged``; its records are lost to the reader."""
 
@@ -383,6 +396,7 @@ class NewerFormatError(DamagedMetadataError):
             newest: the newest one that is known here.
         """
         self.newest = newest
+        self.finding = f"{header} is {value}, known here are versions up to {newest}"
         super().__init__(header, value, f"versions up to {newest} are known here; upgrade retryapp on this worker")
 
 
@@ -394,6 +408,17 @@ class DamagedRowError(RecordError):
         self.what = what
         self.problem = problem
         super().__init__(f"damaged {what} of the pending table: {problem}")
+
+
+class NewerRowError(DamagedRowError):
+    """A row of the pending table was written by a newer retryapp. Operator action: upgrade this worker."""
+
+    def __init__(self, version: int, newest: int) -> None:
+        """Args: version: the version found. newest: the newest one that is known here."""
+        self.version = version
+        self.newest = newest
+        self.finding = f"its layout is version {version}, known here are versions up to {newest}"
+        super().__init__("row", f"{self.finding}; upgrade retryapp on this worker")
 
 
 class DamagedEventError(RecordError):

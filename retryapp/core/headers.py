@@ -1,4 +1,4 @@
-"""The ``retry-*`` headers: names, meaning and byte codec.
+"""The ``retry-*`` headers: meaning and byte codec.
 
 Invariants:
 
@@ -15,10 +15,8 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Final
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from typing import Final, NamedTuple
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
 from retryapp.core.metadata import (
@@ -33,145 +31,92 @@ from retryapp.core.metadata import (
 )
 from retryapp.core.metadata import HistoryEntry as HistoryEntry
 from retryapp.core.metadata import RetryMetadata as RetryMetadata
-from retryapp.core.record import Headers, parse_origin
+from retryapp.core.names import (
+    OUR_HEADERS,
+    RETRY_ATTEMPT,
+    RETRY_DUE_MS,
+    RETRY_ERROR_MESSAGE,
+    RETRY_ERROR_TRACE,
+    RETRY_ERROR_TYPE,
+    RETRY_FINGERPRINT,
+    RETRY_FIRST_FAILED_MS,
+    RETRY_GROUP,
+    RETRY_HANDLER,
+    RETRY_HISTORY,
+    RETRY_HOT_ATTEMPTS,
+    RETRY_LAST_FAILED_MS,
+    RETRY_NULL_VALUE,
+    RETRY_ORIGIN,
+    RETRY_ORIGIN_TIMESTAMP_MS,
+    RETRY_ORIGINAL_REASON,
+    RETRY_POLICY,
+    RETRY_REASON,
+    RETRY_REPLAY_ID,
+    RETRY_REPLAYS,
+    RETRY_STARTED_MS,
+    RETRY_TIER,
+    RETRY_VERSION,
+)
+from retryapp.core.record import Headers, Origin, failure_id, parse_origin
 from retryapp.core.text import cut_tail, escape_text, unescape_text
 
-RETRY_VERSION: Final = "retry-version"
-RETRY_NULL_VALUE: Final = "retry-null-value"
-RETRY_GROUP: Final = "retry-group"
-RETRY_HANDLER: Final = "retry-handler"
-RETRY_ORIGIN: Final = "retry-origin"
-RETRY_ORIGIN_TIMESTAMP_MS: Final = "retry-origin-timestamp-ms"
-RETRY_ATTEMPT: Final = "retry-attempt"
-RETRY_DUE_MS: Final = "retry-due-ms"
-RETRY_STARTED_MS: Final = "retry-started-ms"
-RETRY_HOT_ATTEMPTS: Final = "retry-hot-attempts"
-RETRY_POLICY: Final = "retry-policy"
-RETRY_TIER: Final = "retry-tier"
-RETRY_FIRST_FAILED_MS: Final = "retry-first-failed-ms"
-RETRY_LAST_FAILED_MS: Final = "retry-last-failed-ms"
-RETRY_ERROR_TYPE: Final = "retry-error-type"
-RETRY_ERROR_MESSAGE: Final = "retry-error-message"
-RETRY_ERROR_TRACE: Final = "retry-error-trace"
-RETRY_REASON: Final = "retry-reason"
-RETRY_ORIGINAL_REASON: Final = "retry-original-reason"
-"""With reason ``too-large`` only: why the record died before it proved too large for the dead-letter topic."""
-RETRY_FINGERPRINT: Final = "retry-fingerprint"
-RETRY_HISTORY: Final = "retry-history"
-RETRY_REPLAY_ID: Final = "retry-replay-id"
-RETRY_REPLAYS: Final = "retry-replays"
-
-OUR_HEADERS: Final = frozenset(
-    {
-        RETRY_VERSION, RETRY_NULL_VALUE, RETRY_GROUP, RETRY_HANDLER, RETRY_ORIGIN, RETRY_ORIGIN_TIMESTAMP_MS,
-        RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
-        RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE,
-        RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY, RETRY_REPLAY_ID, RETRY_REPLAYS,
-    }
-)  # fmt: skip
-"""All names that are ours in format version 1."""
-
-SHIELD: Final = "retry-foreign-"
-"""Prefix put before a user's own header whose name is one of ours, while the record travels on our topics."""
-
-ESCAPED: Final = "retry-escaped-"
-"""The same before a user's header name that is not UTF-8, whose bytes follow percent-encoded (RFC 3986)."""
-
-_DIGITS: Final = re.compile(rb"0|[1-9][0-9]{0,17}")
+_NAMES_OF_A_FAILURE: Final = frozenset({RETRY_GROUP, RETRY_ORIGIN})
+_MAX_DIGITS: Final = 18
+_ZERO: Final = ord("0")
 
 
-def split_headers(headers: Headers) -> tuple[Headers, Headers]:
-    """Part headers into foreign ones and ours, each in their order.
+class Waiting(NamedTuple):
+    """What has to be known of a record to let it wait: read on every hop, so it is less than `RetryMetadata`."""
 
-    Returns:
-        ``(foreign, ours)``; foreign headers keep duplicates and null values, and may be shielded (see ``shield``).
-    """
-    foreign = tuple(pair for pair in headers if pair[0] not in OUR_HEADERS)
-    ours = tuple(pair for pair in headers if pair[0] in OUR_HEADERS)
-    return foreign, ours
+    group: str
+    """Consumer group in which the record failed."""
+    origin: Origin
+    """First delivery."""
+    attempt: int
+    """Number of the delivery that failed last."""
+    due_at_ms: int
+    """Earliest start of the next attempt, epoch milliseconds."""
+    tier: str
+    """Text of the nominal delay that is waited for; `?` where the headers do not say."""
 
-
-def carries_metadata(headers: Headers) -> bool:
-    """Tell whether retryapp wrote the headers, readable or not: ``retry-version`` and ``retry-origin`` are there."""
-    names = {name for name, _ in headers}
-    return RETRY_VERSION in names and RETRY_ORIGIN in names
-
-
-def strip(headers: Headers) -> Headers:
-    """Return the headers of a record of the *main* topic as the handler should see them.
-
-    A dead letter that someone copied to the main topic carries our headers; it is a new record, so they are taken off
-    and shielded names are given back. A user's own header that merely has one of our names stays.
-    """
-    return unshield(split_headers(headers)[0]) if carries_metadata(headers) else headers
-
-
-def shield(headers: Headers) -> Headers:
-    """Rename the user's headers that could not travel under their names; ``unshield`` gives the names back.
-
-    Those that would be mistaken for ours get a prefix. A name that is not UTF-8 (lenient readers hold its bytes as lone
-    surrogates) is what no client can send: it is percent-encoded behind a prefix of its own.
-    """
-    return tuple((_travelling(name), value) for name, value in headers)
-
-
-def unshield(headers: Headers) -> Headers:
-    """Give shielded headers their own names again."""
-    return tuple((_own(name), value) for name, value in headers)
-
-
-def _travelling(name: str) -> str:
-    if name in OUR_HEADERS or name.startswith((SHIELD, ESCAPED)):
-        return SHIELD + name
-    if name.isascii():
-        return name
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return ESCAPED + quote_from_bytes(name.encode("utf-8", "surrogateescape"), safe="")
-    return name
-
-
-def _own(name: str) -> str:
-    if name.startswith(ESCAPED):
-        return unquote_to_bytes(name.removeprefix(ESCAPED)).decode("utf-8", "surrogateescape")
-    return name.removeprefix(SHIELD)
+    @property
+    def failure_id(self) -> str:
+        """``group/topic@id/partition/offset``."""
+        return failure_id(self.group, self.origin)
 
 
 def _check(metadata: RetryMetadata) -> None:
-    """Refuse what must never be written or believed."""
-    _check_range(RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT)
-    _check_range(RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT)
-    _check_range(RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT)
-    _check_range(RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS)
-    for header, instant in (
-        (RETRY_STARTED_MS, metadata.started_ms),
-        (RETRY_FIRST_FAILED_MS, metadata.first_failed_ms),
-        (RETRY_LAST_FAILED_MS, metadata.last_failed_ms),
-        (RETRY_DUE_MS, metadata.due_at_ms),
+    """Refuse numbers that must never be written or believed, and what both waits and is dead, or neither."""
+    for header, value, least, most in (
+        (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT),
+        (RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT),
+        (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
+        (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
+        (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
+        (RETRY_FIRST_FAILED_MS, metadata.first_failed_ms, 0, MAX_EPOCH_MS),
+        (RETRY_LAST_FAILED_MS, metadata.last_failed_ms, 0, MAX_EPOCH_MS),
+        (RETRY_DUE_MS, 0 if metadata.due_at_ms is None else metadata.due_at_ms, 0, MAX_EPOCH_MS),
     ):
-        if instant is not None:
-            _check_range(header, instant, 0, MAX_EPOCH_MS)
-    for header, name in (
-        (RETRY_GROUP, metadata.group),
-        (RETRY_HANDLER, metadata.handler),
-        (RETRY_POLICY, metadata.policy),
-        (RETRY_ERROR_TYPE, metadata.error_type),
-        (RETRY_FINGERPRINT, metadata.fingerprint),
-    ):
-        if not name:
-            raise DamagedMetadataError(header, name, "is empty")
+        if not least <= value <= most:
+            raise _out_of_range(header, value, least, most)
     if (metadata.due_at_ms is None) == (metadata.reason is None):
-        raise DamagedMetadataError(
-            RETRY_DUE_MS,
-            metadata.due_at_ms,
-            f"a record either waits or is dead, and {RETRY_REASON}={metadata.reason!r}",
-        )
+        raise _no_fate(metadata.due_at_ms, metadata.reason)
 
 
-def _check_range(header: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
+def _out_of_range(header: str, value: int, least: int, most: int) -> DamagedMetadataError:
+    return DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
+
+
+def _no_fate(due_at_ms: int | None, reason: str | None) -> DamagedMetadataError:
+    return DamagedMetadataError(
+        RETRY_DUE_MS, due_at_ms, f"a record either waits or is dead, and {RETRY_REASON}={reason!r}"
+    )
+
+
+def _name(header: str, text: str) -> bytes:
+    if not text:
+        raise DamagedMetadataError(header, text, "is empty")
+    return escape_text(text, MAX_NAME_BYTES)
 
 
 def encode_metadata(metadata: RetryMetadata) -> Headers:
@@ -188,29 +133,29 @@ def encode_metadata(metadata: RetryMetadata) -> Headers:
             header.
     """
     _check(metadata)
-    return tuple((name, value.encode("ascii")) for name, value in _texts(metadata))
+    return tuple(_pairs(metadata))
 
 
-def _texts(md: RetryMetadata) -> Iterator[tuple[str, str]]:
-    yield RETRY_VERSION, str(md.version)
+def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
+    yield RETRY_VERSION, b"%d" % md.version
     if md.null_value:
-        yield RETRY_NULL_VALUE, "1"
-    yield RETRY_GROUP, escape_text(md.group, MAX_NAME_BYTES)
-    yield RETRY_HANDLER, escape_text(md.handler, MAX_NAME_BYTES)
-    yield RETRY_ORIGIN, md.origin.text
-    yield RETRY_ORIGIN_TIMESTAMP_MS, str(md.origin_timestamp_ms)
-    yield RETRY_ATTEMPT, str(md.attempt)
+        yield RETRY_NULL_VALUE, b"1"
+    yield RETRY_GROUP, _name(RETRY_GROUP, md.group)
+    yield RETRY_HANDLER, _name(RETRY_HANDLER, md.handler)
+    yield RETRY_ORIGIN, md.origin.text.encode("ascii")
+    yield RETRY_ORIGIN_TIMESTAMP_MS, b"%d" % md.origin_timestamp_ms
+    yield RETRY_ATTEMPT, b"%d" % md.attempt
     if md.due_at_ms is not None:
-        yield RETRY_DUE_MS, str(md.due_at_ms)
-    yield RETRY_STARTED_MS, str(md.started_ms)
+        yield RETRY_DUE_MS, b"%d" % md.due_at_ms
+    yield RETRY_STARTED_MS, b"%d" % md.started_ms
     if md.hot_attempts > 1:
-        yield RETRY_HOT_ATTEMPTS, str(md.hot_attempts)
-    yield RETRY_POLICY, escape_text(md.policy, MAX_NAME_BYTES)
+        yield RETRY_HOT_ATTEMPTS, b"%d" % md.hot_attempts
+    yield RETRY_POLICY, _name(RETRY_POLICY, md.policy)
     if md.tier is not None:
         yield RETRY_TIER, escape_text(md.tier, MAX_NAME_BYTES)
-    yield RETRY_FIRST_FAILED_MS, str(md.first_failed_ms)
-    yield RETRY_LAST_FAILED_MS, str(md.last_failed_ms)
-    yield RETRY_ERROR_TYPE, escape_text(md.error_type, MAX_NAME_BYTES)
+    yield RETRY_FIRST_FAILED_MS, b"%d" % md.first_failed_ms
+    yield RETRY_LAST_FAILED_MS, b"%d" % md.last_failed_ms
+    yield RETRY_ERROR_TYPE, _name(RETRY_ERROR_TYPE, md.error_type)
     yield RETRY_ERROR_MESSAGE, escape_text(md.error_message, MAX_MESSAGE_BYTES)
     if md.error_trace is not None:
         yield RETRY_ERROR_TRACE, escape_text(cut_tail(md.error_trace, MAX_TRACE_BYTES), MAX_TRACE_BYTES)
@@ -218,17 +163,18 @@ def _texts(md: RetryMetadata) -> Iterator[tuple[str, str]]:
         yield RETRY_REASON, escape_text(md.reason, MAX_NAME_BYTES)
     if md.original_reason is not None:
         yield RETRY_ORIGINAL_REASON, escape_text(md.original_reason, MAX_NAME_BYTES)
-    yield RETRY_FINGERPRINT, escape_text(md.fingerprint, MAX_NAME_BYTES)
+    yield RETRY_FINGERPRINT, _name(RETRY_FINGERPRINT, md.fingerprint)
     if md.history:
-        yield RETRY_HISTORY, ",".join(_history_text(entry) for entry in md.history[-MAX_HISTORY:])
+        yield RETRY_HISTORY, b",".join([_history_entry(entry) for entry in md.history[-MAX_HISTORY:]])
     if md.replay_id is not None:
         yield RETRY_REPLAY_ID, escape_text(md.replay_id, MAX_NAME_BYTES)
     if md.replays:
-        yield RETRY_REPLAYS, str(md.replays)
+        yield RETRY_REPLAYS, b"%d" % md.replays
 
 
-def _history_text(entry: HistoryEntry) -> str:
-    return f"{entry.attempt}:{entry.failed_ms}:{escape_text(entry.error_type, MAX_HISTORY_TYPE_BYTES, also=',:')}"
+def _history_entry(entry: HistoryEntry) -> bytes:
+    error_type = escape_text(entry.error_type, MAX_HISTORY_TYPE_BYTES, in_list=True)
+    return b"%d:%d:%s" % (entry.attempt, entry.failed_ms, error_type)
 
 
 def decode_metadata(headers: Headers) -> RetryMetadata | None:
@@ -244,6 +190,25 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
         NewerFormatError: a newer retryapp wrote them.
         DamagedMetadataError: one is missing, doubled, null or unreadable; names the header and its value.
     """
+    found = _ours(headers)
+    return HeaderReader(found).metadata() if found else None
+
+
+def decode_waiting(headers: Headers) -> Waiting | None:
+    """Read of our headers what has to be known of a record that waits, by the same rules as ``decode_metadata``.
+
+    Damage of the others is found by ``decode_metadata``, before the record is delivered.
+
+    Raises:
+        NewerFormatError: a newer retryapp wrote them.
+        DamagedMetadataError: the record does not wait; or one of the headers that are looked at is missing or
+            unreadable, or one of ours is doubled or null.
+    """
+    found = _ours(headers)
+    return HeaderReader(found).waiting() if found else None
+
+
+def _ours(headers: Headers) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name, value in headers:
         if name not in OUR_HEADERS:
@@ -253,11 +218,22 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
         if value is None:
             raise DamagedMetadataError(name, None, "is null")
         found[name] = value
-    if not found:
+    return found
+
+
+def failure_id_of(headers: Headers) -> str | None:
+    """Return whose failure a record is, read from the two headers that say it; None where they cannot be read.
+
+    What else the headers say may be damaged: this is for looking a record up, not for deciding about it.
+    """
+    found = [(name, value) for name, value in headers if name in _NAMES_OF_A_FAILURE and value is not None]
+    if len(found) != len(_NAMES_OF_A_FAILURE):
         return None
-    metadata = HeaderReader(found).metadata()
-    _check(metadata)
-    return metadata
+    read = HeaderReader(dict(found))
+    try:
+        return failure_id(read.name(RETRY_GROUP), read.origin())
+    except DamagedMetadataError:
+        return None
 
 
 class HeaderReader:
@@ -266,18 +242,37 @@ class HeaderReader:
     def __init__(self, found: dict[str, bytes]) -> None:
         self.found = found
 
-    def metadata(self) -> RetryMetadata:
-        """Read everything."""
+    def version(self) -> int:
+        """Read the version of the format, one that is known here."""
         version = self.number(RETRY_VERSION)
         if version > FORMAT_VERSION:
             raise NewerFormatError(RETRY_VERSION, version, FORMAT_VERSION)
         if version < 1:
             raise DamagedMetadataError(RETRY_VERSION, version, "the first version is 1")
-        return RetryMetadata(
+        return version
+
+    def waiting(self) -> Waiting:
+        """Read what has to be known of a record that waits."""
+        self.version()
+        group, origin, attempt = self.name(RETRY_GROUP), self.origin(), self.number(RETRY_ATTEMPT)
+        least = 0 if RETRY_REPLAYS in self.found and self.number(RETRY_REPLAYS) else 1
+        if not least <= attempt <= MAX_COUNT:
+            raise _out_of_range(RETRY_ATTEMPT, attempt, least, MAX_COUNT)
+        if RETRY_REASON in self.found:
+            raise _no_fate(None, self.name(RETRY_REASON))
+        due_at_ms = self.number(RETRY_DUE_MS)
+        if due_at_ms > MAX_EPOCH_MS:
+            raise _out_of_range(RETRY_DUE_MS, due_at_ms, 0, MAX_EPOCH_MS)
+        return Waiting(group, origin, attempt, due_at_ms, self.optional_name(RETRY_TIER) or "?")
+
+    def metadata(self) -> RetryMetadata:
+        """Read everything."""
+        version = self.version()
+        metadata = RetryMetadata(
             version=version,
             group=self.name(RETRY_GROUP),
             handler=self.name(RETRY_HANDLER),
-            origin=parse_origin(self.name(RETRY_ORIGIN)),
+            origin=self.origin(),
             origin_timestamp_ms=self.timestamp(RETRY_ORIGIN_TIMESTAMP_MS),
             attempt=self.number(RETRY_ATTEMPT),
             due_at_ms=self.number(RETRY_DUE_MS) if RETRY_DUE_MS in self.found else None,
@@ -298,21 +293,26 @@ class HeaderReader:
             replays=self.number(RETRY_REPLAYS) if RETRY_REPLAYS in self.found else 0,
             null_value=self.flag(RETRY_NULL_VALUE),
         )
-
-    def raw(self, header: str) -> bytes:
-        """Return a header that has to be there."""
-        value = self.found.get(header)
-        if value is None:
-            raise DamagedMetadataError(header, None, "is missing")
-        return value
+        _check(metadata)
+        return metadata
 
     def number(self, header: str) -> int:
         """Read a whole number, not negative."""
-        return _number(header, self.raw(header))
+        value = self.found.get(header)
+        if value is None:
+            raise _missing(header)
+        return _number(header, value)
 
     def timestamp(self, header: str) -> int:
         """Read an instant, or -1 for none."""
-        return -1 if self.raw(header) == b"-1" else self.number(header)
+        return -1 if self.found.get(header) == b"-1" else self.number(header)
+
+    def origin(self) -> Origin:
+        """Read where the record was delivered first."""
+        value = self.found.get(RETRY_ORIGIN)
+        if value is None:
+            raise _missing(RETRY_ORIGIN)
+        return parse_origin(value.decode("ascii", "replace"))
 
     def flag(self, header: str) -> bool:
         """Tell whether a mark is there."""
@@ -323,7 +323,10 @@ class HeaderReader:
 
     def text(self, header: str) -> str:
         """Read text, maybe empty."""
-        return _text(header, self.raw(header))
+        value = self.found.get(header)
+        if value is None:
+            raise _missing(header)
+        return _text(header, value)
 
     def name(self, header: str) -> str:
         """Read text that is not empty."""
@@ -346,15 +349,19 @@ class HeaderReader:
             fields = part.split(b":")
             if len(fields) != 3:
                 raise DamagedMetadataError(RETRY_HISTORY, value, "expected attempt:failed_ms:type, parted by commas")
-            attempt, failed_ms = (_number(RETRY_HISTORY, field) for field in fields[:2])
+            attempt, failed_ms = _number(RETRY_HISTORY, fields[0]), _number(RETRY_HISTORY, fields[1])
             entries.append(HistoryEntry(attempt, failed_ms, _text(RETRY_HISTORY, fields[2])))
         return tuple(entries[-MAX_HISTORY:])
 
 
+def _missing(header: str) -> DamagedMetadataError:
+    return DamagedMetadataError(header, None, "is missing")
+
+
 def _number(header: str, value: bytes) -> int:
-    if not _DIGITS.fullmatch(value):
-        raise DamagedMetadataError(header, value, "expected a whole number in ASCII digits")
-    return int(value)
+    if value.isdigit() and len(value) <= _MAX_DIGITS and (value[0] != _ZERO or len(value) == 1):
+        return int(value)
+    raise DamagedMetadataError(header, value, "expected a whole number in ASCII digits")
 
 
 def _text(header: str, value: bytes) -> str:

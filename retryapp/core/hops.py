@@ -14,7 +14,9 @@ and every one after it, for ever.
 
 Invariants: key, value and foreign headers pass byte for byte; the partition number never changes; our headers stand
 once. A null value travels as empty with a mark, always: the client refuses a null key with a null value, and one rule
-is easier to trust than two. A user's own header with one of our names travels shielded (``headers.shield``).
+is easier to trust than two. A user's own header with one of our names travels shielded (``foreign.shield``), and no
+copy has a header name that cannot be sent. What is known of a failure is cut and clamped until it can be told: no
+record is lost, and none holds up the others, because its story does not fit a header.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
-from retryapp.core.headers import (
-    carries_metadata,
-    encode_metadata,
-    shield,
-    split_headers,
-    strip,
-    unshield,
+from retryapp.core.foreign import escape_names, name_bytes, shield, split_headers, strip, unshield
+from retryapp.core.headers import encode_metadata
+from retryapp.core.metadata import (
+    MAX_COUNT,
+    MAX_HISTORY,
+    MAX_HISTORY_TYPE_BYTES,
+    NAMELESS,
+    HistoryEntry,
+    RetryMetadata,
+    clamped,
 )
-from retryapp.core.metadata import MAX_HISTORY, HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import ROW_HEADER_OVERHEAD_BYTES, ROW_KEY_BYTES, ROW_OVERHEAD_BYTES, PendingRow
 from retryapp.core.text import cut_text
@@ -75,7 +79,7 @@ def record_size(key: bytes | None, value: bytes | None, headers: Headers) -> int
     """
     size = BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
     for name, header in headers:
-        size += _HEADER_OVERHEAD_BYTES + len(name.encode("utf-8", "surrogateescape")) + len(header or b"")
+        size += _HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else len(name_bytes(name))) + len(header or b"")
     return size
 
 
@@ -83,7 +87,7 @@ def waiting_size(copy: Outgoing) -> int:
     """Return an upper bound for the bytes of a waiting copy in any form: tier record, row, redelivery record."""
     size = BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES + len(copy.key or b"") + len(copy.value or b"")
     for name, header in copy.headers:
-        size += len(name.encode("utf-8", "surrogateescape")) + len(header or b"")
+        size += (len(name) if name.isascii() else len(name_bytes(name))) + len(header or b"")
     count = len(copy.headers)
     row = ROW_KEY_BYTES + ROW_OVERHEAD_BYTES + count * ROW_HEADER_OVERHEAD_BYTES
     return size + max(count * _HEADER_OVERHEAD_BYTES, row)
@@ -125,11 +129,14 @@ def restore(record: Record, metadata: RetryMetadata) -> Record:
     )
 
 
-def _foreign(record: Record, metadata: RetryMetadata) -> Headers:
-    """Return the foreign headers as they travel, of a record as read from any topic or as the handler saw it."""
-    if record.topic == metadata.origin.topic and not carries_metadata(record.headers):
-        return shield(record.headers)  # the user's own headers, whatever they are called
-    return split_headers(record.headers)[0]  # as they travelled, shielded already
+def _foreign(record: Record, topology: HandlerTopology) -> Headers:
+    """Return the foreign headers as they travel, of a record as read from a topic of ours or as the handler saw it.
+
+    The station says which: headers tell nothing, users may call theirs as they like.
+    """
+    if record.topic != topology.main and record.topic in topology.owned:
+        return escape_names(split_headers(record.headers)[0])  # shielded already, unless somebody else wrote them
+    return shield(record.headers)  # the user's own headers, whatever they are called
 
 
 def _marked(record: Record, metadata: RetryMetadata) -> tuple[bytes, RetryMetadata]:
@@ -142,7 +149,7 @@ def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadat
     """Return the copy that waits.
 
     Args:
-        record: the failed record, as read or as the handler saw it.
+        record: the failed record, as the handler saw it or as read from a topic of ours.
         topology: the handler's topics.
         metadata: what its headers shall say; has a due time.
 
@@ -160,7 +167,7 @@ def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadat
         partition=record.partition,
         key=record.key,
         value=value,
-        headers=_foreign(record, metadata) + encode_metadata(marked),
+        headers=_foreign(record, topology) + encode_metadata(marked),
     )
 
 
@@ -174,8 +181,8 @@ def _tier_ms(metadata: RetryMetadata, due_at_ms: int) -> int:
 
 
 def to_redelivery(row: PendingRow, *, topology: HandlerTopology, partition: int) -> Outgoing:
-    """Return the copy that brings a parked record back to its handler, exactly as it was parked."""
-    return Outgoing(topology.redelivery, partition, row.key, row.value, row.headers)
+    """Return the copy that brings a parked record back to its handler, as it was parked."""
+    return Outgoing(topology.redelivery, partition, row.key, row.value, escape_names(row.headers))
 
 
 def to_dead_letter(
@@ -188,7 +195,7 @@ def to_dead_letter(
     kept beside it. The coordinates of the first delivery always stay.
 
     Args:
-        record: the dead record, as read or as the handler saw it.
+        record: the dead record, as the handler saw it or as read from a topic of ours.
         topology: the handler's topics.
         metadata: what its headers shall say; has a reason.
         max_bytes: the dead-letter topic's ``max.message.bytes``.
@@ -202,7 +209,7 @@ def to_dead_letter(
     if metadata.reason is None:
         raise ValueError(f"{metadata.failure_id} waits until {metadata.due_at_ms}: only what has a reason is dead")
     value, marked = _marked(record, metadata)
-    foreign = _foreign(record, metadata)
+    foreign = _foreign(record, topology)
     dropped = replace(
         marked,
         reason=DeadReason.TOO_LARGE.value,
@@ -266,24 +273,27 @@ def after_failure(
 
     Returns:
         Metadata with a due time or a reason, the attempt added to its history. A replay's first failure starts the time
-        that ``max_elapsed`` counts.
+        that ``max_elapsed`` counts. It can be written, whatever the record's timestamp and the error's name are: what a
+        header has no room for is clamped.
     """
-    entry = HistoryEntry(attempt, failed_ms, failure.error_type)
+    attempt, failed_ms = min(attempt, MAX_COUNT), clamped(failed_ms)
+    error_type = failure.error_type or NAMELESS
+    entry = HistoryEntry(attempt, failed_ms, cut_text(error_type, MAX_HISTORY_TYPE_BYTES))
     dead = decision.reason.value if isinstance(decision, Dead) else None
     return RetryMetadata(
         group=group,
-        handler=handler,
+        handler=handler or NAMELESS,
         origin=origin if previous is None else previous.origin,
-        origin_timestamp_ms=origin_timestamp_ms if previous is None else previous.origin_timestamp_ms,
+        origin_timestamp_ms=clamped(origin_timestamp_ms if previous is None else previous.origin_timestamp_ms, -1),
         attempt=attempt,
-        due_at_ms=decision.due_at_ms if isinstance(decision, RetryAt) else None,
-        started_ms=started_ms,
+        due_at_ms=clamped(decision.due_at_ms) if isinstance(decision, RetryAt) else None,
+        started_ms=clamped(started_ms),
         hot_attempts=hot_attempts,
         policy=policy_digest,
         tier=decision.tier if isinstance(decision, RetryAt) else None,
         first_failed_ms=first_failed_ms(previous, failed_ms),
         last_failed_ms=failed_ms,
-        error_type=failure.error_type,
+        error_type=error_type,
         error_message=failure.message,
         error_trace=None if dead is None else failure.trace,
         reason=dead,
@@ -321,5 +331,5 @@ def for_replay(dead: RetryMetadata, *, replay_id: str, due_at_ms: int) -> RetryM
         reason=None,
         error_trace=None,
         replay_id=replay_id,
-        replays=dead.replays + 1,
+        replays=min(dead.replays + 1, MAX_COUNT),
     )

@@ -29,6 +29,17 @@ MAX_EPOCH_MS: Final = 253_402_300_799_999
 """Latest instant in any header: the end of the year 9999."""
 MAX_COUNT: Final = 1_000_000
 """Largest attempt, number of tries and number of replays."""
+NAMELESS: Final = "?"
+"""Stands for the empty name that a class or a function may have."""
+
+
+def clamped(instant_ms: int, least: int = 0) -> int:
+    """Return the nearest instant that a header can hold: Kafka takes timestamps before 1970 and after the year 9999.
+
+    >>> clamped(-5, least=-1)
+    -1
+    """
+    return min(max(instant_ms, least), MAX_EPOCH_MS)
 
 
 @dataclass(frozen=True, slots=True)

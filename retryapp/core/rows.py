@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final
 
-from retryapp.core.errors import DamagedRowError
+from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.foreign import name_bytes
 from retryapp.core.record import Headers, Record
 
 ROW_VERSION: Final = 1
@@ -35,11 +37,17 @@ ROW_VERSION: Final = 1
 ROW_KEY_BYTES: Final = 20
 """Length of every row key."""
 
+ORIGIN_OFFSET_AT: Final = 12
+"""From here to the end of a row key stands the origin's offset."""
+
 ROW_OVERHEAD_BYTES: Final = 21
 """Bytes of a row without key, value and headers."""
 
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """What each header adds to its name and value."""
+
+_VERSIONS_END: Final = 0x20
+"""No version reaches this: bytes that begin with a printable character are no row of any."""
 
 _KEY: Final = struct.Struct(">QIQ")
 _FIXED: Final = struct.Struct(">BqiiI")
@@ -136,8 +144,8 @@ def encode_row(row: PendingRow) -> bytes:
     lengths: list[int] = []
     parts: list[bytes] = []
     for name, value in row.headers:
-        raw = name.encode("utf-8", "surrogateescape")
-        lengths += (len(raw), _length(value))
+        raw = name.encode() if name.isascii() else name_bytes(name)
+        lengths += (len(raw), -1 if value is None else len(value))
         parts += (raw, value or b"")
     try:
         fixed = _FIXED.pack(ROW_VERSION, row.timestamp_ms, _length(row.key), _length(row.value), len(row.headers))
@@ -151,45 +159,27 @@ def decode_row(raw: bytes) -> PendingRow:
     """Read a row back.
 
     Raises:
-        DamagedRowError: another version, or lengths that do not add up to exactly these bytes.
+        NewerRowError: a newer retryapp wrote it.
+        DamagedRowError: no version that any will write, or lengths that do not add up to exactly these bytes.
     """
     if len(raw) < _FIXED.size:
         raise DamagedRowError("row", f"{len(raw)} bytes, fewer than the {_FIXED.size} of an empty one")
     version, timestamp_ms, key_length, value_length, count = _FIXED.unpack_from(raw)
     if version != ROW_VERSION:
-        raise DamagedRowError("row", f"version {version}; known here is {ROW_VERSION}: upgrade retryapp on this worker")
+        if ROW_VERSION < version < _VERSIONS_END:
+            raise NewerRowError(version, ROW_VERSION)
+        raise DamagedRowError("row", f"version {version}; known here is {ROW_VERSION}")
     if count * 8 > len(raw) - _FIXED.size:
         raise DamagedRowError("row", f"{count} headers do not fit into {len(raw)} bytes")
-    table = struct.unpack_from(">" + "Ii" * count, raw, _FIXED.size)
-    cursor = _Cursor(raw, _FIXED.size + count * 8)
-    key, value = cursor.take(key_length), cursor.take(value_length)
-    headers = tuple(
-        (cursor.take_name(name_length), cursor.take(length))
-        for name_length, length in zip(table[::2], table[1::2], strict=True)
-    )
-    if cursor.at != len(raw):
-        raise DamagedRowError("row", f"{len(raw) - cursor.at} bytes are left over")
-    return PendingRow(key, value, headers, timestamp_ms)
-
-
-class _Cursor:
-    """Takes pieces off a row, front to back."""
-
-    def __init__(self, raw: bytes, at: int) -> None:
-        self.raw = raw
-        self.at = at
-
-    def take(self, length: int) -> bytes | None:
-        if length == -1:
-            return None
-        end = self.at + length
-        if length < 0 or end > len(self.raw):
-            raise DamagedRowError(
-                "row", f"a part of {length} bytes at {self.at} leaves the row of {len(self.raw)} bytes"
-            )
-        piece = self.raw[self.at : end]
-        self.at = end
-        return piece
-
-    def take_name(self, length: int) -> str:
-        return (self.take(length) or b"").decode("utf-8", "surrogateescape")
+    at = _FIXED.size + count * 8
+    lengths = (key_length, value_length, *struct.unpack_from(">" + "Ii" * count, raw, _FIXED.size))
+    nulls = lengths.count(-1)
+    if min(lengths) < -1 or sum(lengths) + nulls != len(raw) - at:
+        raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
+    ends = tuple(accumulate((max(0, length) for length in lengths) if nulls else lengths, initial=at))
+    pieces: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
+    if nulls:
+        pieces = [None if length == -1 else piece for piece, length in zip(pieces, lengths, strict=True)]
+    key, value, *parts = pieces
+    names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
+    return PendingRow(key, value, tuple(zip(names, parts[1::2], strict=True)), timestamp_ms)

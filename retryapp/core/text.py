@@ -8,15 +8,24 @@ no bytes for, become ``\udcXX`` escapes when text is cut.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
-_PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in "%+")
+_UNPRINTABLE: Final = re.compile(rb"[^\x20-\x7e]")
+_OFTEN_ESCAPED: Final = tuple((bytes((code,)), b"%%%02X" % code) for code in b"%+\n")
+_PARTS_LISTS: Final = tuple((bytes((code,)), b"%%%02X" % code) for code in b",:")
 _ESCAPED: Final = re.compile(rb"(?:[\x20-\x24\x26-\x2a\x2c-\x7e]|%[0-9A-Fa-f]{2})*")
+_SHORT: Final = 80
+_REMEMBERED: Final = 1_024
 
 
 def _well_formed(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
+
+
+def _percent(found: re.Match[bytes]) -> bytes:
+    return b"%%%02X" % found[0][0]
 
 
 def cut_text(text: str, max_bytes: int) -> str:
@@ -37,26 +46,46 @@ def cut_tail(text: str, max_bytes: int) -> str:
     return _well_formed(text)[-max_bytes:].decode("utf-8", "ignore") if max_bytes > 0 else ""
 
 
-def escape_text(text: str, max_bytes: int, also: str = "") -> str:
-    """Cut a text and percent-encode it.
+def escape_text(text: str, max_bytes: int, *, in_list: bool = False) -> bytes:
+    """Cut a text and percent-encode it. Short ones are remembered: most are names, the same in each record.
 
     Args:
         text: anything.
         max_bytes: bound before encoding; encoded it is at most three times as long.
-        also: ASCII characters to encode besides.
+        in_list: encode commas and colons too, which part the entries of a list and their fields.
 
     >>> escape_text("100% sure", 64)
-    '100%25 sure'
+    b'100%25 sure'
     """
-    plain = "".join(character for character in _PLAIN if character not in also) if also else _PLAIN
-    return quote_from_bytes(cut_text(text, max_bytes).encode("utf-8"), safe=plain)
+    return (_escaped_once if len(text) <= _SHORT else _escape)(text, max_bytes, in_list)
 
 
 def unescape_text(raw: bytes) -> str | None:
     """Read percent-encoded text back; None where it is not that, or its bytes are not UTF-8."""
+    return (_unescaped_once if len(raw) <= _SHORT else _unescape)(raw)
+
+
+def _escape(text: str, max_bytes: int, in_list: bool) -> bytes:
+    raw = _well_formed(text)
+    if len(raw) > max_bytes:
+        raw = cut_text(text, max_bytes).encode()
+    for plain, escaped in _OFTEN_ESCAPED + _PARTS_LISTS if in_list else _OFTEN_ESCAPED:  # the percent sign first
+        if plain in raw:
+            raw = raw.replace(plain, escaped)
+    return raw if text.isascii() and text.isprintable() else _UNPRINTABLE.sub(_percent, raw)
+
+
+def _unescape(raw: bytes) -> str | None:
+    if raw.isascii() and b"%" not in raw and b"+" not in raw:
+        text = raw.decode("ascii")
+        return text if text.isprintable() else None
     if not _ESCAPED.fullmatch(raw):
         return None
     try:
         return unquote_to_bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
         return None
+
+
+_escaped_once = lru_cache(_REMEMBERED)(_escape)
+_unescaped_once = lru_cache(_REMEMBERED)(_unescape)

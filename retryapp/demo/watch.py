@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, TopicPartition
 
-from retryapp.core import headers as names
+from retryapp.core import names
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.demo.balance import HandOff, Station

@@ -5,6 +5,7 @@
   metadata, what can still be read (`core.salvage`).
 * It does not fit into the topic that is next: reason `too-large`. What does not fit into the dead letter either is
   dropped, the value first; the coordinates of the first delivery stay.
+* Its failure cannot be told, for a reason that nobody thought of: reason `damaged`, with the least that can be said.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retryapp.core.errors import RecordError, UnreadableRecordsError
-from retryapp.core.hops import to_dead_letter, too_large_to_wait
+from retryapp.core.hops import arriving, to_dead_letter, too_large_to_wait
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
-from retryapp.core.salvage import salvage
+from retryapp.core.salvage import last_words, salvage
 from retryapp.engine.handler import Handler
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, TopicPartition
@@ -43,10 +44,49 @@ def bury_damaged(
         policy_digest=handler.policy.digest,
         now_ms=now_ms,
     )
-    turn = _bury(handler, record, metadata, max_bytes=max_bytes)
-    (dead,) = turn.observations
-    turn.observations = (replace(dead, event=Event.DAMAGED, reason=None), dead)
-    return turn
+    return _told(_bury(handler, record, metadata, max_bytes=max_bytes))
+
+
+def last_resort(
+    handler: Handler,
+    record: Record,
+    error: BaseException,
+    fault: BaseException,
+    *,
+    now_ms: int,
+    topic_id: str,
+    max_bytes: int,
+) -> Turn:
+    """Return the turn of a record whose failure could not be told: without one it would hold up its partition for ever.
+
+    It always can be built; if need be, without anything but the record's coordinates.
+
+    Args:
+        handler: whose record it is.
+        record: as read from the main or the redelivery topic.
+        error: what the handler raised.
+        fault: what was raised when the failure was to be told.
+        now_ms: epoch milliseconds.
+        topic_id: short id of the main topic.
+        max_bytes: largest record that the dead-letter topic takes.
+    """
+    new = record.topic == handler.main
+    metadata = last_words(
+        replace(record, headers=()) if new else record,
+        error,
+        fault,
+        group=handler.group,
+        handler=handler.name,
+        topic_id=topic_id,
+        policy_digest=handler.policy.digest,
+        now_ms=now_ms,
+    )
+    try:
+        turn = _bury(handler, arriving(record) if new else record, metadata, max_bytes=max_bytes)
+    except Exception:  # noqa: BLE001 - whatever it is, it must not be the fate of a partition
+        bare = replace(record, key=None, value=None, headers=())
+        turn = _bury(handler, bare, metadata, max_bytes=max_bytes)
+    return _told(turn)
 
 
 def unreadable(record: Record) -> UnreadableRecordsError | None:
@@ -68,6 +108,13 @@ def bury_too_large(handler: Handler, record: Record, metadata: RetryMetadata, *,
         max_bytes: largest record that our topics take.
     """
     return _bury(handler, record, too_large_to_wait(metadata), max_bytes=max_bytes)
+
+
+def _told(turn: Turn) -> Turn:
+    """Let observers hear of the damage too."""
+    (dead,) = turn.observations
+    turn.observations = (replace(dead, event=Event.DAMAGED, reason=None), dead)
+    return turn
 
 
 def _bury(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:

@@ -11,14 +11,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retryapp.core.errors import DamagedMetadataError, DamagedRowError
-from retryapp.core.headers import RETRY_VERSION, decode_metadata
+from retryapp.core.errors import (
+    DamagedMetadataError,
+    DamagedRowError,
+    NewerFormatError,
+    NewerRecordError,
+    NewerRowError,
+)
+from retryapp.core.headers import Waiting, decode_waiting
 from retryapp.core.hops import Outgoing, to_redelivery, waiting_size
-from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import decode_row, parse_row_key
 from retryapp.engine.damage import bury_damaged, bury_too_large
 from retryapp.engine.handler import Handler
+from retryapp.engine.park import waiting_metadata
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, Removal
 
@@ -64,6 +70,7 @@ def fire(
 
     Raises:
         ValueError: a row is not due yet: firing early is a broken promise, whatever caused it.
+        NewerRecordError: a newer retryapp wrote a row. It stays where it is, and so does everything behind it.
     """
     publishes: list[Outgoing] = []
     removes: list[Removal] = []
@@ -76,44 +83,34 @@ def fire(
         tier = "?"
         try:
             row = decode_row(value)
-            metadata = decode_metadata(row.headers)
+            found = replace(found, key=row.key, value=row.value, headers=row.headers)
+            waiting = decode_waiting(row.headers)
             out = to_redelivery(row, topology=handler.topology, partition=partition)
-            tier = (metadata.tier if metadata else None) or "?"
+            tier = waiting.tier if waiting else "?"
             if waiting_size(out) > max_bytes:
-                one = _too_large(handler, found, out, metadata, max_bytes=max_bytes)
+                one = bury_too_large(handler, found, waiting_metadata(found), max_bytes=max_bytes)
             else:
-                one = _fired(handler, out, metadata, due_at_ms=place.due_at_ms, now_ms=now_ms)
+                one = _fired(handler, out, waiting, due_at_ms=place.due_at_ms, now_ms=now_ms)
+        except (NewerFormatError, NewerRowError) as exc:
+            where = f"the row of {handler.main}[{partition}]@{place.origin_offset} in the pending table"
+            raise NewerRecordError(where, exc.finding) from exc
         except (DamagedRowError, DamagedMetadataError) as exc:
-            error = exc if isinstance(exc, DamagedMetadataError) else _damaged(str(exc))
-            one = bury_damaged(handler, found, error, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
+            one = bury_damaged(handler, found, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
         publishes.extend(one.publishes)
         observations.extend(one.observations)
         removes.append(Removal(key, tier))
     return Turn(publishes=tuple(publishes), removes=tuple(removes), observations=tuple(observations))
 
 
-def _damaged(problem: str) -> DamagedMetadataError:
-    return DamagedMetadataError(RETRY_VERSION, None, problem)
-
-
-def _too_large(
-    handler: Handler, found: Record, out: Outgoing, metadata: RetryMetadata | None, *, max_bytes: int
-) -> Turn:
-    if metadata is None:
-        raise _damaged("a row without retry metadata, too large to be redelivered")
-    copy = replace(found, key=out.key, value=out.value, headers=out.headers)
-    return bury_too_large(handler, copy, metadata, max_bytes=max_bytes)
-
-
-def _fired(handler: Handler, out: Outgoing, metadata: RetryMetadata | None, *, due_at_ms: int, now_ms: int) -> Turn:
+def _fired(handler: Handler, out: Outgoing, waiting: Waiting | None, *, due_at_ms: int, now_ms: int) -> Turn:
     observation = Observation(
         event=Event.FIRED,
         handler=handler.main,
         topic=out.topic,
         partition=out.partition,
-        failure_id=metadata.failure_id if metadata else None,
-        attempt=metadata.attempt if metadata else None,
-        tier=metadata.tier if metadata else None,
+        failure_id=waiting.failure_id if waiting else None,
+        attempt=waiting.attempt if waiting else None,
+        tier=waiting.tier if waiting else None,
         due_at_ms=due_at_ms,
         lateness_ms=now_ms - due_at_ms,
     )

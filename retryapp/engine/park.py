@@ -3,13 +3,17 @@
 A record whose metadata cannot be read is not parked: when it is due is not known, and "no delay" would be a lie. It
 goes to the dead-letter topic with reason `damaged`, bytes untouched. Neither is one whose row, or whose way back, would
 be larger than a record may be: it is dead with reason `too-large`.
+
+Only what waiting needs is read of the metadata (`decode_waiting`); damage of the rest is found before the record is
+delivered. What a newer retryapp wrote is no damage: the partition stops until this worker is upgraded.
 """
 
 from __future__ import annotations
 
-from retryapp.core.errors import DamagedMetadataError, UnreadableRecordsError
-from retryapp.core.headers import RETRY_DUE_MS, RetryMetadata, decode_metadata
+from retryapp.core.errors import DamagedMetadataError, NewerFormatError, NewerRecordError, UnreadableRecordsError
+from retryapp.core.headers import RetryMetadata, decode_metadata, decode_waiting
 from retryapp.core.hops import to_redelivery, waiting_size
+from retryapp.core.names import RETRY_DUE_MS
 from retryapp.core.record import Record
 from retryapp.core.rows import encode_row, row_key, row_of
 from retryapp.engine.damage import bury_damaged, bury_too_large, unreadable
@@ -27,22 +31,28 @@ def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_by
         now_ms: epoch milliseconds.
         topic_id: short id of the main topic, for coordinates of a damaged record.
         max_bytes: largest record that our topics take.
+
+    Raises:
+        NewerRecordError: a newer retryapp wrote the record.
     """
     try:
         if (damage := unreadable(record)) is not None:
             raise damage
-        metadata = waiting_metadata(record)
+        waiting = decode_waiting(record.headers)
+        if waiting is None:
+            raise _no_due_time()
+        row = row_of(record)
+        if waiting_size(to_redelivery(row, topology=handler.topology, partition=record.partition)) > max_bytes:
+            return bury_too_large(handler, record, waiting_metadata(record), max_bytes=max_bytes)
+    except NewerFormatError as exc:
+        raise NewerRecordError(record.coordinates, exc.finding) from exc
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
         return bury_damaged(handler, record, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
-    waiting = row_of(record)
-    if waiting_size(to_redelivery(waiting, topology=handler.topology, partition=record.partition)) > max_bytes:
-        return bury_too_large(handler, record, metadata, max_bytes=max_bytes)
-    due_at_ms = metadata.due_at_ms or 0
-    row = Row(row_key(due_at_ms, record.partition, metadata.origin.offset), encode_row(waiting), metadata.tier or "?")
+    key = row_key(waiting.due_at_ms, record.partition, waiting.origin.offset)
     return Turn(
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.next_offset,
-        puts=(row,),
+        puts=(Row(key, encode_row(row), waiting.tier),),
         observations=(
             Observation(
                 event=Event.PARKED,
@@ -50,10 +60,10 @@ def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_by
                 topic=record.topic,
                 partition=record.partition,
                 offset=record.offset,
-                failure_id=metadata.failure_id,
-                attempt=metadata.attempt,
-                tier=metadata.tier,
-                due_at_ms=due_at_ms,
+                failure_id=waiting.failure_id,
+                attempt=waiting.attempt,
+                tier=waiting.tier,
+                due_at_ms=waiting.due_at_ms,
             ),
         ),
     )
@@ -63,9 +73,17 @@ def waiting_metadata(record: Record) -> RetryMetadata:
     """Return the metadata of a record that waits or waited.
 
     Raises:
+        NewerRecordError: a newer retryapp wrote it.
         DamagedMetadataError: there is none, it cannot be read, or it has no due time.
     """
-    metadata = decode_metadata(record.headers)
+    try:
+        metadata = decode_metadata(record.headers)
+    except NewerFormatError as exc:
+        raise NewerRecordError(record.coordinates, exc.finding) from exc
     if metadata is None or metadata.due_at_ms is None:
-        raise DamagedMetadataError(RETRY_DUE_MS, None, "a record on a retry or redelivery topic has a due time")
+        raise _no_due_time()
     return metadata
+
+
+def _no_due_time() -> DamagedMetadataError:
+    return DamagedMetadataError(RETRY_DUE_MS, None, "a record on a retry or redelivery topic has a due time")

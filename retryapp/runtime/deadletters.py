@@ -13,8 +13,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from retryapp.core.errors import DamagedMetadataError, DamagedRowError
-from retryapp.core.headers import decode_metadata
+from retryapp.core.errors import DamagedRowError
+from retryapp.core.headers import failure_id_of
 from retryapp.core.rows import PendingRow, decode_row, encode_row
 from retryapp.ports import DeadRow
 from retryapp.runtime.store import Store, StoreIdentity
@@ -35,14 +35,6 @@ def _row_key(offset: int) -> bytes:
 
 def _index_key(failure_id: str) -> bytes:
     return _INDEX + failure_id.encode()
-
-
-def _failure_id(headers: tuple[tuple[str, bytes | None], ...]) -> str | None:
-    try:
-        metadata = decode_metadata(headers)
-    except DamagedMetadataError:
-        return None
-    return metadata.failure_id if metadata else None
 
 
 def _encode(failure_id: str | None, row: DeadRow) -> bytes:
@@ -91,7 +83,7 @@ class RocksDeadLetterTable:
         newest: dict[bytes, bytes] = {}
         for row in rows:
             self._first = min(self._first, _row_key(row.offset))
-            failure_id = _failure_id(row.headers)
+            failure_id = failure_id_of(row.headers)
             batch.put(_row_key(row.offset), _encode(failure_id, row))
             if failure_id is not None:
                 index, place = _index_key(failure_id), _OFFSET.pack(row.offset)

@@ -20,8 +20,9 @@ from pathlib import Path
 from rocksdict import WriteBatch
 
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
-from retryapp.core.headers import RETRY_TIER, HeaderReader
-from retryapp.core.rows import ROW_KEY_BYTES, decode_row, due_bound, parse_row_key
+from retryapp.core.headers import HeaderReader
+from retryapp.core.names import RETRY_TIER
+from retryapp.core.rows import ORIGIN_OFFSET_AT, ROW_KEY_BYTES, decode_row, due_bound, parse_row_key
 from retryapp.ports import Removal, Row
 from retryapp.runtime.store import Store, StoreIdentity
 
@@ -32,6 +33,7 @@ _OFFSET = struct.Struct(">Q")
 
 
 def _index_key(origin_offset: int) -> bytes:
+    """Return the key of a record's look-up: it ends as the keys of the record's rows do."""
     return _INDEX + _OFFSET.pack(origin_offset)
 
 
@@ -61,21 +63,23 @@ class _Changes:
 
     def put(self, key: bytes, value: bytes, tier: str) -> str | None:
         """Put a row and its look-up; return the tier of the row that it replaces, or None."""
-        index = _index_key(parse_row_key(key).origin_offset)
+        index = _INDEX + key[ORIGIN_OFFSET_AT:]
         replaced = self._tier(key, self.get(index))
-        self._set(key, value)
-        self._set(index, key + tier.encode())
+        look_up = key + tier.encode()
+        self._changed[key], self._changed[index] = value, look_up
+        self.batch.put(key, value)
+        self.batch.put(index, look_up)
         return replaced
 
     def remove(self, key: bytes) -> str | None:
         """Remove a row, and its look-up unless that leads to another row of its record; return its tier, or None."""
-        index = _index_key(parse_row_key(key).origin_offset)
+        index = _INDEX + key[ORIGIN_OFFSET_AT:]
         look_up = self.get(index)
         removed = self._tier(key, look_up)
         if removed is not None:
-            self._set(key, None)
+            self._delete(key)
         if look_up is not None and look_up.startswith(key):
-            self._set(index, None)
+            self._delete(index)
         return removed
 
     def _tier(self, key: bytes, look_up: bytes | None) -> str | None:
@@ -85,12 +89,9 @@ class _Changes:
         value = self.get(key)  # most often there is none; else the record has a second row, which came later
         return None if value is None else tier_of(value)
 
-    def _set(self, key: bytes, value: bytes | None) -> None:
-        self._changed[key] = value
-        if value is None:
-            self.batch.delete(key)
-        else:
-            self.batch.put(key, value)
+    def _delete(self, key: bytes) -> None:
+        self._changed[key] = None
+        self.batch.delete(key)
 
 
 class RocksPendingTable:
@@ -216,10 +217,12 @@ class RocksPendingTable:
 
     def _put(self, changes: _Changes, key: bytes, value: bytes, tier: str) -> None:
         replaced = changes.put(key, value, tier)
-        if replaced is not None:
-            self._count(replaced, -1)
-        self._count(tier, 1)
-        self._low = min(self._low, key)
+        if replaced != tier:
+            if replaced is not None:
+                self._count(replaced, -1)
+            self._count(tier, 1)
+        if key < self._low:
+            self._low = key
 
     def _remove(self, changes: _Changes, key: bytes) -> None:
         removed = changes.remove(key)

@@ -224,7 +224,10 @@ class MemoryPartition:
             records.append(record)
         if records:
             self._next[tp] = records[-1].offset + 1
-            self.engine.accept(tp, self.lane.session, records)
+            try:
+                self.engine.accept(tp, self.lane.session, records)
+            except Exception as exc:  # noqa: BLE001 - as at the edge of a worker's agents: the lane reads them again
+                self.lane.fail(exc)
 
 
 def _metadata(record: Record) -> RetryMetadata:

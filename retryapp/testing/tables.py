@@ -6,8 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import decode_metadata
+from retryapp.core.headers import failure_id_of
 from retryapp.core.rows import due_bound, parse_row_key
 from retryapp.ports import DeadRow, Removal, Row
 
@@ -90,7 +89,7 @@ class MemoryDeadLetterTable:
         """See `ports.DeadLetterTable.write`."""
         for row in rows:
             self._rows[row.offset] = row
-            failure_id = _failure_id(row)
+            failure_id = failure_id_of(row.headers)
             if failure_id is not None:
                 self._index[failure_id] = max(row.offset, self._index.get(failure_id, -1))
         if next_offset is not None:
@@ -114,15 +113,7 @@ class MemoryDeadLetterTable:
         """Remove rows below an offset, the oldest first, and return how many; call again until nothing is removed."""
         gone = sorted(offset for offset in self._rows if offset < first_offset)[:limit]
         for offset in gone:
-            failure_id = _failure_id(self._rows.pop(offset))
+            failure_id = failure_id_of(self._rows.pop(offset).headers)
             if failure_id is not None and self._index.get(failure_id) == offset:
                 del self._index[failure_id]
         return len(gone)
-
-
-def _failure_id(row: DeadRow) -> str | None:
-    try:
-        metadata = decode_metadata(row.headers)
-    except DamagedMetadataError:
-        return None
-    return metadata.failure_id if metadata else None

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
-from retryapp.core.headers import decode_metadata, split_headers, unshield
+from retryapp.core.foreign import split_headers, unshield
+from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers
 from retryapp.core.rows import PendingRow, decode_row, parse_row_key

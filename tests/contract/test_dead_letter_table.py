@@ -76,6 +76,18 @@ def test_rows_without_readable_metadata_are_listed_and_counted(table: Table, mak
     assert table.count() == 2
 
 
+def test_a_damaged_letter_is_found_by_what_can_be_read(table: Table, make_dead: MakeDead) -> None:
+    """Group and origin say which failure it is; two of either say nothing."""
+    whole = make_dead(4, 7).headers
+    damaged = DeadRow(4, tuple((name, b"x" if name == "retry-attempt" else value) for name, value in whole))
+    doubled = DeadRow(5, (*make_dead(5, 8).headers, ("retry-group", b"other")))
+    nowhere = DeadRow(6, tuple((n, b"nowhere" if n == "retry-origin" else v) for n, v in make_dead(6, 9).headers))
+    table.write([damaged, doubled, nowhere], 7)
+    assert table.find(name(7)) == damaged
+    assert (table.find(name(8)), table.find(name(9))) == (None, None)
+    assert table.count() == 3
+
+
 def test_rows_are_counted_once_however_often_they_are_written(table: Table, make_dead: MakeDead) -> None:
     """After an unknown commit the topic is read again over rows that are there."""
     table.write([make_dead(1, 1), make_dead(2, 2)], 3)

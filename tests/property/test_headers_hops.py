@@ -8,7 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from retryapp.core import foreign
 from retryapp.core import headers as h
+from retryapp.core import names as n
 from retryapp.core.classify import DeadReason, classify
 from retryapp.core.decide import Dead, RetryAt
 from retryapp.core.errors import DamagedMetadataError
@@ -60,18 +62,18 @@ origins = st.builds(
     st.integers(0, 2**31 - 1),
     st.integers(0, 2**63 - 1),
 )
-our_names = st.sampled_from(sorted(h.OUR_HEADERS))
+our_names = st.sampled_from(sorted(n.OUR_HEADERS))
 foreign_names = st.one_of(
     st.text(well_formed, max_size=12),
     st.just("retry-something-else"),
     our_names,
-    our_names.map(lambda name: h.SHIELD + name),
-    our_names.map(lambda name: h.ESCAPED + name),
+    our_names.map(lambda name: n.SHIELD + name),
+    our_names.map(lambda name: n.ESCAPED + name),
     st.binary(max_size=8).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
 )
 header_values = st.none() | st.binary(max_size=20)
 any_headers = st.lists(st.tuples(foreign_names, header_values), max_size=8).map(tuple)
-user_headers = any_headers.filter(lambda headers: not h.carries_metadata(headers))
+user_headers = any_headers.filter(lambda headers: not foreign.carries_metadata(headers))
 payloads = st.none() | st.binary(max_size=60)
 
 
@@ -159,13 +161,13 @@ def test_origin_and_failure_id_read_back(origin: Origin) -> None:
 
 
 @given(metadata(), any_headers)
-def test_metadata_reads_back_among_any_foreign_headers(md: RetryMetadata, foreign: Headers) -> None:
+def test_metadata_reads_back_among_any_foreign_headers(md: RetryMetadata, strange: Headers) -> None:
     """What is written is what is read, whatever else stands in the record."""
-    others = tuple(pair for pair in foreign if pair[0] not in h.OUR_HEADERS)
+    others = tuple(pair for pair in strange if pair[0] not in n.OUR_HEADERS)
     written = h.encode_metadata(md)
     assert h.decode_metadata(others + written) == md
     assert h.decode_metadata(written + others) == md
-    assert h.split_headers(others + written) == (others, written)
+    assert foreign.split_headers(others + written) == (others, written)
 
 
 @given(metadata())
@@ -215,9 +217,9 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
 @given(user_headers)
 def test_a_shielded_users_header_is_never_taken_for_ours(headers: Headers) -> None:
     """Shielding hides the user's names from us and gives them back."""
-    shielded = h.shield(headers)
-    assert h.split_headers(shielded) == (shielded, ())
-    assert h.unshield(shielded) == headers
+    shielded = foreign.shield(headers)
+    assert foreign.split_headers(shielded) == (shielded, ())
+    assert foreign.unshield(shielded) == headers
     for name, _ in shielded:
         name.encode()  # every client can send it
 
@@ -301,8 +303,8 @@ def test_a_lost_mandatory_header_is_damage(md: RetryMetadata, data: st.DataObjec
     """Without one of its headers a record has no counter and no due time to believe."""
     written = h.encode_metadata(md)
     optional = {
-        h.RETRY_NULL_VALUE, h.RETRY_HOT_ATTEMPTS, h.RETRY_TIER, h.RETRY_ERROR_TRACE, h.RETRY_ORIGINAL_REASON,
-        h.RETRY_HISTORY, h.RETRY_REPLAY_ID, h.RETRY_REPLAYS,
+        n.RETRY_NULL_VALUE, n.RETRY_HOT_ATTEMPTS, n.RETRY_TIER, n.RETRY_ERROR_TRACE, n.RETRY_ORIGINAL_REASON,
+        n.RETRY_HISTORY, n.RETRY_REPLAY_ID, n.RETRY_REPLAYS,
     }  # fmt: skip
     lost = data.draw(st.sampled_from([name for name, _ in written if name not in optional]))
     with pytest.raises(DamagedMetadataError):
@@ -330,17 +332,17 @@ def test_damage_never_resets_a_counter_and_never_means_no_delay(
     damaged = tuple((each, junk if each == name else value) for each, value in written)
     read, refused = read_or_refusal(damaged)
     if refused is not None:
-        assert refused in {name, h.RETRY_ATTEMPT, h.RETRY_DUE_MS}
+        assert refused in {name, n.RETRY_ATTEMPT, n.RETRY_DUE_MS}
         return
     assert read is not None
     assert read.due_at_ms is not None
-    if name != h.RETRY_DUE_MS:
+    if name != n.RETRY_DUE_MS:
         assert read.due_at_ms == md.due_at_ms
-    if name != h.RETRY_ATTEMPT:
+    if name != n.RETRY_ATTEMPT:
         assert read.attempt == md.attempt
-    if name == h.RETRY_ATTEMPT:
+    if name == n.RETRY_ATTEMPT:
         assert junk == str(read.attempt).encode()
-    if name == h.RETRY_DUE_MS:
+    if name == n.RETRY_DUE_MS:
         assert junk == str(read.due_at_ms).encode()
 
 
@@ -349,9 +351,9 @@ def test_any_headers_are_metadata_or_none_or_named_damage(headers: Headers) -> N
     """Reading never fails in another way, and None means that not one header is ours."""
     read, refused = read_or_refusal(headers)
     if refused is not None:
-        assert refused in h.OUR_HEADERS
+        assert refused in n.OUR_HEADERS
     else:
-        assert (read is None) == (not h.split_headers(headers)[1])
+        assert (read is None) == (not foreign.split_headers(headers)[1])
 
 
 @given(any_headers, payloads, payloads)

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web as aioweb
 
 from retryapp.core.errors import BrokerUnreachableError
-from retryapp.core.headers import encode_metadata, shield
+from retryapp.core.foreign import shield
+from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key

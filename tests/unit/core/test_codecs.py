@@ -170,7 +170,8 @@ def test_text_is_cut_on_characters_and_escaped() -> None:
     """No half characters; surrogates become visible; plus and percent are safe for any URL decoder."""
     assert (cut_text("éé", 3), cut_tail("éé", 3), cut_text("x", 0), cut_tail("x", 0)) == ("é", "é", "", "")
     assert cut_text("\udcff", 10) == "\\udcff"
-    assert escape_text("a+b %\n", 100) == "a%2Bb %25%0A"
+    assert escape_text("a+b %\n", 100) == b"a%2Bb %25%0A"
+    assert escape_text("a,b:c", 100, in_list=True) == b"a%2Cb%3Ac"
     assert unescape_text(b"a%2Bb %25%0A") == "a+b %\n"
     assert unescape_text(b"a\nb") is None
 

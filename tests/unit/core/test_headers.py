@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from retryapp.core import headers as h
+from retryapp.core import names
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
+from retryapp.core.foreign import strip
 from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin
@@ -181,13 +182,13 @@ def test_what_would_be_damage_is_never_written(wrong: dict[str, object]) -> None
 def test_strip_takes_a_copied_dead_letter_for_a_new_record() -> None:
     """On the main topic our headers are taken off, shielded names come back, and the user's look-alikes stay."""
     foreign: Headers = (("trace", b"x"), ("trace", None), ("retry-foreign-retry-attempt", b"7"))
-    assert h.strip(foreign + encode_metadata(DEAD)) == (("trace", b"x"), ("trace", None), ("retry-attempt", b"7"))
+    assert strip(foreign + encode_metadata(DEAD)) == (("trace", b"x"), ("trace", None), ("retry-attempt", b"7"))
     own: Headers = (("retry-attempt", b"7"), ("retry-policy", b"mine"))
-    assert h.strip(own) == own
+    assert strip(own) == own
 
 
 def test_every_header_name_is_listed_once() -> None:
     """A constant that is not in the set of ours would be taken for a foreign header."""
-    constants = {value for name, value in vars(h).items() if name.startswith("RETRY_")}
-    assert constants == h.OUR_HEADERS
+    constants = {value for name, value in vars(names).items() if name.startswith("RETRY_")}
+    assert constants == names.OUR_HEADERS
     assert all(name.startswith("retry-") and name.isascii() for name in constants)

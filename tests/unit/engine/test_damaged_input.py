@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from retryapp.core.record import Record
 from retryapp.core.rows import row_key
 from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
 from retryapp.testing import MemoryPartition
@@ -44,6 +47,25 @@ async def test_a_damaged_row_is_told() -> None:
         changelog = "app.orders.pending.changelog"
         assert told(partition) == [(Event.DAMAGED, changelog, 7, None), (Event.DEAD, changelog, 7, "damaged")]
         assert not partition.waiting
+
+
+@pytest.mark.parametrize("timestamp_ms", [-(2**63), -5, 2**63 - 1])
+async def test_a_record_with_an_impossible_timestamp_goes_round(timestamp_ms: int) -> None:
+    """Kafka takes any; and its error has no name. It does not hold up the partition."""
+    error = type("", (Exception,), {"__module__": "builtins"})
+
+    async def nameless(_value: bytes) -> None:
+        raise error
+
+    async with MemoryPartition(nameless, "1s") as partition:
+        partition.accept(Record("orders", 0, 0, timestamp_ms, b"k", b"v", (("\udcff", b"z"),)))
+        await partition.settle()
+        assert partition.waiting == {"1s": 1}
+        await partition.advance(1_000)
+        (letter,) = partition.records("app.orders.dlq")
+        headers = dict(letter.headers)
+        assert (headers["retry-error-type"], headers["retry-reason"]) == (b"?", b"exhausted")
+        assert partition.lane.last_error is None
 
 
 async def test_a_failure_that_ends_is_no_damage() -> None:

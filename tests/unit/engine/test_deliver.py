@@ -13,9 +13,10 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from retryapp.core.classify import non_retryable
-from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, decode_metadata, encode_metadata
+from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import RetryMetadata
+from retryapp.core.names import RETRY_ATTEMPT, RETRY_DUE_MS
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record
 from retryapp.core.verdicts import Reject, RetryLater

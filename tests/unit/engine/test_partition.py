@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from retryapp.core.errors import StoreBrokenError
-from retryapp.core.headers import RETRY_ATTEMPT, decode_metadata
+from retryapp.core.headers import decode_metadata
+from retryapp.core.names import RETRY_ATTEMPT
 from retryapp.core.record import Record
 from retryapp.core.rows import parse_row_key
 from retryapp.core.verdicts import RetryLater
