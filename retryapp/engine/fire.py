@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from retryapp.core.errors import (
     DamagedMetadataError,
@@ -21,7 +20,7 @@ from retryapp.core.errors import (
 from retryapp.core.headers import Waiting, decode_waiting
 from retryapp.core.hops import Outgoing, to_redelivery, waiting_size
 from retryapp.core.record import Record
-from retryapp.core.rows import decode_row, parse_row_key
+from retryapp.core.rows import PendingRow, decode_row, parse_row_key
 from retryapp.engine.damage import bury_damaged, bury_too_large
 from retryapp.engine.handler import Handler
 from retryapp.engine.park import waiting_metadata
@@ -72,6 +71,7 @@ def fire(
         ValueError: a row is not due yet: firing early is a broken promise, whatever caused it.
         NewerRecordError: a newer retryapp wrote a row. It stays where it is, and so does everything behind it.
     """
+    changelog = handler.topology.pending_changelog
     publishes: list[Outgoing] = []
     removes: list[Removal] = []
     observations: list[Observation] = []
@@ -79,15 +79,15 @@ def fire(
         place = parse_row_key(key)
         if place.due_at_ms > now_ms:
             raise ValueError(f"row due at {place.due_at_ms} ms would fire at {now_ms} ms")
-        found = Record(handler.topology.pending_changelog, partition, place.origin_offset, -1, key, value)
         tier = "?"
+        row = PendingRow(key, value, (), -1)  # what is buried where the bytes are no row
         try:
             row = decode_row(value)
-            found = replace(found, key=row.key, value=row.value, headers=row.headers)
             waiting = decode_waiting(row.headers)
             out = to_redelivery(row, topology=handler.topology, partition=partition)
             tier = waiting.tier if waiting else "?"
             if waiting_size(out) > max_bytes:
+                found = Record(changelog, partition, place.origin_offset, -1, row.key, row.value, row.headers)
                 one = bury_too_large(handler, found, waiting_metadata(found), max_bytes=max_bytes)
             else:
                 one = _fired(handler, out, waiting, due_at_ms=place.due_at_ms, now_ms=now_ms)
@@ -95,6 +95,7 @@ def fire(
             where = f"the row of {handler.main}[{partition}]@{place.origin_offset} in the pending table"
             raise NewerRecordError(where, exc.finding) from exc
         except (DamagedRowError, DamagedMetadataError) as exc:
+            found = Record(changelog, partition, place.origin_offset, -1, row.key, row.value, row.headers)
             one = bury_damaged(handler, found, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
         publishes.extend(one.publishes)
         observations.extend(one.observations)
