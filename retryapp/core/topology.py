@@ -228,6 +228,9 @@ def min_insync_replicas(replication: int) -> int:
     return 2 if replication >= _MANY_REPLICAS else 1
 
 
+_HOUR_MS: Final = 3_600_000
+
+
 def topic_specs(
     topology: HandlerTopology,
     *,
@@ -255,7 +258,8 @@ def topic_specs(
         One spec for each of ``topology.owned``, in that order.
     """
     down, wait = format_duration_ms(downtime_ms), format_duration_ms(longest_wait_ms)
-    flow = (downtime_ms + longest_wait_ms, f"all workers may be down for {down}, plus the longest wait of {wait}")
+    hours = -(-(downtime_ms + longest_wait_ms) // _HOUR_MS)  # up: a small edit of the policy asks for nothing new
+    flow = (hours * _HOUR_MS, f"all workers may be down for {down}, plus the longest wait of {wait}, in full hours")
     retentions: dict[str, tuple[TopicRole, int | None, str]] = {
         **dict.fromkeys(topology.retry_topics, (TopicRole.RETRY, *flow)),
         topology.redelivery: (TopicRole.REDELIVERY, *flow),

@@ -29,7 +29,7 @@ from retryapp.core.hops import (
 )
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.engine.damage import bury_damaged, unreadable
+from retryapp.engine.damage import bury_damaged, last_resort, unreadable
 from retryapp.engine.handler import Delivery, Handler, call
 from retryapp.engine.park import waiting_metadata
 from retryapp.engine.run import Outcome, Run, RunAbortedError
@@ -82,15 +82,29 @@ async def deliver(run: Run) -> Outcome:
     if error is None and run.metadata is None:
         return record.next_offset
     ended_ms = station.clock.wall_ms()
-    if error is None:
-        return _succeeded(run, ended_ms)
-    return _Failed(run, ended_ms).turn(_judge(error, handler))
+    return _succeeded(run, ended_ms) if error is None else _failed(run, error, ended_ms)
 
 
 def timed_out(run: Run) -> Turn:
     """Return the turn of a run that goes on after its time-out."""
-    handler = run.station.handler
-    return _Failed(run, run.station.clock.wall_ms()).turn(_judge(_too_long(handler), handler))
+    return _failed(run, _too_long(run.station.handler), run.station.clock.wall_ms())
+
+
+def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
+    """Return the turn of a failed run; a failure that we cannot write down must not stop its partition for ever."""
+    station = run.station
+    try:
+        return _Failed(run, failed_ms).turn(_judge(error, station.handler))
+    except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
+        return last_resort(
+            station.handler,
+            run.record,
+            error,
+            fault,
+            now_ms=failed_ms,
+            topic_id=station.topic_id,
+            max_bytes=station.max_bytes,
+        )
 
 
 def delivery_of(run: Run) -> Delivery:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from retryapp.engine.deliver import deliver, delivery_of, timed_out
 from retryapp.engine.handler import abandon
-from retryapp.engine.run import GivenUpError, Run, RunAbortedError
+from retryapp.engine.run import GivenUpError, Run, RunAbortedError, RunOwner
 
 CANCEL_WAIT_S: Final = 2.0
 """How long a cancelled handler may clean up before it is left to itself."""
@@ -30,7 +30,9 @@ class DeliveryPool:
     def __init__(self, concurrency: int, name: str) -> None:
         self._concurrency = concurrency
         self._name = name
-        self._queue: deque[Run] = deque()
+        self._queues: dict[RunOwner, deque[Run]] = {}
+        self._turns: deque[RunOwner] = deque()
+        """Owners that have runs queued, in the order of their turns: one that has many must not hold up the others."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._open: dict[Run, None] = {}
@@ -60,13 +62,18 @@ class DeliveryPool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._queue.clear()
+        self._queues.clear()
+        self._turns.clear()
         self._runners.clear()
 
     def submit(self, run: Run) -> None:
         """Queue a delivery; bounded by the windows of the partitions."""
         run.watch = self
-        self._queue.append(run)
+        queue = self._queues.get(run.owner)
+        if queue is None:
+            queue = self._queues[run.owner] = deque()
+            self._turns.append(run.owner)
+        queue.append(run)
         if self._idle:
             waiting = self._idle.popleft()
             if not waiting.done():
@@ -157,7 +164,7 @@ class DeliveryPool:
         in_a_row = 0
         while True:
             try:
-                if not self._queue:
+                if not self._turns:
                     in_a_row = 0
                     await self._wait_for_work()
                     continue
@@ -165,7 +172,7 @@ class DeliveryPool:
                     in_a_row = 0
                     await asyncio.sleep(0)
                     continue
-                run = self._queue.popleft()
+                run = self._next()
                 if run.aborted or not run.owner.alive(run):
                     run.owner.ended(run, None, None)
                     continue
@@ -179,6 +186,16 @@ class DeliveryPool:
                 if self.stopping:
                     raise
                 await settle_cancellation(task)  # somebody kept a handler's task and cancelled it later
+
+    def _next(self) -> Run:
+        owner = self._turns.popleft()
+        queue = self._queues[owner]
+        run = queue.popleft()
+        if queue:
+            self._turns.append(owner)
+        else:
+            del self._queues[owner]
+        return run
 
     async def _wait_for_work(self) -> None:
         waiting = asyncio.get_running_loop().create_future()

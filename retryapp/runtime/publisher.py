@@ -274,16 +274,14 @@ class KafkaLane:
 
     async def _publish(self, producer: AIOKafkaProducer, batch: LaneBatch) -> list[Any]:
         return [
-            await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers))
+            _watched(await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers)))
             for o in batch.publishes
         ]
 
     async def _log(self, producer: AIOKafkaProducer, batch: LaneBatch) -> list[Any]:
         topic, partition = self.place.changelog
-        logged = [await producer.send(topic, row.value, key=row.key, partition=partition) for row in batch.puts]
-        return logged + [
-            await producer.send(topic, None, key=removal.key, partition=partition) for removal in batch.removes
-        ]
+        changes = [*((row.key, row.value) for row in batch.puts), *((removal.key, None) for removal in batch.removes)]
+        return [_watched(await producer.send(topic, value, key=key, partition=partition)) for key, value in changes]
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """See `ports.LaneTransport.apply`."""
@@ -326,6 +324,17 @@ class KafkaLane:
             ends.add(end(producer, self.place.name))
         if ends:
             await asyncio.wait(ends, timeout=_CLOSE_S)
+
+
+def _watched(sent: asyncio.Future[Any]) -> asyncio.Future[Any]:
+    """Look at the outcome of a record, also where its transaction has failed before anybody asks for it."""
+    sent.add_done_callback(_look)
+    return sent
+
+
+def _look(sent: asyncio.Future[Any]) -> None:
+    if not sent.cancelled():
+        sent.exception()
 
 
 async def _forget(dead: RocksDeadLetterTable, first_offset: int) -> None:

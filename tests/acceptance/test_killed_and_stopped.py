@@ -44,13 +44,15 @@ def check_times(evidence: Evidence, visits: list[Visit]) -> None:
     """No attempt begins before it is due, and the recorded wait is the policy's."""
     for _, m in evidence.retries():
         assert (m.due_at_ms or 0) - m.last_failed_ms == POLICY_MS[m.attempt - 1], m
-    due = evidence.due_times()
+    due = defaultdict(set)  # one each, but for the copies of the mode without transactions
+    for _, m in evidence.retries():
+        due[m.failure_id, m.attempt + 1].add(m.due_at_ms)
     attempts = defaultdict(set)
     for visit in visits:
         attempts[visit.failure_id].add(visit.attempt)
         if visit.attempt > 1:
-            assert visit.at_ms >= due[visit.failure_id, visit.attempt], visit
-            assert visit.due_at_ms == due[visit.failure_id, visit.attempt]
+            assert visit.due_at_ms in due[visit.failure_id, visit.attempt]
+            assert visit.at_ms >= (visit.due_at_ms or 0), visit
     for seen in attempts.values():
         assert seen == set(range(1, len(seen) + 1))
         assert len(seen) <= len(POLICY_MS) + 1
@@ -75,12 +77,12 @@ def test_kill_9_and_term_under_load(stage: Stage, delivery: str) -> None:
     assert {first.pid, second.pid} <= {visit.pid for visit in stage.service.visits}, "both work"
     first.kill()
     first_place = first.log.splitlines()[0]
-    load(stage, topic, 500, 300)
-    third = stage.worker("first", ready=False)  # the same folder: its local stores are those of the killed one
+    load(stage, topic, 500, 200)
+    third = stage.worker("first")  # the same folder: its local stores are those of the killed one
+    load(stage, topic, 700, 200)
     wait_for(lambda: third.pid in {visit.pid for visit in stage.service.visits}, "the restarted one works")
-    wait_for(lambda: len(stage.service.done(topic)) > 300, "some more are done")
     assert second.stop() == 0
-    load(stage, topic, 800, 200)
+    load(stage, topic, 900, 100)
     stage.worker("second", ready=False)
     stage.wait_settled(topic, timeout_s=90)
     check_books(stage, topic, 1000, copies=delivery == "at_least_once")

@@ -123,11 +123,6 @@ def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(stag
     wait_for(lambda: len(stage.service.done(stuck)) > 100, "it goes on")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a handler has one queue for all its partitions: one waits behind all that another has taken in",
-)
 async def test_partitions_of_a_slow_handler_take_turns() -> None:
     """One record behind nothing in its own partition does not wait for the hundreds of another one."""
     clock, seen = VirtualClock(), list[bytes]()

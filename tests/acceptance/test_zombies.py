@@ -115,11 +115,6 @@ class Fenced:
         raise ProducerFenced
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a transaction that fails at its offsets forgets the records that it sent: each is a traceback in the log",
-)
 async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
     """What became of the records of a transaction that failed is looked at, or the event loop complains of each."""
     complaints: list[str] = []

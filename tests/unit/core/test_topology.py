@@ -130,7 +130,7 @@ def test_specs_have_the_settings_that_keep_what_waits() -> None:
 
 
 def test_retention_follows_what_is_asked() -> None:
-    """Dead letters may be kept for ever; the downtime bounds the flow topics; one replica needs one in sync."""
+    """Dead letters may be kept for ever; the downtime bounds the flow topics, in full hours; one copy, one in sync."""
     specs = topic_specs(
         HandlerTopology("billing", "orders", Tiers.PER_DELAY, (1_000, 2_000)),
         partitions=1,
@@ -142,8 +142,8 @@ def test_retention_follows_what_is_asked() -> None:
         events_retention_ms=2 * DAY,
     )
     by_name = {spec.name: spec.config for spec in specs}
-    assert by_name["billing.orders.retry.1s"]["retention.ms"] == str(DAY + 2_000)
-    assert by_name["billing.orders.retry.2s"]["retention.ms"] == str(DAY + 2_000)
+    assert by_name["billing.orders.retry.1s"]["retention.ms"] == str(DAY + 3_600_000)
+    assert by_name["billing.orders.retry.2s"]["retention.ms"] == str(DAY + 3_600_000)
     assert by_name["billing.orders.dlq"]["retention.ms"] == "-1"
     assert by_name["billing.orders.events"]["retention.ms"] == str(2 * DAY)
     assert {config["min.insync.replicas"] for config in by_name.values()} == {"1"}
