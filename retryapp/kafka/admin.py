@@ -47,6 +47,8 @@ PASSING: Final = frozenset(
         "REPLICA_NOT_AVAILABLE",
         "OFFSET_NOT_AVAILABLE",
         "KAFKA_STORAGE_ERROR",
+        "UNKNOWN_LEADER_EPOCH",
+        "FENCED_LEADER_EPOCH",
     }
 )
 """Names of errors of an existing partition that mean: no leader knows of it yet, ask again."""

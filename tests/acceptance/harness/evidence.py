@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from harness.waiting import wait_for
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
@@ -61,12 +62,20 @@ class Evidence:
     def committed(self, topic: str) -> dict[int, int]:
         """Return the group's committed offset by partition; the first kept one where there is none."""
         kept = KafkaAdmin(self.connection).offsets(topic)
+        found = wait_for(lambda: self._committed([TopicPartition(topic, p) for p in kept]), "the coordinator answers")
+        return {c.partition: c.offset if c.offset >= 0 else kept[c.partition].begin for c in found}
+
+    def _committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        """Ask once; nothing while a broker that was restarted has no coordinator yet."""
         consumer = self.connection.client(Consumer, group_id=self.topology.group, enable_auto_commit=False)
         try:
-            found = consumer.committed([TopicPartition(topic, p) for p in kept], timeout=10)
+            return consumer.committed(places, timeout=10)
+        except KafkaException as error:
+            if not error.args[0].retriable() and error.args[0].code() != KafkaError._TIMED_OUT:
+                raise
+            return []
         finally:
             consumer.close()
-        return {c.partition: c.offset if c.offset >= 0 else kept[c.partition].begin for c in found}
 
     def unsettled(self, topics: Iterable[str] | None = None) -> int:
         """Return how many records of the consumed topics the group's offsets have not passed.
