@@ -6,6 +6,7 @@ process, so a killed worker leaves none), and takes the next free port for its p
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -88,6 +89,13 @@ def _release(port: int) -> None:
     lock = _reserved.pop(port, None)
     if lock is not None:
         lock.close()
+
+
+@atexit.register
+def _release_all() -> None:
+    """Close them in good order, so that Python does not complain of open files."""
+    for port in list(_reserved):
+        _release(port)
 
 
 def free_port(host: str, first: int, attempts: int = 200) -> int:
