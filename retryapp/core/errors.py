@@ -339,7 +339,7 @@ class UnreadableTopicError(EnvironmentFault):
         self.problem = problem
         super().__init__(
             f"{topic}[{partition}] stays at offset {offset}: {problem}. Nothing was skipped. With a missing codec "
-            f"install aiokafka[all] and restart, else look at the broker's log segment (kafka-dump-log.sh)"
+            f"install aiokafka[lz4,snappy,zstd] and restart, else look at the broker's log segment (kafka-dump-log.sh)"
         )
 
 
@@ -350,7 +350,7 @@ class MissingCodecError(EnvironmentFault):
         """Args: codec: its name."""
         self.codec = codec
         super().__init__(
-            f"this Python cannot read {codec} batches: install aiokafka[all] (pip install 'aiokafka[all]')"
+            f"this Python cannot read {codec} batches: pip install 'aiokafka[lz4,snappy,zstd]'"
         )
 
 
