@@ -349,9 +349,7 @@ class MissingCodecError(EnvironmentFault):
     def __init__(self, codec: str) -> None:
         """Args: codec: its name."""
         self.codec = codec
-        super().__init__(
-            f"this Python cannot read {codec} batches: pip install 'aiokafka[lz4,snappy,zstd]'"
-        )
+        super().__init__(f"this Python cannot read {codec} batches: pip install 'aiokafka[lz4,snappy,zstd]'")
 
 
 class NewerRecordError(EnvironmentFault):
