@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from retryapp.broker.probe import LOOPBACK, broker_count
 from retryapp.jvm import Progress, kafka_jars
 
 DEFAULT_PORT = 9092
+_POLL_S = 0.02
 _STATE = "broker.json"
 
 
@@ -133,10 +135,12 @@ def stop_kept_broker(data: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> KeptBr
 
 
 def _gone(process: psutil.Process, timeout_s: float) -> bool:
-    try:
-        process.wait(timeout_s)
-    except psutil.TimeoutExpired:
-        return False
+    """Wait for the end of a process that is no child of ours; its entry may stay, where nobody collects orphans."""
+    deadline_s = time.monotonic() + timeout_s
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
     return True
 
 
