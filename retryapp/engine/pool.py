@@ -91,12 +91,12 @@ class DeliveryPool:
 
     async def over(self, run: Run) -> None:
         """See `run.Watch.over`."""
-        self._open.pop(run, None)
-        self._cancelled.pop(run, None)
+        self._forget(run)
         if run.given_up:
             raise GivenUpError
         if run.task is not None and run.task.cancelling():
             await settle_cancellation(run.task)
+            self._forget(run)  # told to stop in that very moment: its runner lives, and must not be given up later
             if self.stopping:
                 raise asyncio.CancelledError
         if run.aborted:
@@ -133,10 +133,13 @@ class DeliveryPool:
         if due:
             self._arm(min(due))
 
-    def _give_up(self, run: Run) -> None:
-        """Leave a run to itself, with its runner, and settle its record without it."""
+    def _forget(self, run: Run) -> None:
         self._open.pop(run, None)
         self._cancelled.pop(run, None)
+
+    def _give_up(self, run: Run) -> None:
+        """Leave a run to itself, with its runner, and settle its record without it."""
+        self._forget(run)
         run.given_up = True
         if run.task is not None:
             self._runners.discard(run.task)

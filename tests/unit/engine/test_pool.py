@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from retryapp.engine.pool import BURST
+from retryapp.core.record import Record
+from retryapp.engine.pool import BURST, DeliveryPool
+from retryapp.engine.run import Run, Station
 from retryapp.ports import Event
-from retryapp.testing import MemoryPartition
+from retryapp.testing import MemoryPartition, VirtualClock
+
+MakeStation = Callable[..., Station]
 
 
 async def test_a_task_that_is_cancelled_after_its_handler_spares_the_runner() -> None:
@@ -93,3 +98,48 @@ async def test_records_that_are_fine_at_once_are_settled_together() -> None:
         assert sum(count for count, _ in told) == 3
         assert {attempt for _, attempt in told} == {1}
         assert orders.waiting == {"5m": 1}
+
+
+async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner(make_station: MakeStation) -> None:
+    """Its runner goes on with other records: it must not be taken for one that hangs, two seconds later."""
+    runs: list[Run] = []
+
+    async def handler(_value: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()  # so the end of the run lets go of a cancellation, which takes a turn of the event loop
+        asyncio.get_running_loop().call_soon(runs[0].abort)
+
+    station = make_station(handler)
+    pool, owner = DeliveryPool(1, "pool"), Owner()
+    pool.start()
+    runs.append(Run(owner, station, Record("orders", 0, 0, 1, None, b"v")))
+    pool.submit(runs[0])
+    try:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert isinstance(station.clock, VirtualClock)
+        station.clock.advance(10_000)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert owner.ends == 1
+        assert (len(station.handler.orphans), station.handler.orphans.total) == (0, 0)
+    finally:
+        await pool.stop(0.0)
+
+
+class Owner:
+    """Counts how often it hears of an end."""
+
+    ends = 0
+
+    def alive(self, _run: Run) -> bool:
+        """All count."""
+        return True
+
+    def begun(self, _run: Run) -> None:
+        """Nothing to note."""
+
+    def ended(self, _run: Run, _outcome: object, _fault: Exception | None) -> None:
+        """Count."""
+        self.ends += 1
