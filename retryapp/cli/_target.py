@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,7 +23,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 DEFAULT_LIMIT: Final = 50
 REACH_S: Final = 5.0
@@ -48,8 +48,22 @@ class Target:
     topologies: tuple[HandlerTopology, ...]
 
 
-def place_options(command: F) -> F:
-    """Add the options of :class:`Place`."""
+def place_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Add the options of :class:`Place`; the command gets them together, as the argument ``place``."""
+
+    @wraps(command)  # with the options that the command has so far
+    def with_place(
+        *,
+        app_spec: str | None,
+        broker: str | None,
+        group: str | None,
+        topic: str | None,
+        client_config: Path | None,
+        **others: Any,
+    ) -> R:
+        place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
+        return command(place=place, **others)
+
     options = [
         app_option(required=False),
         click.option("--broker", metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
@@ -61,7 +75,7 @@ def place_options(command: F) -> F:
             help="File with librdkafka properties for --broker, name=value a line (security.protocol, sasl.username).",
         ),
     ]
-    return reduce(lambda decorated, option: option(decorated), reversed(options), command)
+    return reduce(lambda decorated, option: option(decorated), reversed(options), with_place)
 
 
 def resolve(place: Place) -> Target:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heappush, heappushpop
-from pathlib import Path
 from typing import Any
 
 import click
@@ -43,11 +42,7 @@ def command() -> None:
 @json_option
 def list_(
     *,
-    app_spec: str | None,
-    broker: str | None,
-    group: str | None,
-    topic: str | None,
-    client_config: Path | None,
+    place: Place,
     partition: int | None,
     reason: str | None,
     limit: int,
@@ -62,7 +57,6 @@ def list_(
       retryapp dead list --broker localhost:9092 --group billing --reason exhausted
       retryapp dead list --broker localhost:9092 --group billing --topic orders --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
     mark = None if after is None else parse_page_mark(after)
     target = resolve(place)
     now_ms = SystemClock().wall_ms()
@@ -83,11 +77,7 @@ def list_(
 def show(
     *,
     failure_id: str,
-    app_spec: str | None,
-    broker: str | None,
-    group: str | None,
-    topic: str | None,
-    client_config: Path | None,
+    place: Place,
     raw: bool,
     as_json: bool,
 ) -> ExitCode:
@@ -104,7 +94,6 @@ def show(
       retryapp dead show -A billing billing/orders@kq8G0bTz/3/1042
       retryapp dead show --broker localhost:9092 billing/orders@kq8G0bTz/3/1042 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
     connection, topology, origin = resolve_failure(place, failure_id)
     record = find_dead(connection, topology, origin)
     if record is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from heapq import nsmallest
-from pathlib import Path
 from typing import Any
 
 import click
@@ -49,11 +48,7 @@ def command() -> None:
 @json_option
 def list_(
     *,
-    app_spec: str | None,
-    broker: str | None,
-    group: str | None,
-    topic: str | None,
-    client_config: Path | None,
+    place: Place,
     partition: int | None,
     due_before: str | None,
     limit: int,
@@ -69,7 +64,6 @@ def list_(
       retryapp pending list --broker localhost:9092 --group billing --topic orders --partition 3 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
-    place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
     mark = None if after is None else parse_page_mark(after)
     end_ms = None if due_before is None else parse_when(due_before, now_ms)
     target = resolve(place)
@@ -95,11 +89,7 @@ def list_(
 def show(
     *,
     failure_id: str,
-    app_spec: str | None,
-    broker: str | None,
-    group: str | None,
-    topic: str | None,
-    client_config: Path | None,
+    place: Place,
     raw: bool,
     as_json: bool,
 ) -> ExitCode:
@@ -115,7 +105,6 @@ def show(
       retryapp pending show -A billing billing/orders@kq8G0bTz/3/1042
       retryapp pending show --broker localhost:9092 billing/orders@kq8G0bTz/3/1042 --raw > value.bin
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
     connection, topology, origin = resolve_failure(place, failure_id)
     entry = find_pending(connection, topology, origin, failure_id)
     if entry is None:

@@ -6,7 +6,6 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
 import click
 from confluent_kafka import KafkaException
@@ -34,11 +33,7 @@ _MEMBERS_S = 5.0
 @json_option
 def command(
     *,
-    app_spec: str | None,
-    broker: str | None,
-    group: str | None,
-    topic: str | None,
-    client_config: Path | None,
+    place: Place,
     urls: tuple[str, ...],
     interval: float,
     once: bool,
@@ -56,7 +51,6 @@ def command(
       retryapp top --broker localhost:9092 --group billing --once
       retryapp top --url http://127.0.0.1:6066 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
     watch = _Watch(place, urls)
     if once or as_json:
         watch.look()  # rates need two looks
