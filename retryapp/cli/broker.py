@@ -51,7 +51,7 @@ def command() -> None:
     \b
     Examples:
       retryapp broker start                     port 9092, data in .retryapp/broker
-      retryapp broker start --port 9192 --data /tmp/kafka
+      retryapp broker start --port 9192 --data .retryapp/second
       retryapp broker status --json
       retryapp broker stop
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
