@@ -15,6 +15,7 @@ attempts follows (failure id, replays, attempt), never a timestamp.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -28,7 +29,7 @@ EpochMs = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class LifecycleEvent(BaseModel):
+class LifecycleEvent(BaseModel, ABC):
     """What all events have in common."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -43,9 +44,9 @@ class LifecycleEvent(BaseModel):
     """Qualified name of the handler function."""
 
     @property
+    @abstractmethod
     def key(self) -> bytes:
         """Record key on the events topic."""
-        raise NotImplementedError
 
     def to_json(self) -> bytes:
         """Return the record value."""
