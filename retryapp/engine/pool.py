@@ -217,9 +217,10 @@ async def _carry(run: Run) -> None:
         outcome = await deliver(run)
     except RunAbortedError:
         pass
-    except (GivenUpError, asyncio.CancelledError) as exc:
-        if not isinstance(exc, GivenUpError):
-            run.owner.ended(run, None, None)
+    except GivenUpError:
+        raise  # its owner was told when it was given up
+    except asyncio.CancelledError:
+        run.owner.ended(run, None, None)
         raise
     except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the runner
         fault = exc
