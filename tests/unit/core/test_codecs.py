@@ -23,6 +23,7 @@ from retryapp.core.rows import (
     row_of,
 )
 from retryapp.core.text import cut_tail, cut_text, escape_text, unescape_text
+from retryapp.core.traces import qualified_name
 
 ROW = PendingRow(b"k", None, (("a", b"1"), ("é", None)), 1_700_000_000_000)
 ROW_BYTES = bytes.fromhex(
@@ -198,6 +199,13 @@ def test_every_error_shows_its_facts_and_survives_pickling(error_type: type[Retr
         assert str(value) in str(error)
     assert error_type.__doc__
     assert error.exit_code in {1, 2, 3, 4}
+
+
+def test_errors_are_named_by_where_they_are_imported_from() -> None:
+    """Their names stand in headers of records and in policies: moving one to another module must not rename it."""
+    for name in errors.__all__:
+        each = getattr(errors, name)
+        assert not inspect.isclass(each) or qualified_name(each) == f"retryapp.core.errors.{name}"
 
 
 def test_a_long_value_is_cut_in_messages() -> None:

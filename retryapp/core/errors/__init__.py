@@ -1,0 +1,90 @@
+"""The exception tree: every error that retryapp raises by name.
+
+Each class carries what it is about as typed attributes and builds its own message: what happened, to which thing, with
+which value, what was expected and what to do. ``exit_code`` is what a command ends with when the error reaches its
+edge:
+
+* 1: a finding about records (``RecordError``),
+* 2: the caller's program or settings are wrong (``ConfigurationError``),
+* 3: the surroundings are not as needed (``EnvironmentFault``),
+* 4: this process must start again (``LaneError``).
+"""
+
+from __future__ import annotations
+
+from retryapp.core.errors.base import MAX_SHOWN_CHARS, RetryAppError, shown
+from retryapp.core.errors.configuration import (
+    ConfigurationError,
+    DuplicateHandlerError,
+    InvalidDurationError,
+    InvalidPolicyError,
+    InvalidSettingError,
+    InvalidTopicNameError,
+    NameClashError,
+    NoHandlersError,
+)
+from retryapp.core.errors.environment import (
+    BrokerUnreachableError,
+    DeliveryModeError,
+    DiskFullError,
+    EnvironmentFault,
+    JavaMissingError,
+    MissingCodecError,
+    NewerRecordError,
+    OfflineError,
+    PortTakenError,
+    StoreBrokenError,
+    TopicMismatchError,
+    TopicMissingError,
+    UnreadableTopicError,
+)
+from retryapp.core.errors.lanes import LaneClosedError, LaneError, LaneFencedError, LaneTimeoutError
+from retryapp.core.errors.records import (
+    DamagedEventError,
+    DamagedMetadataError,
+    DamagedRowError,
+    NewerFormatError,
+    NewerRowError,
+    RecordError,
+    UndecodableError,
+    UnreadableRecordsError,
+)
+
+__all__ = [
+    "MAX_SHOWN_CHARS",
+    "BrokerUnreachableError",
+    "ConfigurationError",
+    "DamagedEventError",
+    "DamagedMetadataError",
+    "DamagedRowError",
+    "DeliveryModeError",
+    "DiskFullError",
+    "DuplicateHandlerError",
+    "EnvironmentFault",
+    "InvalidDurationError",
+    "InvalidPolicyError",
+    "InvalidSettingError",
+    "InvalidTopicNameError",
+    "JavaMissingError",
+    "LaneClosedError",
+    "LaneError",
+    "LaneFencedError",
+    "LaneTimeoutError",
+    "MissingCodecError",
+    "NameClashError",
+    "NewerFormatError",
+    "NewerRecordError",
+    "NewerRowError",
+    "NoHandlersError",
+    "OfflineError",
+    "PortTakenError",
+    "RecordError",
+    "RetryAppError",
+    "StoreBrokenError",
+    "TopicMismatchError",
+    "TopicMissingError",
+    "UndecodableError",
+    "UnreadableRecordsError",
+    "UnreadableTopicError",
+    "shown",
+]

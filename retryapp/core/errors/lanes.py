@@ -1,0 +1,34 @@
+"""A lane cannot go on."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from retryapp.core.errors.base import RetryAppError
+
+
+class LaneError(RetryAppError):
+    """A lane cannot go on with what it was doing; its turns were dropped and nothing of them was committed."""
+
+    exit_code: ClassVar[int] = 4
+
+    def __init__(self, lane: str, problem: str) -> None:
+        """Args: lane: its ``{group}.{main}.{partition}``. problem: what happened."""
+        self.lane = lane
+        self.problem = problem
+        super().__init__(f"lane {lane}: {problem}")
+
+
+class LaneFencedError(LaneError):
+    """Another worker has opened the same lane: this one is no longer its owner and idles until the next assignment."""
+
+
+class LaneClosedError(LaneError):
+    """A turn was handed to a lane that is not open.
+
+    The caller's work is given back, not lost: it will be read again.
+    """
+
+
+class LaneTimeoutError(LaneError):
+    """A step of a lane took longer than its deadline. The lane closes and opens again."""
