@@ -1,22 +1,26 @@
-"""Records and stations for tests of single steps."""
+"""Records and stations for tests of single steps; lanes, and handlers that outlast their test."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from doubles import MakeRecord, MakeRig, MakeStation, Rig, Stubborn
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.handler import Handler, HandlerFunction
+from retryapp.engine.lane import LaneLimits
 from retryapp.engine.run import Station
 from retryapp.testing import ScriptedRandom, VirtualClock
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Record]
 
 
 @pytest.fixture
@@ -60,3 +64,33 @@ def make_record() -> MakeRecord:
         return Record("orders", 0, offset, 1_600_000_000_000, key, value, headers)
 
     return make
+
+
+@pytest.fixture
+async def make_rig(clock: VirtualClock) -> AsyncIterator[MakeRig]:
+    """Make a rig; its lane is ended with the test."""
+    rigs: list[Rig] = []
+
+    def make(**limits: object) -> Rig:
+        rigs.append(Rig(clock, LaneLimits(**limits)))  # type: ignore[arg-type]
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        if rig.task is not None:
+            rig.task.cancel()
+            await asyncio.gather(rig.task, return_exceptions=True)
+
+
+@pytest.fixture
+async def rig(make_rig: MakeRig) -> Rig:
+    """A lane that is open."""
+    return await make_rig().start()
+
+
+@pytest.fixture
+async def stubborn() -> AsyncIterator[Stubborn]:
+    """A stubborn handler that ends with the test."""
+    handler = Stubborn()
+    yield handler
+    handler.over.set()

@@ -1,0 +1,208 @@
+"""Handlers that misbehave, a lane with doubles all round, and what tests of the engine ask of records and turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import Outgoing
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Record
+from retryapp.engine.lane import Lane, LaneLimits
+from retryapp.engine.run import Station
+from retryapp.engine.turn import Turn
+from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, VirtualClock
+
+MAIN = TopicPartition("orders", 0)
+RETRY = TopicPartition("app.orders.retry", 0)
+REDELIVERY = TopicPartition("app.orders.redelivery", 0)
+DLQ, EVENTS = "app.orders.dlq", "app.orders.events"
+USER_HEADERS = (("trace", b"1"), ("trace", None))
+
+MakeStation = Callable[..., Station]
+MakeRecord = Callable[..., Record]
+
+
+class BankDownError(Exception):
+    """A failure that goes away."""
+
+
+async def down(_value: bytes) -> None:
+    """Fail."""
+    raise BankDownError
+
+
+async def fine(_value: Any) -> None:
+    """Do nothing."""
+
+
+def failing(error: BaseException) -> Callable[[Any], Any]:
+    """Return a handler that raises."""
+
+    async def handler(_value: Any) -> None:
+        raise error
+
+    return handler
+
+
+def failing_first(times: int, started: list[int], clock: Callable[[], int]) -> Callable[[bytes], Awaitable[None]]:
+    """Return a handler that fails so many times and notes when it was called."""
+
+    async def handler(_value: bytes) -> None:
+        started.append(clock())
+        if len(started) <= times:
+            raise BankDownError
+
+    return handler
+
+
+class Gate:
+    """A handler whose runs wait until the test lets them go."""
+
+    def __init__(self) -> None:
+        self.running: dict[bytes, asyncio.Future[None]] = {}
+        self.started: list[bytes] = []
+
+    async def __call__(self, value: bytes) -> None:
+        """Wait to be let go."""
+        self.started.append(value)
+        self.running[value] = asyncio.get_running_loop().create_future()
+        try:
+            await self.running[value]
+        finally:
+            del self.running[value]
+
+    def let(self, value: bytes, error: Exception | None = None) -> None:
+        """Let a run end."""
+        if error is None:
+            self.running[value].set_result(None)
+        else:
+            self.running[value].set_exception(error)
+
+
+class Stubborn:
+    """A handler that swallows its cancellation until it is let go, and then fails."""
+
+    def __init__(self) -> None:
+        self.started: list[bytes] = []
+        self.over = asyncio.Event()
+
+    async def __call__(self, value: bytes) -> None:
+        """Go on."""
+        self.started.append(value)
+        while not self.over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.over.wait()
+        raise BankDownError
+
+
+def the(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
+    """Return the one record that a turn publishes, and its metadata."""
+    (out,) = turn.publishes
+    metadata = decode_metadata(out.headers)
+    assert metadata is not None
+    return out, metadata
+
+
+def again(out: Outgoing, offset: int = 7) -> Record:
+    """Return a copy that waited as it comes from the redelivery topic."""
+    return Record("app.orders.redelivery", out.partition, offset, 1_800_000_000_000, out.key, out.value, out.headers)
+
+
+def offsets(records: list[Record]) -> list[int]:
+    """Return the origins' offsets of copies."""
+    found = []
+    for record in records:
+        metadata = decode_metadata(record.headers)
+        assert metadata is not None
+        found.append(metadata.origin.offset)
+    return found
+
+
+async def settle() -> None:
+    """Let tasks run."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def reopen(partition: MemoryPartition) -> None:
+    """Make the lane give up and open again."""
+    partition.lane.fail(RuntimeError("lane"))
+    await partition.settle()
+    await partition.advance(100)
+
+
+class Rig:
+    """A lane with doubles all round; notes what it is told."""
+
+    def __init__(self, clock: VirtualClock, limits: LaneLimits | None = None) -> None:
+        self.clock = clock
+        self.transport = MemoryLaneTransport([MAIN, RETRY], clock)
+        self.observer = RecordingObserver()
+        self.opened: list[tuple[int, Mapping[TopicPartition, int]]] = []
+        self.closed = 0
+        self.rooms = 0
+        self.settled: list[tuple[str, bool, tuple[int, ...]]] = []
+        self.lane = Lane(
+            name="app.orders.0",
+            handler="orders",
+            partition=0,
+            transport=self.transport,
+            clock=clock,
+            observer=self.observer,
+            on_open=lambda session, starts: self.opened.append((session, starts)),
+            on_close=self._on_close,
+            on_room=self._on_room,
+            limits=limits,
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    def _on_close(self) -> None:
+        self.closed += 1
+
+    def _on_room(self) -> None:
+        self.rooms += 1
+
+    async def start(self) -> Rig:
+        """Run the lane until it is open or waits."""
+        self.task = asyncio.create_task(self.lane.run())
+        await self.settle()
+        return self
+
+    @property
+    def state(self) -> str:
+        """Where the lane stands, as text: mypy would take a checked enum member for the state for ever."""
+        return self.lane.state.value
+
+    async def settle(self) -> None:
+        """Let the lane do what it can at this time."""
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+    async def advance(self, ms: int) -> None:
+        """Let time pass."""
+        self.clock.advance(ms)
+        await self.settle()
+
+    def turn(self, name: str, next_offset: int = -1, *, publishes: int = 0, size: int = 1, **more: object) -> Turn:
+        """Make a turn that notes how it was settled."""
+        out = tuple(Outgoing(RETRY.topic, 0, None, name.encode() + b"x" * size, ()) for _ in range(publishes))
+        return Turn(
+            source=MAIN if next_offset >= 0 else None,
+            next_offset=next_offset,
+            publishes=out,
+            observations=(Observation(event=Event.PARKED, handler="orders", message=name),),
+            on_settled=lambda committed, offsets: self.settled.append((name, committed, offsets)),
+            **more,  # type: ignore[arg-type]
+        )
+
+    def submit(self, name: str, next_offset: int = -1, *, publishes: int = 0, **more: object) -> None:
+        """Submit such a turn in the lane's session."""
+        self.lane.submit(self.lane.session, self.turn(name, next_offset, publishes=publishes, **more))  # type: ignore[arg-type]
+
+
+MakeRig = Callable[..., Rig]

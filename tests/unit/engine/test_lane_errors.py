@@ -1,0 +1,145 @@
+"""Every error of a lane ends in one procedure: hold, close, open again."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import MAIN, RETRY, MakeRig, Rig
+
+from retryapp.core.errors import LaneClosedError
+from retryapp.ports import Event, Row
+from retryapp.testing import Step
+
+OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
+GIVEN_UP = [Step.HOLD, Step.CLOSE]
+BACKOFF_MS = 100
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["not committed", "committed, answer lost"])
+async def test_an_unknown_commit_is_settled_by_reading_and_never_repeated(rig: Rig, durable: bool) -> None:
+    """Its turns are dropped with all others; the next session begins where the broker says."""
+    rig.transport.fail(Step.COMMIT, ConnectionError("cut"), durable=durable)
+    rig.submit("a", 5, publishes=1)
+    rig.submit("b", 6)
+    await rig.settle()
+    assert rig.settled == [("a", False, ()), ("b", False, ())]
+    assert (rig.observer.of(Event.PARKED), rig.closed, rig.lane.room) == ([], 1, 0)
+    await rig.advance(BACKOFF_MS)
+    assert rig.opened[1] == (2, {MAIN: 6 if durable else 0, RETRY: 0})
+    await rig.advance(10_000)
+    assert rig.transport.calls.count(Step.COMMIT) == 1
+    assert len(rig.transport.read(RETRY)) == (1 if durable else 0)
+
+
+async def test_after_an_error_the_lane_holds_closes_and_opens_again_from_the_first_step(rig: Rig) -> None:
+    """In this order: no record flows and no producer lives in between."""
+    rig.transport.calls.clear()
+    rig.transport.fail(Step.COMMIT, ConnectionError("cut"))
+    rig.submit("a", publishes=1)
+    await rig.settle()
+    await rig.advance(BACKOFF_MS)
+    assert rig.transport.calls == [Step.COMMIT, *GIVEN_UP, *OPENING]
+    assert [o.error_type for o in rig.observer.of(Event.LANE_FAILED)] == ["ConnectionError"]
+
+
+async def test_turns_made_while_an_unknown_commit_ran_are_dropped_too(rig: Rig) -> None:
+    """They may build on what did not happen."""
+    gate = rig.transport.pause(Step.COMMIT)
+    rig.submit("a", 1, publishes=1)
+    await rig.settle()
+    rig.submit("b", 2, publishes=1)
+    rig.lane.fail(RuntimeError("agent died"))
+    gate.set()
+    await rig.settle()
+    assert rig.settled == [("a", True, (0,)), ("b", False, ())]
+    assert len(rig.transport.batches) == 1
+
+
+async def test_turns_of_an_old_session_are_refused(rig: Rig) -> None:
+    """Before, while and after the lane opens again: their records are read again."""
+    old = rig.lane.session
+    rig.transport.fail(Step.COMMIT, ConnectionError("cut"))
+    rig.submit("a", publishes=1)
+    await rig.settle()
+    with pytest.raises(LaneClosedError, match=r"app\.orders\.0"):
+        rig.lane.submit(old, rig.turn("late", publishes=1))
+    await rig.advance(BACKOFF_MS)
+    assert rig.state == "open"
+    with pytest.raises(LaneClosedError):
+        rig.lane.submit(old, rig.turn("later", publishes=1))
+    rig.submit("new", publishes=1)
+    await rig.settle()
+    assert [(name, committed) for name, committed, _ in rig.settled] == [("a", False), ("new", True)]
+
+
+async def test_a_local_store_that_cannot_be_written_closes_the_lane(rig: Rig) -> None:
+    """The transaction is committed: its turns count as unknown, and the store is made anew from the changelog."""
+    row = Row(b"\0" * 20, b"v", "1m")
+    rig.transport.fail(Step.APPLY, OSError("disk"))
+    rig.submit("a", 4, puts=(row,))
+    await rig.settle()
+    assert (rig.settled, rig.closed, rig.transport.calls[-2:]) == ([("a", False, ())], 1, GIVEN_UP)
+    await rig.advance(BACKOFF_MS)
+    assert rig.opened[1] == (2, {MAIN: 4, RETRY: 0})
+    assert rig.transport.pending is not None
+    assert rig.transport.pending.get(row.key) == b"v"
+    assert rig.transport.calls.count(Step.COMMIT) == 1
+
+
+async def test_a_transaction_that_hangs_is_given_up_at_its_deadline(make_rig: MakeRig) -> None:
+    """Its outcome is as unknown as that of any other error."""
+    rig = await make_rig(commit_s=30).start()
+    rig.transport.pause(Step.COMMIT)
+    rig.submit("a", publishes=1)
+    await rig.settle()
+    await rig.advance(29_999)
+    assert rig.state == "open"
+    await rig.advance(1)
+    assert (rig.settled, rig.transport.calls[-2:]) == ([("a", False, ())], GIVEN_UP)
+
+
+async def test_holding_that_fails_does_not_keep_the_lane_from_closing(rig: Rig) -> None:
+    """The consumer may be gone; both errors are told."""
+    rig.transport.fail(Step.COMMIT, ConnectionError("cut"))
+    rig.transport.fail(Step.HOLD, RuntimeError("no consumer"))
+    rig.submit("a", publishes=1)
+    await rig.settle()
+    assert rig.transport.calls[-2:] == GIVEN_UP
+    assert "cut" in str(rig.lane.last_error)
+    assert "no consumer" in str(rig.lane.last_error)
+    await rig.advance(BACKOFF_MS)
+    assert rig.state == "open"
+
+
+async def test_a_fault_outside_makes_the_lane_open_again(rig: Rig) -> None:
+    """An idle lane hears of it at once, once."""
+    rig.lane.fail(RuntimeError("agent died"))
+    await rig.settle()
+    assert rig.lane.last_error == "RuntimeError: agent died"
+    await rig.advance(BACKOFF_MS)
+    assert (rig.lane.session, rig.state) == (2, "open")
+    await rig.advance(60_000)
+    assert rig.lane.session == 2
+
+
+async def test_a_fault_outside_while_records_begin_to_flow_is_not_forgotten(make_rig: MakeRig) -> None:
+    """The session has begun, the opening is not quite over: the record that failed would never be settled."""
+    rig = make_rig()
+    released = rig.transport.pause(Step.RELEASE)
+    await rig.start()
+    rig.lane.fail(RuntimeError("agent died"))
+    released.set()
+    await rig.settle()
+    await rig.advance(BACKOFF_MS)
+    assert [session for session, _ in rig.opened] == [1, 2]
+    await rig.advance(60_000)
+    assert rig.lane.session == 2
+
+
+async def test_waiting_offsets_of_a_dropped_session_are_not_committed_at_the_tick(make_rig: MakeRig) -> None:
+    """The timer goes with the session."""
+    rig = await make_rig(tick_s=0.25).start()
+    rig.submit("a", 5)
+    rig.lane.fail(RuntimeError())
+    await rig.settle()
+    await rig.advance(10_000)
+    assert (rig.settled, rig.transport.batches) == ([("a", False, ())], [])

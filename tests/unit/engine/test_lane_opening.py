@@ -1,0 +1,169 @@
+"""A lane opens step by step, and backs off from what fails."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import MAIN, RETRY, MakeRig, Rig
+
+from retryapp.core.errors import LaneClosedError
+from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.ports import Event
+from retryapp.testing import Step
+
+OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
+GIVEN_UP = [Step.HOLD, Step.CLOSE]
+BACKOFF_MS = 100
+
+
+async def test_opening_holds_proves_fences_proves_again_and_reads_before_records_flow(make_rig: MakeRig) -> None:
+    """In this order, each step once; the session begins at the committed offsets, before the first record comes."""
+    rig = make_rig()
+    rig.transport.offsets[MAIN] = 17
+    released = rig.transport.pause(Step.RELEASE)
+    await rig.start()
+    assert rig.transport.calls == OPENING
+    assert rig.opened == [(1, {MAIN: 17, RETRY: 0})]
+    assert not rig.transport.released
+    released.set()
+    await rig.settle()
+    assert rig.transport.released == {MAIN: 17, RETRY: 0}
+    assert (rig.state, rig.lane.session, rig.lane.last_error) == ("open", 1, None)
+    assert [o.event for o in rig.observer.seen] == [Event.LANE_OPENED]
+
+
+@pytest.mark.parametrize("step", [*OPENING[:3], *OPENING[4:]])
+async def test_an_opening_that_fails_is_given_up_and_tried_again(make_rig: MakeRig, step: Step) -> None:
+    """From its first step, after a back-off, with the partition held and everything given up in between."""
+    rig = make_rig()
+    rig.transport.fail(step, ConnectionError("gone"))
+    await rig.start()
+    assert rig.state == "opening"
+    assert rig.lane.last_error == "ConnectionError: gone"
+    assert rig.transport.calls[-2:] == GIVEN_UP
+    assert rig.lane.room == 0
+    before = len(rig.transport.calls)
+    await rig.advance(BACKOFF_MS - 1)
+    assert len(rig.transport.calls) == before
+    await rig.advance(1)
+    assert rig.transport.calls[before:] == OPENING
+    assert rig.state == "open"
+    assert len(rig.observer.of(Event.LANE_FAILED)) == 1
+    assert rig.closed == (1 if step is Step.RELEASE else 0)
+
+
+async def waits_for_an_opening(rig: Rig, times: int) -> list[int]:
+    """Return how long the lane waits before each of its next openings, in steps of 50 ms."""
+    waits = []
+    for _ in range(times):
+        fenced = rig.transport.calls.count(Step.FENCE)
+        waited = 0
+        while rig.transport.calls.count(Step.FENCE) == fenced:
+            await rig.advance(50)
+            waited += 50
+        waits.append(waited)
+    return waits
+
+
+async def test_back_off_doubles_up_to_its_limit(make_rig: MakeRig) -> None:
+    """A lane that cannot open neither spins nor sleeps for long."""
+    rig = make_rig(first_backoff_s=0.1, last_backoff_s=0.5)
+    rig.transport.fail(Step.FENCE, ConnectionError(), times=5)
+    await rig.start()
+    assert await waits_for_an_opening(rig, 5) == [100, 200, 400, 500, 500]
+    assert rig.state == "open"
+
+
+async def test_a_lane_that_opens_well_and_fails_each_transaction_slows_down(make_rig: MakeRig) -> None:
+    """An opening proves nothing."""
+    rig = await make_rig(first_backoff_s=0.1, last_backoff_s=0.5).start()
+    rig.transport.fail(Step.COMMIT, ConnectionError(), times=5)
+    waits = []
+    for _ in range(5):
+        assert rig.state == "open"
+        rig.submit("poison", publishes=1)
+        await rig.settle()
+        waits += await waits_for_an_opening(rig, 1)
+    assert waits == [100, 200, 400, 500, 500]
+
+
+async def test_a_lane_that_fails_soon_after_each_opening_slows_down_whatever_it_committed_before(
+    make_rig: MakeRig,
+) -> None:
+    """Sound records ahead of one that breaks its transaction must not make the loop fast again."""
+    rig = await make_rig(first_backoff_s=0.1, last_backoff_s=0.5).start()
+    waits = []
+    for _ in range(4):
+        rig.submit("sound", publishes=1)
+        await rig.advance(400)
+        rig.lane.fail(RuntimeError())
+        await rig.settle()
+        waits += await waits_for_an_opening(rig, 1)
+    assert waits == [100, 200, 400, 500]
+
+
+@pytest.mark.parametrize(
+    ("commits", "lasts_ms", "next_wait_ms"),
+    [
+        (True, 499, 400),
+        (True, 500, 100),
+        (False, 500, 400),
+        (False, 59_999, 400),
+        (False, 60_000, 100),
+    ],
+)
+async def test_back_off_starts_over_after_a_session_that_committed_or_lasted(
+    make_rig: MakeRig, commits: bool, lasts_ms: int, next_wait_ms: int
+) -> None:
+    """A fault that comes a day later is a new one."""
+    rig = make_rig(first_backoff_s=0.1, last_backoff_s=0.5)
+    rig.transport.fail(Step.FENCE, ConnectionError(), times=2)
+    await rig.start()
+    assert await waits_for_an_opening(rig, 2) == [100, 200]
+    if commits:
+        rig.submit("sound", publishes=1)
+    await rig.advance(lasts_ms)
+    rig.lane.fail(RuntimeError())
+    await rig.settle()
+    assert await waits_for_an_opening(rig, 1) == [next_wait_ms]
+
+
+async def test_an_opening_that_hangs_is_given_up_at_its_deadline(make_rig: MakeRig) -> None:
+    """Each lane has one of its own."""
+    rig = make_rig(open_s=30)
+    rig.transport.pause(Step.COMMITTED)
+    await rig.start()
+    await rig.advance(29_999)
+    assert Step.CLOSE not in rig.transport.calls
+    await rig.advance(1)
+    assert rig.transport.calls[-2:] == GIVEN_UP
+    assert str(rig.lane.last_error).startswith("TimeoutError")
+
+
+@pytest.mark.parametrize("error", [NotMemberError("left"), RebalancingError("ending")])
+@pytest.mark.parametrize("before", [0, 1], ids=["before fencing", "after fencing"])
+async def test_no_member_no_lane(make_rig: MakeRig, error: Exception, before: int) -> None:
+    """It idles until the next assignment: another worker may own the lane, so nothing is tried again."""
+    rig = make_rig()
+    rig.transport.fail(Step.PROVE, error, after=before)
+    await rig.start()
+    await rig.advance(3_600_000)
+    assert (rig.state, rig.lane.last_error) == ("idle", str(error))
+    assert rig.task is not None
+    assert rig.task.done()
+    assert rig.transport.calls.count(Step.FENCE) == before
+    assert (rig.transport.calls[-1], rig.opened, rig.closed) == (Step.CLOSE, [], 0)
+
+
+@pytest.mark.parametrize("step", [Step.RELEASE, Step.COMMIT])
+async def test_membership_lost_after_the_session_began_ends_the_session(make_rig: MakeRig, step: Step) -> None:
+    """What was begun is told that it is over, and its turns are dropped."""
+    rig = make_rig()
+    rig.transport.fail(step, NotMemberError("left"))
+    await rig.start()
+    if step is Step.COMMIT:
+        rig.submit("a", publishes=1)
+        await rig.settle()
+        assert rig.settled == [("a", False, ())]
+    assert (rig.state, len(rig.opened), rig.closed) == ("idle", 1, 1)
+    with pytest.raises(LaneClosedError):
+        rig.submit("b", publishes=1)

@@ -1,0 +1,227 @@
+"""Order, concurrency and room of a partition."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets, reopen
+
+from retryapp.engine.lane import LaneLimits
+from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.run import RunAbortedError
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryPartition, Step, VirtualClock
+
+# -- order and concurrency --------------------------------------------------------------------------------------------
+
+
+async def test_outcomes_are_committed_in_offset_order_however_handlers_end() -> None:
+    """What a record publishes is not visible before everything ahead of it has an outcome."""
+    gate = Gate()
+    async with MemoryPartition(gate, "5m", concurrency=3) as orders:
+        await orders.send(b"a", b"b", b"c", b"d")
+        assert gate.started == [b"a", b"b", b"c"]
+        gate.let(b"c", BankDownError())
+        gate.let(b"b")
+        await orders.advance(1_000)
+        assert (gate.started, orders.transport.offsets[MAIN], orders.records(RETRY.topic)) == (
+            [b"a", b"b", b"c", b"d"],
+            0,
+            [],
+        )
+        gate.let(b"a", BankDownError())
+        await orders.settle()
+        assert (orders.transport.offsets[MAIN], offsets(orders.records(RETRY.topic))) == (3, [0, 2])
+        gate.let(b"d")
+        await orders.settle()
+        await orders.advance(1_000)
+        assert orders.transport.offsets[MAIN] == 4
+
+
+async def test_no_more_than_concurrency_handlers_run_at_once() -> None:
+    """First deliveries and redeliveries have a share each."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
+        await orders.send(b"a", b"b", b"c", b"d", b"e", b"f")
+        for value in (b"a", b"b"):
+            gate.let(value, BankDownError())
+        await orders.settle()
+        assert sorted(gate.running) == [b"c", b"d"]
+        await orders.advance(1_000)
+        assert gate.started == [b"a", b"b", b"c", b"d", b"a", b"b"]
+        assert sorted(gate.running) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_parking_and_redelivery_never_queue_behind_first_deliveries() -> None:
+    """With every handler of the main topic busy, what failed before is parked, fired and delivered again."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+        await orders.send(b"bad", *(b"slow%d" % n for n in range(5)))
+        gate.let(b"bad", BankDownError())
+        await orders.settle()
+        assert (gate.started, orders.waiting) == ([b"bad", b"slow0"], {"1s": 1})
+        await orders.advance(1_000)
+        assert gate.started == [b"bad", b"slow0", b"bad"]
+        gate.let(b"bad")
+        await orders.settle()
+        assert len(orders.records(EVENTS)) == 1
+
+
+async def test_one_slow_record_does_not_stop_other_partitions() -> None:
+    """They share the handlers of their handler, and nothing else."""
+    gate = Gate()
+    pools = (DeliveryPool(2, "first"), DeliveryPool(2, "again"))
+    clock = VirtualClock()
+    for pool in pools:
+        pool.start()
+    async with (
+        MemoryPartition(gate, "1s", concurrency=2, partition=0, clock=clock, pools=pools) as slow,
+        MemoryPartition(gate, "1s", concurrency=2, partition=1, clock=clock, pools=pools) as quick,
+    ):
+        await slow.send(b"slow")
+        for n in range(5):
+            await quick.send(b"%d" % n)
+            gate.let(b"%d" % n, BankDownError() if n == 0 else None)
+            await quick.settle()
+        await quick.advance(1_000)
+        gate.let(b"0")
+        await quick.settle()
+        assert quick.transport.offsets[TopicPartition("orders", 1)] == 5
+        assert len(quick.records(EVENTS)) == 1
+        assert (slow.transport.offsets[MAIN], list(gate.running)) == (0, [b"slow"])
+    for pool in pools:
+        await pool.stop()
+
+
+async def test_a_handler_that_cancels_itself_does_not_cost_a_worker_of_the_pool() -> None:
+    """The partition goes on."""
+
+    async def handler(value: bytes) -> None:
+        if value == b"bad":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    async with MemoryPartition(handler, "5m", concurrency=1) as orders:
+        await orders.send(b"bad", b"good")
+        await orders.advance(250)
+        assert (orders.transport.offsets[MAIN], orders.waiting) == (2, {"5m": 1})
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])
+async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_its_session(plain: bool) -> None:
+    """Errors that end programs, tasks and generators are failures like any other."""
+    errors: list[BaseException] = [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError("by itself"),
+        StopIteration(),
+        StopAsyncIteration(),
+        BaseException("base"),
+        BaseExceptionGroup("group", [SystemExit(1), KeyboardInterrupt()]),
+        RunAbortedError(),
+        TimeoutError(),
+    ]
+    left = list(errors)
+
+    def fail(_value: bytes) -> None:
+        if left:
+            raise left.pop(0)
+
+    async def fail_async(value: bytes) -> None:
+        fail(value)
+
+    async with MemoryPartition(fail if plain else fail_async, "5m", concurrency=1) as orders:
+        await orders.send(*[b"v"] * (len(errors) + 1))
+        await orders.until(lambda: orders.engine.in_flight == 0)
+        await orders.advance(1_000)
+        assert orders.transport.offsets[MAIN] == len(errors) + 1
+        assert offsets(orders.records(RETRY.topic)) == list(range(len(errors)))
+        assert (orders.lane.session, orders.waiting) == (1, {"5m": len(errors)})
+
+
+async def test_an_outcome_that_comes_after_its_session_counts_for_nothing_in_the_next_one() -> None:
+    """The same offset is in flight again: the old run must not settle it."""
+    runs: list[asyncio.Future[None]] = []
+
+    async def handler(_value: bytes) -> None:
+        runs.append(asyncio.get_running_loop().create_future())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(runs[-1])
+            return
+        await asyncio.shield(runs[-1])
+
+    async with MemoryPartition(handler, "5m", concurrency=2) as orders:
+        await orders.send(b"a")
+        await reopen(orders)
+        assert (len(runs), orders.lane.session, orders.engine.in_flight) == (2, 2, 1)
+        runs[0].set_result(None)
+        await orders.settle()
+        await orders.advance(1_000)
+        assert (orders.engine.in_flight, orders.transport.offsets[MAIN]) == (1, 0)
+        runs[1].set_exception(BankDownError())
+        await orders.settle()
+        assert offsets(orders.records(RETRY.topic)) == [0]
+
+
+async def test_plain_functions_run_in_threads_and_settle_the_same() -> None:
+    """The loop goes on meanwhile."""
+
+    def handler(value: bytes) -> None:
+        if value == b"bad":
+            raise BankDownError
+
+    async with MemoryPartition(handler, "5m", concurrency=4) as orders:
+        await orders.send(b"bad", b"good", b"bad")
+        await orders.until(lambda: orders.waiting == {"5m": 2})
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+async def test_records_in_flight_are_bounded_in_number() -> None:
+    """The head that is not settled holds everything behind it."""
+    gate = Gate()
+    async with MemoryPartition(gate, "5m", concurrency=9, max_in_flight=3) as orders:
+        await orders.send(*(b"%d" % n for n in range(5)))
+        assert (gate.started, orders.engine.in_flight, orders.engine.room(MAIN)) == ([b"0", b"1", b"2"], 3, 0)
+        gate.let(b"1")
+        await orders.settle()
+        assert orders.engine.room(MAIN) == 0
+        gate.let(b"0")
+        await orders.settle()
+        assert (gate.started, orders.engine.in_flight) == ([b"0", b"1", b"2", b"3", b"4"], 3)
+
+
+async def test_records_in_flight_are_bounded_in_bytes() -> None:
+    """Nothing comes in while what is held is over the bound."""
+    gate = Gate()
+    async with MemoryPartition(gate, "5m", concurrency=9, max_in_flight_bytes=1_000) as orders:
+        for n in range(4):
+            await orders.send(b"%d" % n + b"x" * 500)
+        assert (len(gate.started), orders.engine.room(MAIN)) == (2, 0)
+        gate.let(gate.started[0])
+        await orders.settle()
+        assert (gate.started[2][:1], orders.engine.room(MAIN)) == (b"2", 0)
+
+
+async def test_there_is_no_room_while_the_lane_is_not_open_or_full() -> None:
+    """Records stay where they are: in the source."""
+    async with MemoryPartition(fine, "5m", limits=LaneLimits(backlog=2)) as orders:
+        assert [orders.engine.room(tp) for tp in orders.engine.sources] == [2, 2, 2]
+        gate = orders.transport.pause(Step.COMMIT)
+        await orders.send(*(b"%d" % n for n in range(50)))
+        await orders.advance(250)
+        assert [orders.engine.room(tp) for tp in orders.engine.sources] == [0, 0, 0]
+        assert len(orders.observer.of(Event.SUCCEEDED)) == 0
+        gate.set()
+        for _ in range(50):
+            await orders.advance(250)
+        assert orders.transport.offsets[MAIN] == 50
+        orders.lane.fail(RuntimeError())
+        await orders.settle()
+        assert [orders.engine.room(tp) for tp in orders.engine.sources] == [0, 0, 0]
