@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ for _name in [name for name in os.environ if name.startswith(("RETRYAPP_", "FAUS
     del os.environ[_name]
 os.environ.update(TZ="UTC", NO_COLOR="1", COLUMNS="120")
 os.environ.pop("FORCE_COLOR", None)
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `samples`
 
 if TYPE_CHECKING:
     from retryapp.broker import Broker

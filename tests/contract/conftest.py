@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from samples import dead, waiting
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Headers, Origin
+from retryapp.core.record import Headers
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.ports import DeadRow, Row
 
 MakeRow = Callable[..., Row]
 MakeDead = Callable[..., DeadRow]
-
-_WAITING = RetryMetadata(
-    group="app",
-    handler="shop.charge",
-    origin=Origin("orders", "kq8G0bTz", 0, 0),
-    origin_timestamp_ms=1,
-    attempt=1,
-    due_at_ms=1,
-    started_ms=1,
-    policy="p",
-    tier="1m",
-    first_failed_ms=1,
-    last_failed_ms=1,
-    error_type="ValueError",
-    error_message="no",
-    fingerprint="f",
-)
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +21,7 @@ def make_row() -> MakeRow:
     """Make a row: due time, origin offset, tier, value."""
 
     def make(due_at_ms: int, offset: int, tier: str = "1m", value: bytes = b"v") -> Row:
-        metadata = replace(_WAITING, origin=replace(_WAITING.origin, offset=offset), due_at_ms=due_at_ms, tier=tier)
-        row = PendingRow(b"k", value, encode_metadata(metadata), 1)
+        row = PendingRow(b"k", value, encode_metadata(waiting(offset, due_at_ms=due_at_ms, tier=tier)), 1)
         return Row(row_key(due_at_ms, 0, offset), encode_row(row), tier)
 
     return make
@@ -54,13 +35,6 @@ def make_dead() -> MakeDead:
         foreign: Headers = (("n", str(offset).encode()),)
         if origin_offset is None:
             return DeadRow(offset, foreign)
-        metadata = replace(
-            _WAITING,
-            origin=replace(_WAITING.origin, offset=origin_offset),
-            due_at_ms=None,
-            tier=None,
-            reason="exhausted",
-        )
-        return DeadRow(offset, foreign + encode_metadata(metadata))
+        return DeadRow(offset, foreign + encode_metadata(dead(origin_offset)))
 
     return make

@@ -11,6 +11,7 @@ import aiohttp
 import faust
 import pytest
 from aiohttp import web as aioweb
+from samples import partition
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
@@ -219,22 +220,6 @@ def handler(main: str = MAIN, **changes: object) -> HandlerInfo:
         },
         partitions=4,
         retry_topics=(f"{prefix}.retry",),
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]  # a test's own fields
-
-
-def partition(number: int, **changes: object) -> PartitionInfo:
-    """Return an open, idle partition."""
-    plain = PartitionInfo(
-        partition=number,
-        state="open",
-        owner_url=None,
-        pending=0,
-        pending_by_tier={},
-        next_due_ms=None,
-        dead=0,
-        in_flight=0,
-        last_error=None,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]  # a test's own fields
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from samples import dead, waiting
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
-from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Headers, Origin, failure_id
+from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
 from retryapp.runtime.clients import ClientSettings
@@ -29,39 +29,21 @@ from retryapp.testing import VirtualClock
 
 CHANGELOG, DLQ = TopicPartition("app.orders.pending.changelog", 0), TopicPartition("app.orders.dlq", 0)
 MAIN = TopicPartition("orders", 0)
-WAITING = RetryMetadata(
-    group="app",
-    handler="shop.charge",
-    origin=Origin("orders", "kq8G0bTz", 0, 0),
-    origin_timestamp_ms=1,
-    attempt=1,
-    due_at_ms=1,
-    started_ms=1,
-    policy="p",
-    tier="1m",
-    first_failed_ms=1,
-    last_failed_ms=1,
-    error_type="ValueError",
-    error_message="no",
-    fingerprint="f",
-)
 
 
 def row(offset: int) -> Row:
     """Make a waiting row."""
-    metadata = replace(WAITING, origin=replace(WAITING.origin, offset=offset))
-    return Row(row_key(1, 0, offset), encode_row(PendingRow(b"k", b"v", encode_metadata(metadata), 1)), "1m")
+    return Row(row_key(1, 0, offset), encode_row(PendingRow(b"k", b"v", encode_metadata(waiting(offset)), 1)), "1m")
 
 
 def letter(origin_offset: int) -> Headers:
     """Make the headers of a dead letter."""
-    origin = replace(WAITING.origin, offset=origin_offset)
-    return encode_metadata(replace(WAITING, origin=origin, due_at_ms=None, tier=None, reason="exhausted"))
+    return encode_metadata(dead(origin_offset))
 
 
 def name(origin_offset: int) -> str:
     """Return a failure id."""
-    return failure_id("app", replace(WAITING.origin, offset=origin_offset))
+    return failure_id("app", waiting(origin_offset).origin)
 
 
 @dataclass

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from samples import partition
 
-from retryapp.ports import Event, Observation, PartitionInfo
+from retryapp.ports import Event, Observation
 from retryapp.runtime.observers import (
     EVENT_IDS,
     EVENT_LOGGER,
@@ -35,22 +36,6 @@ SCHEDULED = Observation(
     error_type="httpx.ReadTimeout",
     message="timed out",
 )
-
-
-def partition(number: int, **changes: object) -> PartitionInfo:
-    """Return an open partition."""
-    plain = PartitionInfo(
-        partition=number,
-        state="open",
-        owner_url=None,
-        pending=0,
-        pending_by_tier={},
-        next_due_ms=None,
-        dead=0,
-        in_flight=0,
-        last_error=None,
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]  # a test's own fields
 
 
 def samples(metrics: MetricsObserver) -> dict[tuple[str, tuple[str, ...]], float]:
