@@ -19,7 +19,7 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.ports import Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
-from retryapp.web.errors import PageError, bad_parameter, elsewhere, not_found, not_open
+from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import (
     DUE_ROWS,
     ELSEWHERE,
@@ -352,17 +352,16 @@ class Answers:
             raise not_open(main, number, info.state, info.last_error)
         return info
 
-    def get_ready_or_503(self) -> Facts:
-        """Return ``{"ok": true}`` when every lane of this worker is open, or refuse with 503."""
-        if not self.view.ready():
-            raise PageError(
-                503,
-                "not-ready",
-                "not every partition of this worker is open yet",
-                f"Ask again; {PREFIX}/ shows the state of each",
-                {"Retry-After": "2"},
-            )
-        return {"ok": True}
+    async def get_ready_or_503(self) -> Facts:
+        """Return ``{"ok": true}`` when every lane of this worker is open, or refuse with 503 and name the others."""
+        if self.view.ready():
+            return {"ok": True}
+        lanes: list[tuple[HandlerInfo, PartitionInfo]] = []
+        for info in self.view.handlers():
+            lanes += [(info, item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
+            await asyncio.sleep(0)
+        waiting = [(info, item) for info, item in lanes if item.state != OPEN]
+        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PREFIX}/")
 
 
 def _path_number(text: str) -> int:

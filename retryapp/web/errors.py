@@ -6,9 +6,14 @@ with the values it is about, and what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from retryapp.core.errors import RetryAppError, shown
+from retryapp.ports import HandlerInfo, PartitionInfo
+
+NAMED_LANES: Final = 5
+"""Lanes that an answer names, at most; it tells how many more there are."""
 
 
 class PageError(RetryAppError):
@@ -78,3 +83,34 @@ def not_open(main: str, partition: int, state: str, last_error: str | None) -> P
         "Ask again in a few seconds; if it stays so, look at the worker's log",
         {"Retry-After": "2"},
     )
+
+
+def not_ready(
+    waiting: Sequence[tuple[HandlerInfo, PartitionInfo]], lanes: int, now_ms: int, overview: str
+) -> PageError:
+    """Return the answer of a worker that is not ready (503).
+
+    Args:
+        waiting: its lanes that are not open, each with its handler.
+        lanes: how many it has in all.
+        now_ms: for how long they have been waiting.
+        overview: the page that shows each of them.
+    """
+    if waiting:
+        named = [_lane_text(info, item, now_ms) for info, item in waiting[:NAMED_LANES]]
+        named += [f"and {len(waiting) - NAMED_LANES} more"] if len(waiting) > NAMED_LANES else []
+        message = f"{len(waiting)} of {lanes} lanes of this worker are not open: {'; '.join(named)}"
+        hint = (
+            "A lane that opens proves its membership of the group and reads its topics, and tries again by itself; one "
+            f"that is idle waits for the group's next assignment. Ask again; {overview} shows each of them"
+        )
+    else:
+        message = "this worker waits for its partitions: for its first assignment, or for the end of a rebalance"
+        hint = f"Ask again; if it stays so, look at the group's other members and the worker's log, and at {overview}"
+    return PageError(503, "not-ready", message, hint, {"Retry-After": "2"})
+
+
+def _lane_text(info: HandlerInfo, item: PartitionInfo, now_ms: int) -> str:
+    since = "" if item.since_ms is None else f" for {max(0, now_ms - item.since_ms) // 1000} s"
+    why = f", last error: {item.last_error}" if item.last_error else ""
+    return f"{info.main}[{item.partition}] of {info.function} is {item.state}{since}{why}"

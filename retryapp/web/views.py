@@ -231,8 +231,8 @@ class Ready(Page):
     """Whether every lane of this worker is open."""
 
     async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> web.Response:
-        """Answer yes, or refuse with 503."""
-        return self._respond(to_json(self.answers.get_ready_or_503()), JSON)
+        """Answer yes, or refuse with 503 and say what waits."""
+        return self._respond(to_json(await self.answers.get_ready_or_503()), JSON)
 
 
 class Metrics(Page):

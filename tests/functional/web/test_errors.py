@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 BASE = "/retries/shop.orders"
+NOW_MS = 1_760_000_000_000
+"""The instant at which the pages' clock stands."""
 
 ERRORS = [
     ("/retries/nothing", 404, "no-such-handler"),
@@ -101,6 +103,41 @@ async def test_a_bug_is_an_error_in_the_same_shape(
     assert_shape(body, "page-failed")
     assert "ZeroDivisionError" not in body
     assert any(record.message == "retryapp.page_failed" and record.exc_info for record in caplog.records)
+
+
+async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site: Any, worker: Any) -> None:
+    """Handler, topic and partition, in which state, for how long, and what stopped it last; the rest is fine."""
+    worker.is_ready = False
+    worker.parts["shop.orders"][4] = replace(worker.parts["shop.orders"][4], since_ms=NOW_MS - 12_500)
+    worker.parts["flights"][1] = replace(worker.parts["flights"][1], state="idle")
+    status, headers, body = await site.get("/retries/ready")
+    assert (status, headers["Retry-After"]) == (503, "2")
+    assert_shape(body, "not-ready")
+    assert json.loads(body)["error"]["message"] == (
+        "2 of 6 lanes of this worker are not open: shop.orders[4] of billing.charge is opening for 12 s, last error: "
+        "lane billing.shop.orders.4: not a member of generation 12; flights[1] of flights.enrich is idle"
+    )
+
+
+async def test_a_worker_with_many_lanes_that_wait_names_some_and_counts_the_rest(site: Any, worker: Any) -> None:
+    """A probe's answer stays short."""
+    worker.is_ready = False
+    worker.parts["shop.orders"] = [replace(item, state="opening") for item in worker.parts["shop.orders"]]
+    worker.parts["flights"] = [replace(item, state="closed") for item in worker.parts["flights"]]
+    message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
+    assert message.startswith("8 of 8 lanes of this worker are not open: ")
+    assert message.count(" is opening") == 5
+    assert message.endswith("; and 3 more")
+
+
+async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(site: Any, worker: Any) -> None:
+    """Before the first assignment, and while a rebalance goes on with all lanes open."""
+    worker.is_ready = False
+    for main, items in worker.parts.items():
+        worker.parts[main] = [replace(item, state="elsewhere") for item in items]
+    status, _, body = await site.get("/retries/ready")
+    assert (status, json.loads(body)["error"]["code"]) == (503, "not-ready")
+    assert "waits for its partitions: for its first assignment" in json.loads(body)["error"]["message"]
 
 
 async def test_the_redirect_keeps_the_question(site: Any) -> None:
