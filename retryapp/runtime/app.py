@@ -101,7 +101,7 @@ class Runtime:
         """Whether the group has said what belongs to this worker; may be nothing."""
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Asked at each scrape of the metrics; the view sets it."""
-        self.metrics = MetricsObserver(lambda: self.gauges())
+        self.metrics = MetricsObserver(lambda: self.gauges(), self.orphans)
         self.observer = CombinedObserver(LogObserver(), self.metrics)
         self.plan: Plan | None = None
         self._feed = Feed(self.intake)
@@ -141,6 +141,10 @@ class Runtime:
         TOPICS.update(handler.topology.consumed)
         if self.app.configured:
             self._register_agents(handler)
+
+    def orphans(self) -> Mapping[str, int]:
+        """Return by main topic how many runs of the handler were given up and go on."""
+        return {main: len(served.handler.orphans) for main, served in self.served.items()}
 
     @property
     def connection(self) -> KafkaConnection:

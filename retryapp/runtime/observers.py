@@ -64,6 +64,9 @@ REBALANCE_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 1
 Partitions = Mapping[str, Sequence[PartitionInfo]]
 """Main topic to what this worker knows of its partitions, as ``WorkerView.partitions`` returns it."""
 
+OrphanCounts = Mapping[str, int]
+"""Main topic to how many runs of its handler go on although they were given up (``engine.orphans``)."""
+
 
 class CombinedObserver:
     """Tells several observers, in their order."""
@@ -156,8 +159,15 @@ class MetricsObserver:
     sets, so the number of series is bounded by what is configured.
     """
 
-    def __init__(self, partitions: Callable[[], Partitions] | None = None) -> None:
-        """Args: partitions: asked at each scrape, on the caller's thread, for the gauges; none are shown without it."""
+    def __init__(
+        self, partitions: Callable[[], Partitions] | None = None, orphans: Callable[[], OrphanCounts] = dict
+    ) -> None:
+        """Take what the gauges ask at each scrape, on the caller's thread.
+
+        Args:
+            partitions: what this worker has; no gauges are shown without it.
+            orphans: runs that were given up; a handler that is absent has none.
+        """
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -187,7 +197,7 @@ class MetricsObserver:
             buckets=REBALANCE_BUCKETS_S,
         )
         if partitions is not None:
-            registry.register(_Gauges(partitions))
+            registry.register(_Gauges(partitions, orphans))
 
     def observe(self, observation: Observation) -> None:
         """Count one observation."""
@@ -231,8 +241,9 @@ class MetricsObserver:
 class _Gauges(Collector):
     """What a worker has right now, asked for at each scrape."""
 
-    def __init__(self, partitions: Callable[[], Partitions]) -> None:
+    def __init__(self, partitions: Callable[[], Partitions], orphans: Callable[[], OrphanCounts]) -> None:
         self._partitions = partitions
+        self._orphans = orphans
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the names are known without asking the worker, which may not have started yet."""
@@ -256,6 +267,12 @@ class _Gauges(Collector):
             labels=("handler",),
         )
         lanes = GaugeMetricFamily("retryapp_lanes_open", "Lanes that are open here.", labels=("handler",))
+        orphans = GaugeMetricFamily(
+            "retryapp_orphaned_runs",
+            "Runs of the handler that were given up and still go on; at a limit no new one begins.",
+            labels=("handler",),
+        )
+        orphan_counts = self._orphans()
         for handler, infos in self._partitions().items():
             here = [info for info in infos if info.state != "elsewhere"]
             for tier, count in _by_tier(here).items():
@@ -267,7 +284,8 @@ class _Gauges(Collector):
             flight.add_metric((handler,), sum(info.in_flight for info in here))
             lag.add_metric((handler,), max((info.release_lag_ms for info in here), default=0) / 1_000)
             lanes.add_metric((handler,), sum(info.state == "open" for info in here))
-        return pending, due, dead, flight, lag, lanes
+            orphans.add_metric((handler,), orphan_counts.get(handler, 0))
+        return pending, due, dead, flight, lag, lanes, orphans
 
 
 def _by_tier(infos: Sequence[PartitionInfo]) -> dict[str, int]:

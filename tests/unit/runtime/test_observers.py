@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from samples import partition
 
 from retryapp.ports import Event, Observation
+from retryapp.runtime.app import Runtime
 from retryapp.runtime.observers import (
     EVENT_IDS,
     EVENT_LOGGER,
@@ -21,6 +23,7 @@ from retryapp.runtime.observers import (
     LogObserver,
     MetricsObserver,
 )
+from retryapp.runtime.view import RuntimeView
 
 SCHEDULED = Observation(
     event=Event.SCHEDULED,
@@ -225,6 +228,20 @@ def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> No
     assert ("retryapp_oldest_due_timestamp_seconds", ("idle",)) not in samples(metrics)
     parts.clear()
     assert samples(metrics)["retryapp_lanes_open", ("orders",)] == 0
+
+
+async def test_runs_that_were_given_up_are_a_gauge_until_they_end(runtime: Runtime) -> None:
+    """Each handler has its number, zero where all is well."""
+    RuntimeView(runtime)  # lets the gauges be asked
+    orphans = runtime.served["orders"].handler.orphans
+    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 0
+    runs = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for run in runs:
+        orphans.adopt(run)
+    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 2
+    runs[0].set_result(None)
+    await asyncio.sleep(0)
+    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 1
 
 
 def test_two_observers_in_one_process_count_apart() -> None:
