@@ -21,6 +21,8 @@ from retryapp.core.errors import DiskFullError, PortTakenError, StoreBrokenError
 
 MAX_WORKERS = 256
 """Workers of one group on one machine; beyond it a leftover of something else is likelier than a fleet."""
+OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR, or faust's --datadir"
+"""What to do, in words, where a folder is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def claim_place(base: Path) -> WorkerPlace:
         except OSError as exc:
             if exc.errno == errno.ENOSPC:
                 raise DiskFullError(str(path), str(exc)) from exc
-            raise StoreBrokenError(str(path), str(exc)) from exc
+            raise StoreBrokenError(str(path), str(exc), f"Let this user write there, or {OWN_DATADIR}") from exc
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -63,7 +65,8 @@ def claim_place(base: Path) -> WorkerPlace:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         return WorkerPlace(number, path, lock)
-    raise StoreBrokenError(str(base), f"all of worker-1 to worker-{MAX_WORKERS} are locked by running workers")
+    problem = f"all of worker-1 to worker-{MAX_WORKERS} are locked by running workers"
+    raise StoreBrokenError(str(base), problem, f"Stop those that are not needed, or {OWN_DATADIR}")
 
 
 _reserved: dict[int, IO[str]] = {}

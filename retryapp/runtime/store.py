@@ -30,6 +30,7 @@ from rocksdict import (
 )
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
+from retryapp.runtime.place import OWN_DATADIR
 
 logger = logging.getLogger(__name__)
 
@@ -268,7 +269,11 @@ class Store:
 
 def _is_locked(exc: Exception) -> bool:
     """Tell whether another process, or this one, has the folder open; the words are RocksDB's, paths say LOCK too."""
-    return "lock hold by" in str(exc).lower() or "while lock file" in str(exc).lower()
+    return _is_locked_here(exc) or "while lock file" in str(exc).lower()
+
+
+def _is_locked_here(exc: Exception) -> bool:
+    return "lock hold by" in str(exc).lower()
 
 
 def _is_full(exc: Exception) -> bool:
@@ -279,4 +284,13 @@ def _named(path: Path, exc: Exception) -> DiskFullError | StoreBrokenError:
     if _is_full(exc):
         usage = shutil.disk_usage(path.parent) if path.parent.exists() else None
         return DiskFullError(str(path), str(exc), usage.free if usage else None)
-    return StoreBrokenError(str(path), str(exc))
+    return StoreBrokenError(str(path), str(exc), _remedy(exc))
+
+
+def _remedy(exc: Exception) -> str | None:
+    """Return what to do about a store that is in use, which must not be removed; None for all others."""
+    if _is_locked_here(exc):
+        return "This process has it open already; it is used as soon as it is closed"
+    if _is_locked(exc):
+        return f"Another process has it open and uses it: stop that one, or {OWN_DATADIR}"
+    return None

@@ -100,17 +100,18 @@ class DiskFullError(EnvironmentFault):
 class StoreBrokenError(EnvironmentFault):
     """A local store cannot be read or written.
 
-    Operator action: none is needed if it is rebuilt; else remove the directory.
+    Operator action: none is needed if it is rebuilt; else what the message says. Never remove a store that a running
+    process has open.
     """
 
-    def __init__(self, path: str, problem: str) -> None:
-        """Args: path: the store's directory. problem: what the store said."""
+    def __init__(self, path: str, problem: str, remedy: str | None = None) -> None:
+        """Args: path: the store's directory. problem: what the store said. remedy: what to do; None: remove it."""
         self.path = path
         self.problem = problem
-        super().__init__(
-            f"the local store {path} cannot be used: {problem}. It is only a copy: remove the directory and it is "
-            f"rebuilt from the changelog topic"
+        self.remedy = remedy or (
+            "It is only a copy: stop the worker, remove the directory, and it is rebuilt from the changelog topic"
         )
+        super().__init__(f"the local store {path} cannot be used: {problem}. {self.remedy}")
 
 
 class OfflineError(EnvironmentFault):

@@ -1,0 +1,84 @@
+"""A folder that somebody else uses: the error says so, and never tells to remove it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retryapp.core.errors import StoreBrokenError
+from retryapp.runtime import place
+from retryapp.runtime.place import claim_place
+from retryapp.runtime.store import Store, StoreIdentity
+
+HOLD = """
+import sys
+from rocksdict import Options, Rdict
+db = Rdict(sys.argv[1], options=Options(raw_mode=True))
+print("open", flush=True)
+sys.stdin.read()
+"""
+IDENTITY = StoreIdentity(topic="app.orders.pending.changelog", topic_id="kq8G0bTz", partition=0)
+
+
+def open_store(path: Path) -> Store:
+    """Open a store."""
+    return Store(path, IDENTITY, now_ms=0, max_age_ms=None)
+
+
+def test_a_store_of_another_process_is_to_be_left_alone(tmp_path: Path) -> None:
+    """Stop that process, or choose another folder; with the process gone it can be used, as it was."""
+    path = tmp_path / "0"
+    open_store(path).close()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"open\n"
+            with pytest.raises(StoreBrokenError, match="Another process has it open") as caught:
+                open_store(path)
+        finally:
+            other.kill()
+    assert "stop that one, or give this worker a data directory of its own" in str(caught.value)
+    assert "remove" not in str(caught.value)
+    again = open_store(path)
+    assert again.dropped is None
+    again.close()
+
+
+def test_a_store_that_this_process_has_open_is_no_other_process_s(tmp_path: Path) -> None:
+    """Nobody has to look for one."""
+    store = open_store(tmp_path / "0")
+    with pytest.raises(StoreBrokenError, match="This process has it open already") as caught:
+        open_store(tmp_path / "0")
+    assert "remove" not in str(caught.value)
+    store.close()
+
+
+def test_a_store_that_is_broken_may_be_removed(tmp_path: Path) -> None:
+    """A file in place of the folder, say: nobody uses it."""
+    (tmp_path / "0").write_text("in the way")
+    with pytest.raises(StoreBrokenError, match="remove the directory, and it is rebuilt"):
+        open_store(tmp_path / "0")
+
+
+def test_folders_that_are_all_taken_are_to_be_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run in them."""
+    monkeypatch.setattr(place, "MAX_WORKERS", 1)
+    first = claim_place(tmp_path)
+    with pytest.raises(StoreBrokenError, match="Stop those that are not needed, or give this worker") as caught:
+        claim_place(tmp_path)
+    assert "remove" not in str(caught.value)
+    first.release()
+    claim_place(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_made_asks_for_the_right_to_write(tmp_path: Path) -> None:
+    """Removing it would not help."""
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(StoreBrokenError, match="Let this user write there") as caught:
+        claim_place(tmp_path / "data")
+    assert "remove" not in str(caught.value)
