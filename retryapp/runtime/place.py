@@ -21,7 +21,7 @@ from retryapp.core.errors import DiskFullError, PortTakenError, StoreBrokenError
 
 MAX_WORKERS = 256
 """Workers of one group on one machine; beyond it a leftover of something else is likelier than a fleet."""
-OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR, or faust's --datadir"
+OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR or --datadir"
 """What to do, in words, where a folder is in use."""
 
 
