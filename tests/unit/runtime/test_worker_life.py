@@ -1,0 +1,251 @@
+"""A worker's life: what its lanes are given at the start, and what a revoke and a stop do, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faust
+import pytest
+from faust.types import TP
+
+from retryapp import Retries, RetryPolicy
+from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
+from retryapp.engine.lane import LaneState
+from retryapp.ports import TopicPartition
+from retryapp.runtime import app as module
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.consumer import RetryConsumer
+from retryapp.runtime.placement import Placed, Placer
+from retryapp.runtime.plain import PROTOCOL, PlainLane
+from retryapp.runtime.publisher import KafkaLane
+from retryapp.runtime.worker import runtime_of
+
+MAIN = "orders"
+TPS = {TopicPartition(topic, 0) for topic in (MAIN, "app.orders.retry", "app.orders.redelivery")}
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Start a runtime whose topics are there, and give it partition 0; its lanes' tasks end at once."""
+
+    async def end_at_once(*_: Any) -> None:
+        pass
+
+    async def begin(runtime: Runtime, *, partitions: int = 1, max_bytes: int = 1_000_000) -> Placed:
+        served = runtime.served[MAIN]
+
+        def prepare() -> None:
+            served.partitions, served.max_bytes = partitions, max_bytes
+
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])  # it would change how pytest's own write
+        monkeypatch.setattr(runtime, "prepare", prepare)
+        monkeypatch.setattr(Placer, "_run", end_at_once)
+        assert isinstance(runtime.app.consumer, RetryConsumer)
+        runtime.app.consumer._thread.thread_loop.close()  # never run
+        await runtime.start()
+        await runtime._on_assigned(1, "m", TPS)
+        placed = runtime.placed[MAIN, 0]
+        await runtime.stop()
+        return placed
+
+    return begin
+
+
+@pytest.mark.parametrize(("partitions", "tick_s"), [(1, 0.25), (16, 0.25), (640, 10.0)])
+async def test_offsets_alone_move_less_often_the_more_lanes_there_are(
+    runtime: Runtime, start: Start, partitions: int, tick_s: float
+) -> None:
+    """Each is a transaction that costs the broker as much as one with records."""
+    placed = await start(runtime, partitions=partitions)
+    assert placed.lane._limits.tick_s == tick_s
+
+
+@pytest.mark.parametrize(("max_bytes", "batch"), [(3_000_000, 262_144), (70_000, 70_000)])
+async def test_sizes_follow_what_the_topics_take(runtime: Runtime, start: Start, max_bytes: int, batch: int) -> None:
+    """The client library never splits a batch; what it counts of a request is not compressed yet."""
+    settings = (await start(runtime, max_bytes=max_bytes)).transport.settings
+    assert settings.max_batch_size == batch
+    assert max_bytes < settings.max_request_size <= max_bytes + 65_536
+
+
+async def test_clients_are_told_what_the_app_was(runtime: Runtime, start: Start) -> None:
+    """Addresses, login, client id and patience."""
+    conf: Any = runtime.app.conf
+    conf.broker_client_id, conf.broker_request_timeout = "shop", 7.0
+    conf.broker_credentials = faust.SASLCredentials(username="me", password="p")  # noqa: S106 - of nobody
+    settings = (await start(runtime)).transport.settings
+    assert (settings.client_id, settings.request_timeout_ms) == ("shop", 7_000)
+    assert settings.connection["bootstrap_servers"] == ["127.0.0.1:1"]
+    assert (settings.connection["security_protocol"], settings.connection["sasl_plain_username"]) == (
+        "SASL_PLAINTEXT",
+        "me",
+    )
+
+
+async def test_a_store_is_too_old_before_the_changelog_forgets_removals(runtime: Runtime, start: Start) -> None:
+    """A removal that the changelog has forgotten would let its row fire again."""
+    placed = await start(runtime)
+    assert placed.transport.place.max_store_age_ms == CHANGELOG_DELETE_RETENTION_MS // 2
+
+
+async def test_redeliveries_have_a_share_of_their_own(runtime: Runtime, start: Start) -> None:
+    """What is due never queues behind slow first deliveries."""
+    engine = (await start(runtime)).engine
+    assert engine._first is not engine._again
+
+
+async def test_the_group_subscribes_to_all_topics_of_its_handlers(runtime: Runtime) -> None:
+    """Faust knows of no agent with those topics: ours have channels in memory."""
+    topics: Any = runtime.app.topics
+    assert {tp.topic for tp in TPS} <= set(await topics._update_indices())
+
+
+async def test_readers_of_its_topics_pass_what_cannot_be_decoded(
+    make_runtime: Callable[[], Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stock reader stops at the first such record for ever."""
+    topics: set[str] = set()
+    monkeypatch.setattr(module, "TOPICS", topics)
+    make_runtime()
+    assert topics == {tp.topic for tp in TPS}
+
+
+def _protocol(app: faust.App) -> str:
+    assignor: Any = app.assignor
+    return str(assignor.name)
+
+
+@pytest.mark.parametrize(
+    ("delivery", "lane_type", "protocol"), [("exactly_once", KafkaLane, None), ("at_least_once", PlainLane, PROTOCOL)]
+)
+async def test_the_mode_decides_lanes_and_group_protocol(
+    tmp_path: Path, start: Start, delivery: str, lane_type: type[KafkaLane], protocol: str | None
+) -> None:
+    """The broker itself keeps workers of the two modes apart: they have no protocol in common."""
+    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", datadir=str(tmp_path))
+    retries = Retries(app, delivery=delivery)
+
+    @retries.handler(MAIN, policy=RetryPolicy("1s"))
+    async def handle(_value: bytes) -> None:
+        """Do nothing."""
+
+    app.finalize()
+    runtime = runtime_of(app)
+    assert runtime is not None
+    assert type((await start(runtime)).transport) is lane_type
+    stock = _protocol(faust.App("stock", store="memory://"))
+    assert stock != PROTOCOL
+    assert _protocol(app) == (protocol or stock)
+
+
+# -- the end of an assignment -----------------------------------------------------------------------------------------
+
+
+class Partition:
+    """Engine and lane of one partition, which note what is done with them."""
+
+    def __init__(self, runtime: Runtime, *, state: LaneState = LaneState.OPEN, obedient: bool = True) -> None:
+        self.said: list[object] = []
+        self.state = state
+        self.gone = asyncio.Event()
+        self.obedient = obedient
+        self.task = asyncio.create_task(self._live())
+        anything: Any = self
+        runtime.placed[MAIN, 0] = Placed(engine=anything, lane=anything, transport=anything, task=self.task)
+        for tp in TPS:
+            runtime._feed.placed[tp] = runtime.placed[MAIN, 0]
+
+    async def _live(self) -> None:
+        await self.gone.wait()
+        await asyncio.sleep(0)
+        self.said.append("committed")
+
+    def idle(self, _tp: TopicPartition) -> bool:
+        """Tell that there is something to settle first."""
+        return False
+
+    async def drain(self, deadline_s: float) -> None:
+        """See `PartitionEngine.drain`."""
+        self.said.append(deadline_s)
+        await asyncio.sleep(0)
+
+    def finish(self) -> None:
+        """See `Lane.finish`."""
+        self.said.append("finish")
+        if self.obedient:
+            self.gone.set()
+
+    def end(self) -> None:
+        """See `PartitionEngine.end`."""
+        self.said.append("end")
+
+
+async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(
+    runtime: Runtime, consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done is committed by who did it; Faust's part, after which others may begin, comes last."""
+    partition = Partition(runtime)
+
+    async def fausts_part(*_: Any) -> None:
+        partition.said.append("revoked")
+
+    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_revoked", fausts_part)
+    monkeypatch.setattr(runtime._feed, "catch_up", lambda: partition.said.append("caught up"))
+    runtime.assigned = True
+    await consumer.on_partitions_revoked({TP(MAIN, 0)})
+    assert partition.said == ["caught up", 5.0, "finish", "committed", "end", "revoked"]
+    assert (runtime.placed, runtime._feed.placed, runtime.assigned) == ({}, {}, False)
+
+
+async def test_a_revoke_forgets_what_waits_here_and_what_was_put_off(
+    consumer: RetryConsumer, thread: Any, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others read it from what is committed; and whether a partition may flow is for the next assignment to say."""
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_revoked", nothing)
+    ours, users = TP(MAIN, 0), TP("clicks", 0)
+    consumer.intake.put({ours: records(ours, 3)}, {})
+    consumer.settled = False
+    consumer.pause_partitions({users})
+    consumer.resume_partitions({users})
+    await consumer.on_partitions_revoked({ours, users})
+    assert consumer.intake.waiting(TopicPartition(*ours)) == 0
+    consumer.settled = True
+    assert [found async for found in consumer.getmany(1.0)] == []
+    assert thread.polled == [{ours}]
+
+
+async def test_a_stop_gives_handlers_their_grace(runtime: Runtime) -> None:
+    """Faust tells of it before it stops anything."""
+    partition = Partition(runtime)
+    await runtime.app.on_before_shutdown.send()
+    assert partition.said == [25.0, "finish", "committed", "end"]
+
+
+async def test_a_lane_that_is_not_open_is_not_waited_for(runtime: Runtime) -> None:
+    """It has nothing to commit, and its next step may be a time-out away."""
+    partition = Partition(runtime, state=LaneState.OPENING, obedient=False)
+    async with asyncio.timeout(1):
+        await runtime._on_revoked()
+    assert partition.task.cancelled()
+    assert partition.said[-1] == "end"
+
+
+async def test_a_lane_that_does_not_finish_is_given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a broker the last transaction never ends, and the group must not wait for it."""
+    monkeypatch.setattr(module, "_FINISH_S", 0.01)
+    partition = Partition(runtime, obedient=False)
+    await runtime._on_revoked()
+    assert partition.task.cancelled()
+    assert runtime.placed == {}
