@@ -230,6 +230,13 @@ async def test_faust_cannot_commit_our_partitions(stopped_thread: RetryConsumerT
         await stopped_thread._commit({MAIN: 4})
 
 
+async def test_fausts_commit_passes_our_partitions_by(consumer: RetryConsumer) -> None:
+    """It commits at its own pace, in the middle of anything, and would be refused each time."""
+    for tp in (MAIN, USERS):
+        consumer._acked[tp].append(0)
+    assert set(consumer._filter_tps_with_pending_acks()) == {USERS}
+
+
 # -- a rebalance ------------------------------------------------------------------------------------------------------
 
 

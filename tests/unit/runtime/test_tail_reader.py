@@ -15,7 +15,11 @@ from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.tail import TailReader
 
 SETTINGS = ClientSettings(
-    connection={}, client_id="app", request_timeout_ms=1_000, max_batch_size=1, max_request_size=1
+    connection={"bootstrap_servers": "kafka:9092"},
+    client_id="app",
+    request_timeout_ms=1_000,
+    max_batch_size=1,
+    max_request_size=1,
 )
 
 
@@ -58,8 +62,9 @@ class Cluster:
 class Consumer:
     """As much of the client library's consumer as a tail reader uses."""
 
-    def __init__(self, cluster: Cluster, client_id: str) -> None:
+    def __init__(self, cluster: Cluster, client_id: str, **options: Any) -> None:
         self.client_id = client_id
+        self.options = options
         self.assigned: list[Any] = []
         self.stopped = False
         self._cluster = cluster
@@ -117,8 +122,24 @@ class Consumer:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Partitions in memory."""
     made = Cluster()
-    monkeypatch.setattr(tail, "AIOKafkaConsumer", lambda client_id, **_: Consumer(made, client_id))
+    monkeypatch.setattr(tail, "AIOKafkaConsumer", lambda client_id, **options: Consumer(made, client_id, **options))
     return made
+
+
+async def test_consumers_have_the_settings_of_the_worker_and_read_what_is_committed(cluster: Cluster) -> None:
+    """A row whose transaction was aborted never waited; and there is no offset that the client could choose itself."""
+    reader = TailReader(SETTINGS)
+    await reader.read(cluster.fill(0, 1), 0, lambda *_: None)
+    assert [consumer.client_id for consumer in cluster.consumers] == ["app-bounds", "app-tail"]
+    for consumer in cluster.consumers:
+        assert {
+            "bootstrap_servers": "kafka:9092",
+            "request_timeout_ms": 1_000,
+            "isolation_level": "read_committed",
+            "auto_offset_reset": "none",
+            "group_id": None,
+        }.items() <= consumer.options.items()
+    await reader.stop()
 
 
 async def test_a_partition_is_read_to_its_end_in_slices(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,99 @@
+"""What belongs to the consumer's own thread, and how its client reads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from retryapp.ports import TopicPartition
+from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
+
+OURS = TopicPartition("orders", 0)
+
+
+@pytest.fixture
+def elsewhere(thread: Any) -> Iterator[threading.Thread]:
+    """The consumer's thread, really another one than the test's."""
+    loop = asyncio.new_event_loop()
+    made = threading.Thread(target=loop.run_forever, daemon=True)
+    made.start()
+    thread.thread_loop = loop
+    yield made
+    loop.call_soon_threadsafe(loop.stop)
+    made.join(5)
+    loop.close()
+
+
+async def test_holds_and_positions_are_set_in_the_consumers_thread(
+    consumer: RetryConsumer, client: Any, elsewhere: threading.Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There they come either before a fetch has returned or after it, never between its records and their stamp."""
+    seen: dict[str, threading.Thread] = {}
+
+    def noting(name: str) -> None:
+        stock = getattr(client, name)
+
+        def noted(*arguments: Any) -> Any:
+            seen[name] = threading.current_thread()
+            return stock(*arguments)
+
+        monkeypatch.setattr(client, name, noted)
+
+    class Epochs(dict[TopicPartition, int]):
+        def __setitem__(self, tp: TopicPartition, epoch: int) -> None:
+            seen["epoch"] = threading.current_thread()
+            super().__setitem__(tp, epoch)
+
+    for name in ("pause", "seek", "resume"):
+        noting(name)
+    consumer.intake.epoch = Epochs({OURS: 0})
+    async with asyncio.timeout(5):
+        await consumer.hold([OURS])
+        await consumer.reposition({OURS: 4})
+    assert seen == dict.fromkeys(("pause", "epoch", "seek", "resume"), elsewhere)
+    assert consumer.intake.epoch == {OURS: 1}
+
+
+async def test_what_fails_in_the_consumers_thread_is_raised_here(
+    consumer: RetryConsumer, client: Any, elsewhere: threading.Thread
+) -> None:
+    """The lane must not open over it."""
+    client.assigned.clear()
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="not assigned any more"):
+            await consumer.reposition({OURS: 4})
+
+
+async def test_a_worker_with_nothing_to_fetch_does_not_look_idle(
+    consumer: RetryConsumer, client: Any, elsewhere: threading.Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its partitions may be full for long; the client library would give the membership up."""
+    subscription = SimpleNamespace(_last_fetch_ended=0.0)
+    monkeypatch.setattr(type(client), "_subscription", subscription)
+    consumer.pause_partitions(consumer.assignment())
+    async with asyncio.timeout(5):
+        assert [found async for found in consumer.getmany(1.0)] == []
+    assert subscription._last_fetch_ended > 0
+
+
+async def test_the_worker_reads_what_is_committed(stopped_thread: RetryConsumerThread) -> None:
+    """A hand-off of an aborted transaction never was; this holds for the user's own topics too."""
+    made = stopped_thread._create_worker_consumer(stopped_thread.transport)
+    assert made._isolation_level == "read_committed"
+    await made.stop()
+
+
+async def test_the_transport_passes_what_cannot_be_decoded(
+    consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a single odd record would stop its partition for ever."""
+    installed: list[None] = []
+    monkeypatch.setattr("retryapp.runtime.unreadable.install", lambda: installed.append(None))
+    runtime_transport: Any = consumer.app.transport
+    type(runtime_transport)(runtime_transport.url, consumer.app, intake=consumer.intake)
+    assert installed
