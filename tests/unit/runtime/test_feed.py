@@ -131,6 +131,15 @@ async def test_what_the_engine_is_given_is_bounded_in_bytes(
     assert intake.waiting(TP) == 46
 
 
+async def test_a_batch_is_large_and_bounded(feed: Feed, intake: Intake, agent: Agent, records: Any) -> None:
+    """Faust's cost of an event is paid per batch; the event loop is nobody's for as long as one is taken in."""
+    Place(feed, max_in_flight=10**6)
+    intake.put({TP: records(TP, 1_200)}, {})
+    for n in range(3):
+        feed.accept(agent.batches[n])
+    assert [len(offsets) for offsets in agent.offsets] == [500, 500, 200]
+
+
 async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_taken(
     feed: Feed, intake: Intake, agent: Agent, records: Any
 ) -> None:

@@ -1,0 +1,99 @@
+"""Our agents: Faust's own, one per topic, which take batches from memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from retryapp.core.record import Damage
+from retryapp.ports import TopicPartition
+from retryapp.runtime.agents import Batch, IntakeChannel, register_agent, to_record
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.consumer import RetryConsumer
+from retryapp.runtime.unreadable import Unreadable
+
+TP = TopicPartition("clicks", 0)
+
+
+def batch(session: int) -> Batch:
+    """Make an empty batch."""
+    return Batch(TP, session, [])
+
+
+async def test_faust_has_an_agent_for_each_topic_that_is_read(runtime: Runtime) -> None:
+    """`faust agents` lists them by name and topic, and the worker starts, watches and restarts them."""
+    agents = {name: agent.channel.get_topic_name() for name, agent in runtime.app.agents.items()}
+    topics = ("orders", "app.orders.retry", "app.orders.redelivery")
+    assert agents == {f"retryapp.{topic}": topic for topic in topics}
+
+
+def test_what_could_not_be_read_stands_for_its_range() -> None:
+    """The offset moves behind all of it, in one turn; its value is empty, for null would be a tombstone."""
+    found = Unreadable(*("clicks", 0, 7, -1, 0, None, None, None, -1, -1, ()), last_offset=9, problem="a bad checksum")
+    record = to_record(found)
+    assert (record.offset, record.next_offset, record.value) == (7, 10, b"")
+    assert record.damage == Damage(9, "a bad checksum")
+
+
+class Taking:
+    """What takes batches."""
+
+    def __init__(self) -> None:
+        self.taken: list[Batch] = []
+
+    async def until(self, *sessions: int) -> None:
+        """Wait until batches of these sessions were taken."""
+        async with asyncio.timeout(5):
+            while [taken.session for taken in self.taken] != list(sessions):  # noqa: ASYNC110 - Faust tells nobody
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+def taking() -> Taking:
+    """Takes batches."""
+    return Taking()
+
+
+@pytest.fixture
+def channel(consumer: RetryConsumer, taking: Taking) -> IntakeChannel:
+    """The way to an agent that has not started; its app has a consumer, as Faust's streams want one."""
+    app: Any = consumer.app
+    return register_agent(app, "clicks", taking.taken.append)
+
+
+@pytest.fixture
+async def agent(consumer: RetryConsumer, channel: IntakeChannel) -> AsyncIterator[Any]:
+    """That agent, started."""
+    found: Any = consumer.app.agents["retryapp.clicks"]
+    await found.start()
+    async with asyncio.timeout(5):
+        while not channel._subscribers:  # noqa: ASYNC110 - Faust tells nobody
+            await asyncio.sleep(0)
+    yield found
+    await found.stop()
+
+
+async def test_an_agent_that_does_not_run_takes_nothing(channel: IntakeChannel) -> None:
+    """Whoever hands a batch over must hear of it: the records would be skipped."""
+    assert not channel.put_now(batch(1))
+
+
+@pytest.mark.usefixtures("agent")
+async def test_batches_come_through_in_order(channel: IntakeChannel, taking: Taking) -> None:
+    """Without a bound of the channel's own: the feed has one batch of a partition on its way."""
+    assert all(channel.put_now(batch(n)) for n in range(300))
+    await taking.until(*range(300))
+
+
+@pytest.mark.usefixtures("agent")
+async def test_a_rebalance_takes_no_batch_away(consumer: RetryConsumer, channel: IntakeChannel, taking: Taking) -> None:
+    """Faust stops and empties the queues that it manages; a batch that vanished would hold its partition up."""
+    channel.put_now(batch(1))
+    consumer.app.flow_control.suspend()
+    consumer.app.flow_control.resume()
+    consumer.app.flow_control.suspend()
+    channel.put_now(batch(2))
+    await taking.until(1, 2)
