@@ -95,10 +95,12 @@ async def test_a_drain_takes_its_grace_once_and_little_more(grace_s: float, more
 
     async with MemoryPartition(stubborn, "5m") as orders:
         await orders.send(b"a")
-        draining = asyncio.create_task(orders.engine.drain(grace_s))
-        await orders.settle()
-        await orders.advance(round(grace_s * 1000))
-        assert not draining.done(), "given up, and waited for"
-        await orders.advance(round(more_s * 1000))
-        assert draining.done()
-        released.set()
+        try:
+            draining = asyncio.create_task(orders.engine.drain(grace_s))
+            await orders.settle()
+            await orders.advance(round(grace_s * 1000))
+            assert not draining.done(), "given up, and waited for"
+            await orders.advance(round(more_s * 1000))
+            assert draining.done()
+        finally:  # or the event loop would never end
+            released.set()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets, reopen
+from doubles import EVENTS, MAIN, REDELIVERY, RETRY, BankDownError, Gate, fine, offsets, reopen
 
 from retryapp.engine.lane import LaneLimits
 from retryapp.engine.pool import DeliveryPool
@@ -207,6 +207,46 @@ async def test_records_in_flight_are_bounded_in_bytes() -> None:
         gate.let(gate.started[0])
         await orders.settle()
         assert (gate.started[2][:1], orders.engine.room(MAIN)) == (b"2", 0)
+
+
+@pytest.mark.parametrize("what", ["key", "value", "headers"])
+async def test_whatever_a_record_holds_counts(what: str) -> None:
+    """A partition of small values may have large keys or headers."""
+    large = b"x" * 2_000
+    async with MemoryPartition(Gate(), "5m", max_in_flight_bytes=2_000) as orders:
+        await orders.send(
+            large if what == "value" else b"v",
+            key=large if what == "key" else None,
+            headers=(("trace", large),) if what == "headers" else (),
+        )
+        assert orders.engine.room(MAIN) == 0
+        assert orders.engine.room_bytes(MAIN) < 0
+
+
+async def test_every_topic_has_room_of_its_own() -> None:
+    """With the main topic's share in flight, what failed before is parked and comes back all the same."""
+    gate = Gate()
+    async with MemoryPartition(gate, "5m", concurrency=2, max_in_flight=2) as orders:
+        await orders.send(b"a", b"b", b"c")
+        assert [orders.engine.room(tp) for tp in (MAIN, RETRY, REDELIVERY)] == [0, 2, 2]
+
+
+async def test_the_release_lag_is_the_age_of_the_oldest_record_in_flight() -> None:
+    """What finished behind it waits for it."""
+    gate = Gate()
+    async with MemoryPartition(gate, "5m", concurrency=2) as orders:
+        seen = [orders.engine.release_lag_ms]
+        await orders.send(b"a")
+        await orders.advance(3_000)
+        await orders.send(b"b")
+        await orders.advance(1_000)
+        gate.let(b"b")
+        await orders.settle()
+        seen.append(orders.engine.release_lag_ms)
+        gate.let(b"a")
+        await orders.settle()
+        seen.append(orders.engine.release_lag_ms)
+        assert seen == [0, 4_000, 0]
 
 
 async def test_there_is_no_room_while_the_lane_is_not_open_or_full() -> None:
