@@ -23,6 +23,7 @@ from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
 from retryapp.runtime.clients import ClientSettings
+from retryapp.runtime.errors import StoreAheadError
 from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.store import StoreIdentity
 from retryapp.testing import VirtualClock
@@ -197,6 +198,35 @@ async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(make_lane: M
         await lane.close()
     assert reached == [(20, {"1m": 20}), (40, {"1m": 40}), (50, {"1m": 50})]
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
+
+
+async def test_a_store_that_knows_more_than_its_changelog_is_refused(make_lane: MakeLane, topics: Topics) -> None:
+    """The topic was cut: rows whose removal is gone would fire again."""
+    for n in range(3):
+        topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
+    lane = await opened(make_lane())
+    await lane.close()
+    del topics.records[CHANGELOG][1:]
+    with pytest.raises(StoreAheadError) as raised:
+        await lane.recover()
+    assert (raised.value.store, raised.value.end) == (3, 1)
+
+
+async def test_a_store_stays_young_with_every_transaction_that_changes_it(
+    make_lane: MakeLane, clock: VirtualClock
+) -> None:
+    """It reflects its changelog up to then, whenever it was opened."""
+    lane = await opened(make_lane())
+    clock.advance(900_000)
+    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 0))
+    await lane.close()
+    for left_ms, rows in ((900_000, {"1m": 1}), (1_100_001, {})):
+        clock.advance(left_ms)
+        with contextlib.suppress(StoreAheadError):  # there is no such changelog
+            await lane.recover()
+        assert lane.pending is not None
+        assert dict(lane.pending.counts()) == rows
+        await lane.close()
 
 
 async def test_a_lane_opens_before_its_dead_letters_are_read(make_lane: MakeLane, topics: Topics) -> None:
