@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from retryapp.core.errors import (
     DeliveryModeError,
     DuplicateHandlerError,
     InvalidSettingError,
+    MissingCodecError,
     RetryAppError,
 )
+from retryapp.core.guarantees import DeliveryMode
+from retryapp.kafka import Plan, TopicState
 from retryapp.runtime import preparation as module
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.plain import PROTOCOL
@@ -98,11 +102,43 @@ async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, 
     assert cluster.made == []
 
 
-@pytest.mark.parametrize(("protocol", "refused"), [(None, False), ("faust", False), (PROTOCOL, True)])
+@pytest.mark.parametrize(
+    ("delivery", "protocol", "refused"),
+    [
+        (DeliveryMode.EXACTLY_ONCE, None, False),
+        (DeliveryMode.EXACTLY_ONCE, "faust", False),
+        (DeliveryMode.EXACTLY_ONCE, PROTOCOL, True),
+        (DeliveryMode.AT_LEAST_ONCE, None, False),
+        (DeliveryMode.AT_LEAST_ONCE, "faust", True),
+        (DeliveryMode.AT_LEAST_ONCE, PROTOCOL, False),
+    ],
+)
 async def test_workers_of_the_other_delivery_mode_are_not_joined(
-    runtime: Runtime, cluster: Cluster, protocol: str | None, refused: bool
+    runtime: Runtime, cluster: Cluster, delivery: DeliveryMode, protocol: str | None, refused: bool
 ) -> None:
-    """A late commit of theirs would pass an open transaction of ours."""
+    """A late commit of the one would pass an open transaction of the other."""
+    runtime.options = replace(runtime.options, delivery=delivery)
     cluster.protocol = protocol
     with pytest.raises(DeliveryModeError if refused else ReachedError):
         runtime.prepare()
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_a_worker_that_could_not_read_what_is_written_does_not_start(
+    runtime: Runtime, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """Its partitions would stop at the first such batch, whoever had written it."""
+    monkeypatch.setattr(f"aiokafka.codec.has_{codec}", lambda: False)
+    with pytest.raises(MissingCodecError, match=codec):
+        runtime.prepare()
+    assert cluster.made == []
+
+
+async def test_the_smallest_of_our_topics_decides_what_fits(runtime: Runtime) -> None:
+    """A record goes through all of them, and an operator may have raised the limit of one."""
+    served = runtime.served["orders"]
+    sizes = dict.fromkeys(served.handler.topology.owned, 2000000) | {served.handler.topology.events: 1_100_000}
+    states = {topic: TopicState(topic, "x" * 8, 4, 3, {"max.message.bytes": str(n)}) for topic, n in sizes.items()}
+    states["orders"] = TopicState("orders", "y" * 8, 4, 3, {"max.message.bytes": "1000000"})
+    module._learn(served, Plan((), 3, "kafka:9092", states))
+    assert (served.partitions, served.max_bytes) == (4, 1_100_000)
