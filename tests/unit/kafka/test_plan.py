@@ -11,6 +11,7 @@ from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import (
     Action,
     ClusterState,
+    KafkaConnection,
     OwnerMark,
     OwnerMismatchError,
     Plan,
@@ -19,6 +20,7 @@ from retryapp.kafka import (
     Problem,
     ReplicationTooLowError,
     TopicState,
+    plan_topics,
 )
 from retryapp.kafka.compare import compare
 from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
@@ -63,6 +65,38 @@ def test_ours_follow_the_main_topic():
         assert int(step.config["max.message.bytes"]) == 2_000_000 + 64 * 1024
         assert step.config["min.insync.replicas"] == "2"
         assert set(step.config) <= set(step.why)
+
+
+def test_copies_are_those_of_the_brokers_default():
+    """Whatever the main topic has: that was somebody else's decision, perhaps long ago."""
+    assert steps([main_state(replication=1)], THREE)[TOPOLOGY.dlq].replication == 3
+    assert steps([main_state(replication=3)], ONE)[TOPOLOGY.dlq].replication == 1
+
+
+class Admin:
+    """The cluster as a plan asks it; no topic is there but the main topic."""
+
+    connection = KafkaConnection("kafka:9092")
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+
+    def cluster(self):
+        """Return size and defaults."""
+        return self._cluster
+
+    def describe_topics(self, names):
+        """Return those that are there."""
+        return {"orders": main_state()} if "orders" in names else {}
+
+
+def test_topics_with_too_few_copies_are_not_planned():
+    """Before anything is made."""
+    few = ClusterState(brokers=3, default_replication=1)
+    with pytest.raises(ReplicationTooLowError):
+        plan_topics(Admin(few), [TOPOLOGY])
+    assert plan_topics(Admin(few), [TOPOLOGY], PlanOptions(allow_low_replication=True)).to_create
+    assert plan_topics(Admin(THREE), [TOPOLOGY]).to_create
 
 
 def test_copies_when_the_default_cannot_be_read():
