@@ -208,10 +208,10 @@ def test_lateness_buckets_are_fit_for_5_ms_to_60_s() -> None:
 
 
 def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> None:
-    """Pending by tier, oldest due, dead, in flight and open lanes of this worker's partitions."""
+    """Pending by tier, oldest due, dead, in flight, release lag and open lanes of this worker's partitions."""
     parts = [
         partition(0, pending=3, pending_by_tier={"5m": 2, "1h": 1}, next_due_ms=5_000, dead=4, in_flight=1),
-        partition(1, pending=1, pending_by_tier={"5m": 1}, next_due_ms=2_500),
+        partition(1, pending=1, pending_by_tier={"5m": 1}, next_due_ms=2_500, release_lag_ms=1_500),
         partition(2, state="opening"),
         partition(3, state="elsewhere", pending=99, pending_by_tier={"5m": 99}, next_due_ms=1, dead=99, in_flight=99),
     ]
@@ -222,6 +222,8 @@ def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> No
         ("retryapp_oldest_due_timestamp_seconds", ("orders",)): 2.5,
         ("retryapp_dead_letters", ("orders",)): 4,
         ("retryapp_in_flight_records", ("orders",)): 1,
+        ("retryapp_release_lag_seconds", ("orders",)): 1.5,
+        ("retryapp_release_lag_seconds", ("idle",)): 0,
         ("retryapp_lanes_open", ("orders",)): 2,
         ("retryapp_lanes_open", ("idle",)): 1,
     }.items() <= samples(metrics).items()
