@@ -1,0 +1,81 @@
+"""What `Retries(app)` refuses where it is declared, before any broker is asked."""
+
+from __future__ import annotations
+
+import faust
+import pytest
+
+from retryapp import Retries, RetryPolicy
+from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, InvalidTopicNameError, NameClashError
+from retryapp.runtime.options import SETTINGS
+
+POLICY = RetryPolicy("1s")
+
+
+async def charge(_value: bytes) -> None:
+    """Handle a record."""
+
+
+async def refund(_value: bytes) -> None:
+    """Handle it too."""
+
+
+@pytest.fixture
+async def retries() -> Retries:
+    """An app with a handler for `orders`."""
+    made = Retries(faust.App("app", broker="kafka://127.0.0.1:1", store="memory://"))
+    made.handler("orders", policy=POLICY)(charge)
+    return made
+
+
+async def test_a_second_handler_of_a_topic_is_refused(retries: Retries) -> None:
+    """One record has one fate in a group; the message names both functions."""
+    with pytest.raises(DuplicateHandlerError) as raised:
+        retries.handler("orders", policy=POLICY)(refund)
+    assert (raised.value.topic, raised.value.group) == ("orders", "app")
+    assert (raised.value.first.split(".")[-1], raised.value.second.split(".")[-1]) == ("charge", "refund")
+    assert len(retries.handlers) == 1
+
+
+@pytest.mark.parametrize("topic", ["app.orders.retry", "app.orders.pending.changelog", "app_orders_dlq"])
+async def test_a_handler_of_a_topic_of_ours_is_refused(retries: Retries, topic: str) -> None:
+    """What waits is no main topic; and Kafka takes a dot and an underscore in a name for the same."""
+    with pytest.raises(NameClashError):
+        retries.handler(topic, policy=POLICY)(refund)
+    assert len(retries.handlers) == 1
+
+
+@pytest.mark.parametrize("topic", ["", "order s", "o" * 240])
+async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retries, topic: str) -> None:
+    """Of all topics that it would make, not of the main topic alone."""
+    with pytest.raises(InvalidTopicNameError):
+        retries.handler(topic, policy=POLICY)(refund)
+
+
+async def test_an_app_has_one_retries(retries: Retries) -> None:
+    """Two would each take the transport."""
+    with pytest.raises(InvalidSettingError, match="has a Retries already"):
+        Retries(retries.app)
+
+
+async def test_fausts_own_transactions_are_refused() -> None:
+    """They lose records, and would not move with ours."""
+    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", processing_guarantee="exactly_once")
+    Retries(app)
+    with pytest.raises(InvalidSettingError, match="processing_guarantee"):
+        app.finalize()
+
+
+async def test_what_the_user_has_set_stays() -> None:
+    """Faust's defaults are changed only where nobody has decided."""
+    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", broker_session_timeout=21.0)
+    Retries(app)
+    app.finalize()
+    assert app.conf.broker_session_timeout == 21.0
+    assert app.conf.broker_rebalance_timeout == SETTINGS["broker_rebalance_timeout"][0]
+
+
+async def test_neighbours_are_welcome(retries: Retries) -> None:
+    """A handler for each of several topics."""
+    retries.handler("refunds", policy=POLICY)(refund)
+    assert [handler.main for handler in retries.handlers] == ["orders", "refunds"]
