@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from functools import lru_cache
 from typing import Final
 
 import durationpy
@@ -80,6 +81,7 @@ def _parse_text(text: str) -> timedelta:
         raise InvalidDurationError(text, str(error)) from error
 
 
+@lru_cache(maxsize=1024)  # each record that waits asks for the name of its tier
 def format_duration_ms(duration_ms: int) -> str:
     """Write a length in its canonical text.
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from retryapp.core.classify import DeadReason, Failure
@@ -174,10 +175,16 @@ def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadat
 def _tier_ms(metadata: RetryMetadata, due_at_ms: int) -> int:
     if metadata.attempt == 0:
         return 0  # a replay waits for its turn, not for a delay of the schedule
+    nominal_ms = None if metadata.tier is None else _nominal_ms(metadata.tier)
+    return due_at_ms - metadata.last_failed_ms if nominal_ms is None else nominal_ms
+
+
+@lru_cache(maxsize=256)  # a handler has a few tiers, and each record that waits names one
+def _nominal_ms(tier: str) -> int | None:
     try:
-        return due_at_ms - metadata.last_failed_ms if metadata.tier is None else parse_duration_ms(metadata.tier)
+        return parse_duration_ms(tier)
     except InvalidDurationError:
-        return due_at_ms - metadata.last_failed_ms  # the tier is for people; the due time decides
+        return None  # the tier is for people; the due time decides
 
 
 def to_redelivery(row: PendingRow, *, topology: HandlerTopology, partition: int) -> Outgoing:

@@ -4,7 +4,9 @@ Life of a lane (DESIGN section 4, rules 2 to 5):
 
 1. open: prove membership, take a new producer (fences the former owner), prove again, read committed offsets and the
    tail of the changelog, set the consumer back, let records flow;
-2. serve: everything queued meanwhile joins the next transaction; offsets alone wait for a tick;
+2. serve: everything queued meanwhile joins the next transaction; offsets alone wait for a tick. After a transaction
+   the lane rests about as long as it took, unless enough for a full one waits: where lanes compete for broker and
+   processor, fewer and larger transactions bring each record through sooner;
 3. on *any* error: drop all turns, hold the partition, give producer and store up, and open again. What was in an
    unknown commit is settled by reading, never by repeating;
 4. finish (revoke, shutdown): commit what is queued, then give up.
@@ -58,6 +60,11 @@ class LaneLimits:
     """Bytes of turns that may wait, the same."""
     tick_s: float = 0.25
     """Longest wait of an offset that comes with nothing else."""
+    rest: float = 1.0
+    """Rest after a transaction, as a multiple of its own length. Measured with 8 lanes on one processor at 1,000
+    retries a second: lateness p99 408 ms without, 189 ms with 1, 178 ms with 2."""
+    longest_rest_s: float = 0.05
+    """Longest such rest."""
     open_s: float = 30.0
     """Deadline of one opening."""
     commit_s: float = 30.0
@@ -108,6 +115,9 @@ class Lane:
         self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = False
+        self._rest: asyncio.TimerHandle | None = None
+        self._ready = asyncio.Event()
+        self._ready.set()
         self._opened_s: float | None = None
         self._committed = False
 
@@ -132,9 +142,14 @@ class Lane:
         self._queued_bytes += turn.size
         if turn.urgent:
             self._urgent += 1
-            self._wake.set()
+            if self._rest is None:
+                self._wake.set()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._limits.tick_s, self._tick)
+
+    async def ready(self) -> None:
+        """Wait until the lane neither commits nor rests: what may as well be decided later, as what fires, waits."""
+        await self._ready.wait()
 
     def finish(self) -> None:
         """Commit what is queued and end `run`."""
@@ -244,9 +259,11 @@ class Lane:
         turns, self._queue = self._queue, deque()
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._rest):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._rest = None
+        self._ready.set()
         if was_open:
             self.state = LaneState.OPENING
             self._on_close()
@@ -262,9 +279,19 @@ class Lane:
         self._tick_due = True
         self._wake.set()
 
+    def _rested(self) -> None:
+        self._rest = None
+        self._ready.set()
+        asyncio.get_running_loop().call_soon(self._wake.set)  # behind those who waited for it: their turns come along
+
+    def _wanted(self) -> bool:
+        """Tell whether there is something to do now."""
+        return self._failed() or self._ending() or (self._rest is None and (self._urgent > 0 or self._tick_due))
+
     async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            if not (self._failed() or self._urgent or self._tick_due or self._ending()):
+            while not self._wanted():
                 self._wake.clear()
                 await self._wake.wait()
             if self._failure is not None:
@@ -275,9 +302,11 @@ class Lane:
             if self._ending() and not self._queue:
                 return
             if self._queue and not self._urgent and self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(self._limits.tick_s, self._tick)
+                self._timer = loop.call_later(self._limits.tick_s, self._tick)
 
     async def _transact(self) -> None:
+        self._begin()
+        began_s = self._clock.monotonic_s()
         turns, batch = self._take()
         try:
             async with asyncio.timeout(self._limits.commit_s):
@@ -288,7 +317,23 @@ class Lane:
             self._queue.extendleft(reversed(turns))
             raise
         self._committed = True
+        self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
+
+    def _begin(self) -> None:
+        """End a rest that was cut short, and be busy."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+        self._ready.clear()
+
+    def _begin_rest(self, took_s: float) -> None:
+        limits = self._limits
+        seconds = min(took_s * limits.rest, limits.longest_rest_s)
+        if seconds > 0 and len(self._queue) < limits.changes and self._queued_bytes < limits.size:
+            self._rest = asyncio.get_running_loop().call_later(seconds, self._rested)
+        else:
+            self._ready.set()
 
     def _take(self) -> tuple[list[Turn], LaneBatch]:
         batch = LaneBatch()

@@ -335,6 +335,7 @@ class PartitionEngine:
     async def _fire_until_over(self, session: int) -> None:
         clock = self.station.clock
         while self._alive(session):
+            await self.lane.ready()  # one look and one turn for all that is due by then
             self._fire_wake.clear()
             self._next_due_ms = 0  # whatever is parked meanwhile is looked at by the scan, or wakes
             next_due_ms = await self._fire_due(session)
@@ -382,7 +383,9 @@ class PartitionEngine:
             self._claimed_bytes += size
             self._ahead.queued(len(redelivered))
             self.lane.submit(session, turn)
-            await asyncio.sleep(0)  # a flood of many partitions is due at once: others in the event loop come between
+            if next_due_ms is None or next_due_ms > now_ms:
+                return next_due_ms
+            await asyncio.sleep(0)  # many partitions have a flood at once: others in the event loop come between
         return None
 
     def _on_fired(

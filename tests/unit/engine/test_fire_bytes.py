@@ -47,6 +47,7 @@ async def test_firings_that_wait_for_the_lane_are_bounded_in_bytes(monkeypatch: 
         assert len(orders.engine._claimed) == 3
         gate.set()
         await orders.settle()
+        await orders.advance(100)
         assert len(orders.records(REDELIVERY)) == 9
         assert (orders.engine._claimed, orders.engine._claimed_bytes) == (set(), 0)
 

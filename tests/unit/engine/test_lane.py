@@ -142,5 +142,6 @@ async def test_room_is_what_is_left_of_the_backlog(make_rig: MakeRig) -> None:
     rig.submit("c", 3)
     assert rig.lane.room == 1
     gate.set()
+    await rig.settle()
     await rig.advance(250)
     assert rig.lane.room == 3
