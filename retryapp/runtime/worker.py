@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import traceback
@@ -60,6 +61,16 @@ class RetryWorker(Worker):
             except KeyboardInterrupt:
                 raise SystemExit(130) from None
         super().execute_from_commandline()
+
+    async def on_startup_finished(self) -> None:
+        """Keep what start-up has made out of the rounds of the garbage collector.
+
+        Modules and classes stay as long as the process, some hundred thousand objects. Each full collection walked over
+        them: 45 to 110 ms every two seconds under load, in which nothing fired.
+        """
+        await super().on_startup_finished()
+        gc.collect()
+        gc.freeze()
 
     def _setup_spinner_handler(self, logger: logging.Logger, level: int) -> None:
         """Do without Faust's spinner: it sets the root logger to DEBUG, and every line that nobody sees is made."""
