@@ -174,10 +174,13 @@ class RocksPendingTable:
             self._remove(changes, removal.key)
         if removes and self._low:
             changes.batch.delete_range(_ROWS_START, self._low)
-        self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1)
+        self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
 
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
         """Apply changelog records, in order, and count: whatever ends a recovery, the next one goes on from there.
+
+        The table does not become younger by it before `recovered`: slices of recoveries that never reach the end could
+        keep it alive for longer than the changelog keeps the tombstones it lacks.
 
         Args:
             records: `(row key, row or None for a removal)`; keys that are no row keys (marks) are passed over. One
@@ -195,7 +198,15 @@ class RocksPendingTable:
                 self._remove(changes, key)
             else:
                 self._put(changes, key, value, tier_of(value))
-        self._commit(changes.batch, next_offset)
+        self._commit(changes.batch, next_offset, self._store.meta.used_ms)
+
+    def recovered(self) -> None:
+        """Note that the changelog was read to its end.
+
+        Raises:
+            DiskFullError, StoreBrokenError: see `recover`.
+        """
+        self._commit(self._store.batch(), None, self._now_ms)
 
     def touch(self, now_ms: int) -> None:
         """Note that the table is in use."""
@@ -232,12 +243,12 @@ class RocksPendingTable:
     def _count(self, tier: str, change: int) -> None:
         self._counts[tier] = self._counts.get(tier, 0) + change
 
-    def _commit(self, batch: WriteBatch, next_offset: int | None) -> None:
+    def _commit(self, batch: WriteBatch, next_offset: int | None, used_ms: int) -> None:
         meta = self._store.meta
         if next_offset is not None:
             meta.next_offset = max(meta.next_offset, next_offset)
         meta.counts = {tier: n for tier, n in self._counts.items() if n}
-        self._store.write(batch, self._now_ms)
+        self._store.write(batch, used_ms)
 
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
         """Return `due_at_ms` of the first rows with `start_ms <= due_at_ms < stop_ms`, rising, at most `limit`."""

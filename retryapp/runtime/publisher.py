@@ -211,6 +211,7 @@ class KafkaLane:
         reached = await self.reader.read(place.changelog, pending.next_offset, into_pending)
         if pending.next_offset > reached:
             raise StoreAheadError(place.name, pending.next_offset, reached)
+        pending.recovered()
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """See `ports.LaneTransport.release`."""

@@ -86,7 +86,7 @@ class StoreMeta:
     topic_id: str
     partition: int
     used_ms: int
-    """When it was last opened or written, epoch milliseconds."""
+    """When it last had all that its topic had, epoch milliseconds."""
     next_offset: int
     """The store reflects the topic up to here, exclusive; 0 when nothing was read."""
     counts: dict[str, int]
@@ -191,13 +191,17 @@ class Store:
         """Return an empty write batch."""
         return WriteBatch(raw_mode=True)
 
-    def write(self, batch: WriteBatch, now_ms: int) -> None:
+    def write(self, batch: WriteBatch, used_ms: int) -> None:
         """Write a batch together with the store's description, atomically.
+
+        Args:
+            batch: changes.
+            used_ms: when the store last had all that its topic had, epoch milliseconds.
 
         Raises:
             DiskFullError, StoreBrokenError: it was not written, or nobody knows; drop the store.
         """
-        self.meta.used_ms = now_ms
+        self.meta.used_ms = used_ms
         batch.put(_META, json.dumps(asdict(self.meta)).encode())
         db = self.db
         try:

@@ -103,6 +103,31 @@ def test_use_keeps_a_store_young(opened: Open, make_row: MakeRow) -> None:
     assert opened(now_ms=150_000, max_age_ms=60_000).dropped is None
 
 
+def test_a_store_is_as_young_as_the_last_reading_to_the_end(opened: Open, make_row: MakeRow) -> None:
+    """Recoveries that are cut off, one after the other, must not keep it: what it lacks may be forgotten meanwhile."""
+    row = make_row(1, 1)
+    table = opened(now_ms=0)
+    table.recover([(row.key, row.value)], 5)
+    table.recovered()
+    table.close()
+    for now_ms in (40_000, 60_000):
+        table = opened(now_ms=now_ms, max_age_ms=60_000)
+        table.recover([(row.key, row.value)], 6)
+        table.close()
+    assert opened(now_ms=61_000, max_age_ms=60_000).dropped is not None
+
+
+def test_a_recovery_that_reached_the_end_keeps_a_store_young(opened: Open, make_row: MakeRow) -> None:
+    """Also when there was nothing new."""
+    table = opened(now_ms=0)
+    table.write([make_row(1, 1)], [], 5)
+    table.close()
+    table = opened(now_ms=50_000, max_age_ms=60_000)
+    table.recovered()
+    table.close()
+    assert opened(now_ms=100_000, max_age_ms=60_000).dropped is None
+
+
 def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open, make_row: MakeRow) -> None:
     """Two owners of one folder: the second gets a named error, the first loses nothing."""
     table = opened()
