@@ -34,7 +34,7 @@ from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.agents import register_agent
-from retryapp.runtime.clients import ClientSettings
+from retryapp.runtime.clients import COMPRESSION, ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import RetryConsumer, RetryTransport
 from retryapp.runtime.feed import Feed
@@ -255,6 +255,7 @@ class Runtime:
             request_timeout_ms=int(conf.broker_request_timeout * 1000),
             max_batch_size=min(262_144, *sizes),
             max_request_size=max(sizes) + MAX_METADATA_BYTES,
+            compression_type=conf.producer_compression_type or COMPRESSION,
         )
 
     async def stop(self) -> None:

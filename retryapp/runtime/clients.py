@@ -23,6 +23,8 @@ from mode.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
+COMPRESSION = "lz4"
+"""Of our batches where the app names none: waiting copies carry headers that repeat in each record."""
 STOP_S = 0.3
 """How long a client may take to stop by itself: what a closing lane has not committed is not wanted any more."""
 _FORCE_S = 1.0
@@ -42,7 +44,7 @@ class ClientSettings:
     max_batch_size: int
     """No more than the smallest `max.message.bytes` of our topics: the client never splits a batch."""
     max_request_size: int
-    compression_type: str | None = "lz4"
+    compression_type: str = COMPRESSION
 
 
 class _FirstRefusals(logging.Filter):

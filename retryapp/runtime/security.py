@@ -38,7 +38,7 @@ def client_options(app: faust.App) -> dict[str, Any]:
 
 
 def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -> KafkaConnection:
-    """Return address and security for the administration client.
+    """Return address, client id and security for the administration client.
 
     Args:
         app: a configured app.
@@ -50,7 +50,8 @@ def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -
     """
     bootstrap = ",".join(server_list(app.conf.broker_consumer, _DEFAULT_PORT))
     given = options or {}
-    return KafkaConnection(bootstrap, {**_derived(app, given), **given})
+    known = {"client.id": app.conf.broker_client_id}  # quotas and the broker's log go by it
+    return KafkaConnection(bootstrap, {**known, **_derived(app, given), **given})
 
 
 def prove_login(app: faust.App, *, timeout_s: float) -> None:
@@ -73,17 +74,17 @@ def prove_login(app: faust.App, *, timeout_s: float) -> None:
     if options["security_protocol"] == "PLAINTEXT" or isinstance(app.conf.broker_credentials, OAuthCredentials):
         return
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # leaves the thread's own loop as it is
-        runner.run(_log_in(options, timeout_s))
+        runner.run(_log_in(options, app.conf.broker_client_id, timeout_s))
 
 
-async def _log_in(options: dict[str, Any], timeout_s: float) -> None:
+async def _log_in(options: dict[str, Any], client_id: str, timeout_s: float) -> None:
     addresses = options.pop("bootstrap_servers")
     doing, where, said = "log in with the credentials of faust.App(...)", ",".join(addresses), ""
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
             connection = await create_conn(
-                host.strip("[]"), int(port), client_id="retryapp", request_timeout_ms=int(timeout_s * 1000), **options
+                host.strip("[]"), int(port), client_id=client_id, request_timeout_ms=int(timeout_s * 1000), **options
             )
         except (SaslAuthenticationFailed, UnsupportedSaslMechanismError) as error:
             raise AccessDeniedError(doing, where, str(error)) from error

@@ -46,10 +46,10 @@ class Tokens(AbstractTokenProvider):
 
 
 def test_nothing_to_carry_over() -> None:
-    """A plain app has an address and no options."""
-    connection = admin_connection(app())
+    """A plain app has an address and a client id, by which brokers know their clients' quotas."""
+    connection = admin_connection(app(broker_client_id="shop"))
     assert connection.bootstrap == "a:9093,b:9093"
-    assert connection.options == {}
+    assert connection.options == {"client.id": "shop"}
     assert client_options(app()) == {"bootstrap_servers": ["a:9093", "b:9093"], "security_protocol": "PLAINTEXT"}
 
 
@@ -58,6 +58,7 @@ def test_a_login(mechanism: str) -> None:
     """Both libraries get name, password and mechanism."""
     secured = app(broker_credentials=login(mechanism=mechanism))
     assert admin_connection(secured).options == {
+        "client.id": secured.conf.broker_client_id,
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": mechanism,
         "sasl.username": "alice",
@@ -147,7 +148,8 @@ def test_what_was_said_is_enough() -> None:
     """The two that can be mended by `admin_options` are."""
     tokens = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc"}
     oauth = app(broker_credentials=faust.OAuthCredentials(oauth_cb=Tokens()))
-    assert admin_connection(oauth, tokens).options == {"security.protocol": "SASL_PLAINTEXT", **tokens}
+    client = {"client.id": oauth.conf.broker_client_id}
+    assert admin_connection(oauth, tokens).options == {**client, "security.protocol": "SASL_PLAINTEXT", **tokens}
     assert isinstance(client_options(oauth)["sasl_oauth_token_provider"], Tokens)
     file = {"ssl.ca.location": "b.pem"}
     assert admin_connection(app(broker_credentials=self_signed()), file).options["ssl.ca.location"] == "b.pem"
@@ -155,8 +157,9 @@ def test_what_was_said_is_enough() -> None:
 
 def test_kerberos() -> None:
     """Its service name."""
-    derived = admin_connection(app(broker_credentials=faust.GSSAPICredentials(kerberos_service_name="k"))).options
-    assert derived == {
+    secured = app(broker_credentials=faust.GSSAPICredentials(kerberos_service_name="k"))
+    assert admin_connection(secured).options == {
+        "client.id": secured.conf.broker_client_id,
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "GSSAPI",
         "sasl.kerberos.service.name": "k",

@@ -76,6 +76,16 @@ async def test_sizes_follow_what_the_topics_take(runtime: Runtime, start: Start,
     assert max_bytes < settings.max_request_size <= max_bytes + 65_536
 
 
+@pytest.mark.parametrize(("chosen", "used"), [(None, "lz4"), ("zstd", "zstd")])
+async def test_batches_are_compressed_as_the_app_says(
+    runtime: Runtime, start: Start, chosen: str | None, used: str
+) -> None:
+    """Where it says nothing, headers that repeat in each record do not go out as they are."""
+    conf: Any = runtime.app.conf
+    conf.producer_compression_type = chosen
+    assert (await start(runtime)).transport.settings.compression_type == used
+
+
 async def test_clients_are_told_what_the_app_was(runtime: Runtime, start: Start) -> None:
     """Addresses, login, client id and patience."""
     conf: Any = runtime.app.conf
