@@ -10,6 +10,7 @@ from retryapp.core.durations import format_duration_ms
 from retryapp.core.topology import METADATA_ROOM_BYTES
 from retryapp.doctor.cluster import ClusterFacts
 from retryapp.doctor.findings import Finding, Severity, note, ok
+from retryapp.engine.lane import LaneLimits
 
 SAFE_BROKERS: Final = 3
 MINUTE_MS: Final = 60_000
@@ -70,6 +71,8 @@ def _minutes(ms: int) -> str:
     return str(-(-ms // MINUTE_MS))
 
 
+_RENEWED_MS: Final = int(2 * LaneLimits().renew_s * 1000)
+"""Longest time for which an idle lane does not use its transactional id."""
 RULES: Final = (
     Rule(
         setting="offsets.retention.minutes",
@@ -83,11 +86,11 @@ RULES: Final = (
     ),
     Rule(
         setting="transactional.id.expiration.ms",
-        serves=lambda value, _: int(value) >= DAY_MS,
-        expected=lambda _: f"{DAY_MS} or more",
+        serves=lambda value, _: int(value) > _RENEWED_MS,
+        expected=lambda _: f"more than {_RENEWED_MS}",
         value=lambda _: str(7 * DAY_MS),
         severity=Severity.WARNING,
-        why="a lane that is idle for so long is told that its transactional id is gone, and opens again",
+        why="an idle lane uses its transactional id every other day; one that is forgotten sooner has to open again",
     ),
     Rule(
         setting="transaction.max.timeout.ms",

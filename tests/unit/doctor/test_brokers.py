@@ -51,7 +51,7 @@ def test_good_brokers_are_fine() -> None:
     ("setting", "value", "severity"),
     [
         ("offsets.retention.minutes", "10079", Severity.WARNING),
-        ("transactional.id.expiration.ms", "3600000", Severity.WARNING),
+        ("transactional.id.expiration.ms", str(2 * DAY_MS), Severity.WARNING),
         ("transaction.max.timeout.ms", "14999", Severity.PROBLEM),
         ("auto.create.topics.enable", "true", Severity.WARNING),
         ("group.min.session.timeout.ms", "15001", Severity.PROBLEM),
