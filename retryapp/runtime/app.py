@@ -37,6 +37,7 @@ from retryapp.runtime.agents import register_agent
 from retryapp.runtime.clients import COMPRESSION, ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import RetryConsumer, RetryTransport
+from retryapp.runtime.errors import PositionGoneError
 from retryapp.runtime.feed import Feed
 from retryapp.runtime.intake import Intake
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
@@ -113,6 +114,7 @@ class Runtime:
         self.intake.on_records = self._feed.pump
         self.intake.on_assigned = self._on_assigned
         self.intake.on_revoked = self._on_revoked
+        self.intake.on_out_of_range = self._on_out_of_range
         self._change_settings()
         app._new_transport = self._new_transport  # type: ignore[method-assign]  # Faust's only way to give an app another transport
         self._stock_rebalance_end = app.on_rebalance_end
@@ -307,6 +309,11 @@ class Runtime:
         self.placed[served.handler.main, partition] = placed
         for tp in placed.engine.sources:
             self._feed.placed[tp] = placed
+
+    def _on_out_of_range(self, tp: TopicPartition, position: int) -> None:
+        placed = self._feed.placed.get(tp)
+        if placed is not None:
+            placed.lane.fail(PositionGoneError(*tp, position))
 
     async def _on_revoked(self) -> None:
         self.assigned = False

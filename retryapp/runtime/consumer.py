@@ -20,6 +20,7 @@ import inspect
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from math import inf
 from typing import Any, ClassVar, cast
 
@@ -190,14 +191,26 @@ class RetryConsumer(Consumer):
             self.intake.clear(held)
 
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Set positions and let records flow; the partitions must be held."""
+        """Set positions and let records flow; the partitions must be held.
+
+        From then on a position that the broker has not is told to the intake. By itself the client library would go on
+        at one end of the partition, and what lies between would be skipped without a word.
+        """
+        loop = asyncio.get_running_loop()
+
+        def tell(tp: TopicPartition, state: Any, _strategy: Any) -> None:
+            state.pause()
+            loop.call_soon_threadsafe(self.intake.on_out_of_range, tp, state.position)
 
         def seek(consumer: aiokafka.AIOKafkaConsumer) -> None:
             assigned = consumer.assignment()
             for tp, offset in starts.items():
                 if tp not in assigned:
                     raise RuntimeError(f"{tp} is not assigned any more")
-                consumer.seek(aiokafka.TopicPartition(*tp), offset)
+                client_tp = aiokafka.TopicPartition(*tp)
+                consumer.seek(client_tp, offset)
+                state = consumer._subscription.subscription.assignment.state_value(client_tp)
+                state.await_reset = partial(tell, tp, state)  # the state is of this assignment only
             consumer.resume(*(aiokafka.TopicPartition(*tp) for tp in starts))
 
         self.intake.begin(starts)

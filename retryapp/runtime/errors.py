@@ -29,6 +29,20 @@ class OffsetsGoneError(EnvironmentFault):
         )
 
 
+class PositionGoneError(EnvironmentFault):
+    """Where an open lane was to read on is not on its topic any more. It opens again and looks at what there is."""
+
+    def __init__(self, topic: str, partition: int, position: int) -> None:
+        """Args: topic, partition: where. position: the offset that was asked for."""
+        self.topic = topic
+        self.partition = partition
+        self.position = position
+        super().__init__(
+            f"{topic}[{partition}]: offset {position}, where reading was to go on, is not on the topic any more "
+            f"(retention.ms, DeleteRecords, or the topic was cut)"
+        )
+
+
 class OffsetsMissingError(EnvironmentFault):
     """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
 

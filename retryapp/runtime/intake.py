@@ -63,6 +63,9 @@ class Intake:
         """Called with generation, member id and active partitions when the group gave them to us."""
         self.on_revoked: Callable[[], Awaitable[None]] | None = None
         """Called before the group takes partitions away; must be bounded in time."""
+        self.on_out_of_range: Callable[[TopicPartition, int], None] = lambda _tp, _position: None
+        """Called when a partition has not what follows its last record; it stays as it is until its lane opens
+        again."""
         self.dropped_stale = 0
         self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
         self._bytes: dict[TopicPartition, int] = defaultdict(int)

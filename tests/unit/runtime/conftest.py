@@ -12,6 +12,7 @@ from typing import Any
 import aiokafka
 import faust
 import pytest
+from aiokafka.consumer.subscription_state import TopicPartitionState
 from faust.types import TP
 
 from retryapp import Retries, RetryPolicy
@@ -34,6 +35,7 @@ class ScriptedClient:
     assigned: set[Any] = field(default_factory=set)
     paused: set[Any] = field(default_factory=set)
     positions: dict[Any, int] = field(default_factory=dict)
+    states: dict[Any, TopicPartitionState] = field(default_factory=dict)
     committed: dict[Any, int] = field(default_factory=dict)
     asked_for_committed: int = 0
     generation: int = 1
@@ -55,7 +57,7 @@ class ScriptedClient:
 
     def seek(self, tp: Any, offset: int) -> None:
         """Set a position."""
-        self._owned([tp])
+        self.state_value(tp).seek(offset)
         self.positions[tp] = offset
 
     async def seek_to_committed(self, *tps: Any) -> dict[Any, int | None]:
@@ -75,7 +77,14 @@ class ScriptedClient:
 
     @property
     def _subscription(self) -> Any:
-        return SimpleNamespace(_last_fetch_ended=0.0)
+        return SimpleNamespace(_last_fetch_ended=0.0, subscription=SimpleNamespace(assignment=self))
+
+    def state_value(self, tp: Any) -> TopicPartitionState:
+        """Return what the client library keeps of a partition: its own class, with the position."""
+        self._owned([tp])
+        if tp not in self.states:
+            self.states[tp] = TopicPartitionState(None)
+        return self.states[tp]
 
 
 @dataclass(slots=True)

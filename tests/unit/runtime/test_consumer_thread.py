@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import aiokafka
 import pytest
+from aiokafka.consumer.fetcher import OffsetResetStrategy
 
 from retryapp.ports import TopicPartition
 from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
@@ -67,6 +69,24 @@ async def test_what_fails_in_the_consumers_thread_is_raised_here(
     async with asyncio.timeout(5):
         with pytest.raises(RuntimeError, match="not assigned any more"):
             await consumer.reposition({OURS: 4})
+
+
+async def test_a_position_that_the_topic_has_not_is_told_and_not_moved(
+    consumer: RetryConsumer, client: Any, elsewhere: threading.Thread
+) -> None:
+    """The client library would go on at the beginning or the end; what lies between would be skipped in silence."""
+    told: asyncio.Queue[tuple[TopicPartition, int]] = asyncio.Queue()
+    consumer.intake.on_out_of_range = lambda tp, position: told.put_nowait((tp, position))
+    async with asyncio.timeout(5):
+        await consumer.reposition({OURS: 4})
+
+        def refuse(client: Any) -> tuple[int, bool]:
+            state = client.state_value(aiokafka.TopicPartition(*OURS))
+            state.await_reset(OffsetResetStrategy.EARLIEST)
+            return state.position, state.paused
+
+        assert await consumer.in_thread(refuse) == (4, True)
+        assert await told.get() == (OURS, 4)
 
 
 async def test_a_worker_with_nothing_to_fetch_does_not_look_idle(

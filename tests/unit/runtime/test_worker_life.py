@@ -19,6 +19,7 @@ from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.consumer import RetryConsumer
+from retryapp.runtime.errors import PositionGoneError
 from retryapp.runtime.placement import Placed, Placer
 from retryapp.runtime.plain import PROTOCOL, PlainLane
 from retryapp.runtime.publisher import KafkaLane
@@ -98,6 +99,16 @@ async def test_clients_are_told_what_the_app_was(runtime: Runtime, start: Start)
         "SASL_PLAINTEXT",
         "me",
     )
+
+
+async def test_a_position_that_is_gone_closes_its_lane(runtime: Runtime, start: Start) -> None:
+    """It opens again and finds out what is gone; others go on, and one that was taken away meanwhile is nobody's."""
+    placed = await start(runtime)
+    runtime._feed.placed[TopicPartition(MAIN, 0)] = placed
+    runtime.intake.on_out_of_range(TopicPartition(MAIN, 1), 4)
+    assert placed.lane._failure is None
+    runtime.intake.on_out_of_range(TopicPartition(MAIN, 0), 4)
+    assert isinstance(placed.lane._failure, PositionGoneError)
 
 
 async def test_a_store_is_too_old_before_the_changelog_forgets_removals(runtime: Runtime, start: Start) -> None:
