@@ -1,13 +1,4 @@
-"""What the engine needs from the world, as protocols.
-
-The engine (the retry protocol) awaits nothing but these ports, so that Faust, Spark and a simulator can drive the same
-code. Back ends import this module and `retryapp.core`, never each other.
-
-* Time comes from `Clock`, jitter from `Random`.
-* `LaneTransport` is Kafka as one lane sees it; `PendingTable` and `DeadLetterTable` are the local stores.
-* `Observer` is told what happened, one frozen record at a time; logs and metrics are observers.
-* `WorkerView` is what the web pages may ask a worker.
-"""
+"""What the retry protocol awaits: time, randomness, lanes, local stores, and who is told what happened."""
 
 from __future__ import annotations
 
@@ -17,7 +8,6 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.record import Record
 
 
 class TopicPartition(NamedTuple):
@@ -264,145 +254,4 @@ class Source(Protocol):
 
     def wanted(self, tp: TopicPartition) -> None:
         """Tell the source that there is room for records of `tp` again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerInfo:
-    """A handler as the pages show it."""
-
-    group: str
-    main: str
-    function: str
-    policy: str
-    policy_digest: str
-    tiers: str
-    concurrency: int
-    timeout_ms: int
-    topics: Mapping[str, str]
-    """Role to topic name."""
-    partitions: int
-    retry_topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionInfo:
-    """One partition of a handler as this worker sees it."""
-
-    partition: int
-    state: str
-    """`open`, `opening`, `closed`, or `elsewhere`."""
-    owner_url: str | None
-    """Page address of the worker that has it, when known."""
-    pending: int
-    pending_by_tier: Mapping[str, int]
-    next_due_ms: int | None
-    dead: int
-    in_flight: int
-    release_lag_ms: int = 0
-    """Age of the oldest record in flight: what finished behind it waits for it before offsets move."""
-    session: int = 0
-    """How often its lane has opened since this worker got it; 0 before the first time."""
-    since_ms: int | None = None
-    """Since when it has been in this state; None when not known."""
-    last_error: str | None
-    """Why its lane is not open, or was closed last; stays when the lane is open again."""
-    last_error_ms: int | None = None
-    """When that was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionLag:
-    """How far one partition of a handler is behind, in offsets; what is not due yet is left out.
-
-    Offsets count transaction marks too, so each number is "at most"; 0 is exact.
-    """
-
-    partition: int
-    committed: int | None
-    """The group's committed offset on the main topic; None before the first commit."""
-    main: int
-    """First deliveries to come: main topic."""
-    retry: int
-    """Failed records that are not parked yet: retry topics."""
-    redelivery: int
-    """Fired records that the handler has not finished: redelivery topic."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingEntry:
-    """A waiting record: `core.rows` key and value."""
-
-    partition: int
-    key: bytes
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadEntry:
-    """A dead letter of the look-up table."""
-
-    partition: int
-    row: DeadRow
-
-
-class WorkerView(Protocol):
-    """What the pages of a worker may ask. Everything is bounded by `limit`; only partitions owned here are listed."""
-
-    def handlers(self) -> Sequence[HandlerInfo]:
-        """Return the handlers of this app."""
-        ...
-
-    def url(self) -> str:
-        """Return the address under which this worker has its pages, without our prefix."""
-        ...
-
-    def partitions(self, main: str) -> Sequence[PartitionInfo]:
-        """Return all partitions of the handler, those of other workers with their owner's address."""
-        ...
-
-    def partition(self, main: str, number: int) -> PartitionInfo | None:
-        """Return one of them, or None when there is no such partition."""
-        ...
-
-    async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """Return how far the partitions owned here are behind; asks the broker.
-
-        Raises:
-            BrokerUnreachableError: it did not answer.
-        """
-        ...
-
-    def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
-        """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
-        ...
-
-    def pending_page(
-        self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
-    ) -> Sequence[PendingEntry]:
-        """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
-        ...
-
-    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        """Return the waiting record of this first delivery, or None."""
-        ...
-
-    def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
-        """Return dead letters of one partition, newest first, with offsets below `before`."""
-        ...
-
-    def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        """Return the newest dead letter of a failure id, or None."""
-        ...
-
-    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
-        """Read one record from Kafka; None when it is no longer there."""
-        ...
-
-    def ready(self) -> bool:
-        """Tell whether every lane that belongs to this worker is open."""
-        ...
-
-    def metrics_text(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""
         ...

@@ -1,0 +1,62 @@
+"""What the engine needs from the world, as protocols.
+
+The engine (the retry protocol) awaits nothing but these ports, so that Faust, Spark and a simulator can drive the same
+code. Back ends import this module and `retryapp.core`, never each other.
+
+* Time comes from `Clock`, jitter from `Random`.
+* `LaneTransport` is Kafka as one lane sees it; `PendingTable` and `DeadLetterTable` are the local stores.
+* `Observer` is told what happened, one frozen record at a time; logs and metrics are observers.
+* `WorkerView` is what the web pages may ask a worker.
+"""
+
+from __future__ import annotations
+
+from retryapp.ports.flow import (
+    Clock,
+    DeadLetterTable,
+    DeadRow,
+    Event,
+    LaneBatch,
+    LaneReceipt,
+    LaneTransport,
+    Observation,
+    Observer,
+    PendingTable,
+    Random,
+    Removal,
+    Row,
+    Source,
+    TopicPartition,
+)
+from retryapp.ports.view import (
+    DeadEntry,
+    HandlerInfo,
+    PartitionInfo,
+    PartitionLag,
+    PendingEntry,
+    WorkerView,
+)
+
+__all__ = [
+    "Clock",
+    "DeadEntry",
+    "DeadLetterTable",
+    "DeadRow",
+    "Event",
+    "HandlerInfo",
+    "LaneBatch",
+    "LaneReceipt",
+    "LaneTransport",
+    "Observation",
+    "Observer",
+    "PartitionInfo",
+    "PartitionLag",
+    "PendingEntry",
+    "PendingTable",
+    "Random",
+    "Removal",
+    "Row",
+    "Source",
+    "TopicPartition",
+    "WorkerView",
+]
