@@ -20,7 +20,7 @@ from retryapp.engine.park import park
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.progress import OffsetWindow, ProgressTally
 from retryapp.engine.run import Outcome, Run, Station
-from retryapp.engine.turn import Turn, to_event
+from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, PendingTable, Source, TopicPartition
 
 FIRE_LIMIT = 500
@@ -300,19 +300,11 @@ class PartitionEngine:
         """Say on the events topic what was counted since the last time."""
         if not self._tally.received:
             return
-        handler = self.station.handler
-        event = self._tally.event(
-            group=handler.group,
-            handler=handler.name,
-            main=handler.main,
-            partition=self.partition,
-            to_offset=self._last_main,
-            now_ms=self.station.clock.wall_ms(),
-        )
+        station = self.station
+        now_ms = station.clock.wall_ms()
+        turn = self._tally.turn(station.handler, partition=self.partition, to_offset=self._last_main, now_ms=now_ms)
         try:
-            self.lane.submit(
-                session, Turn(publishes=(to_event(event, topology=handler.topology, partition=self.partition),))
-            )
+            self.lane.submit(session, turn)
         except LaneClosedError:
             return  # what was counted is counted again when the records are read again
 
@@ -336,6 +328,9 @@ class PartitionEngine:
         clock = self.station.clock
         while self._alive(session):
             await self.lane.ready()  # one look and one turn for all that is due by then
+            if not clock.trusted:
+                await asyncio.sleep(BLOCKED_SLEEP_S)
+                continue
             self._fire_wake.clear()
             self._next_due_ms = 0  # whatever is parked meanwhile is looked at by the scan, or wakes
             next_due_ms = await self._fire_due(session)

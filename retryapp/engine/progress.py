@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from retryapp.core.lifecycle import Progress
+from retryapp.engine.handler import Handler
+from retryapp.engine.turn import Turn, to_event
 
 T = TypeVar("T")
 
@@ -139,3 +141,15 @@ class ProgressTally:
         self.next_offset, self.since_ms = to_offset, event.to_ms
         self.received = self.first_try_ok = self.failed = 0
         return event
+
+    def turn(self, handler: Handler, *, partition: int, to_offset: int, now_ms: int) -> Turn:
+        """Return the turn that says what was counted, and begin to count anew."""
+        event = self.event(
+            group=handler.group,
+            handler=handler.name,
+            main=handler.main,
+            partition=partition,
+            to_offset=to_offset,
+            now_ms=now_ms,
+        )
+        return Turn(publishes=(to_event(event, topology=handler.topology, partition=partition),))

@@ -28,6 +28,25 @@ class Clock(Protocol):
         """Return seconds that only grow; the zero is arbitrary."""
         ...
 
+    @property
+    def trusted(self) -> bool:
+        """Tell whether wall time may decide what is due; while it is doubted nothing fires."""
+        ...
+
+    def counted_ms(self) -> float:
+        """Return this machine's own epoch milliseconds, uncorrected; for `anchor`."""
+        ...
+
+    def anchor(self, *, sent_ms: float, acked_ms: float, appended_ms: int) -> None:
+        """Learn the broker's time from an acknowledgement.
+
+        Args:
+            sent_ms: `counted_ms` before the record was sent.
+            acked_ms: `counted_ms` when its acknowledgement was there.
+            appended_ms: when the broker appended it, by its own clock.
+        """
+        ...
+
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` of monotonic time."""
         ...

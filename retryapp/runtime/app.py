@@ -31,6 +31,7 @@ from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import LaneState
 from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.turn import Turn
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.agents import register_agent
@@ -45,6 +46,7 @@ from retryapp.runtime.options import SETTINGS, RuntimeOptions
 from retryapp.runtime.placement import Membership, Placed, Placer, Served
 from retryapp.runtime.plain import PlainAssignor
 from retryapp.runtime.preparation import Preparation
+from retryapp.runtime.publisher import clock_probe
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.tail import TailReader
 from retryapp.runtime.unreadable import TOPICS
@@ -55,6 +57,8 @@ _FINISH_S = 5.0
 """Longest wait for the last transactions; a short grace shortens it: without a broker they never end."""
 _LEAST_FINISH_S = 0.5
 _CATCH_UP_S = 10.0
+_ASK_TIME_S = 1.0
+"""How often a clock that is doubted asks for the broker's time."""
 """How often offsets are set behind transaction markers that no record follows."""
 
 
@@ -102,7 +106,7 @@ class Runtime:
         """Whether the group has said what belongs to this worker; may be nothing."""
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Asked at each scrape of the metrics; the view sets it."""
-        self.metrics = MetricsObserver(lambda: self.gauges(), self.orphans)
+        self.metrics = MetricsObserver(lambda: self.gauges(), self.orphans, self.clock.skew)
         self.observer = CombinedObserver(LogObserver(), self.metrics)
         self.plan: Plan | None = None
         self._feed = Feed(self.intake)
@@ -245,8 +249,20 @@ class Runtime:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        self._catch_up_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, self._catch_up)
+        doubted = self.clock.skew.known and not self.clock.trusted
+        wait_s = _ASK_TIME_S if doubted else _CATCH_UP_S
+        self._catch_up_timer = asyncio.get_running_loop().call_later(wait_s, self._catch_up)
         self._feed.catch_up()
+        if doubted:
+            self._ask_time()
+
+    def _ask_time(self) -> None:
+        """Have a lane learn the broker's time: while nothing fires there may be nothing else to acknowledge."""
+        for placed in self.placed.values():
+            if placed.lane.state is LaneState.OPEN:
+                probe = clock_probe(placed.transport.place.changelog)
+                placed.lane.submit(placed.lane.session, Turn(publishes=(probe,)))
+                return
 
     def _client_settings(self) -> ClientSettings:
         conf = self.app.conf

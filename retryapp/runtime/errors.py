@@ -30,7 +30,10 @@ class OffsetsGoneError(EnvironmentFault):
 
 
 class PositionGoneError(EnvironmentFault):
-    """Where an open lane was to read on is not on its topic any more. It opens again and looks at what there is."""
+    """Where an open lane was to read on is not on its topic any more. It opens again and looks at what there is.
+
+    Operator action: none for this; where records are gone, the lane says so with `OffsetsGoneError` and stays shut.
+    """
 
     def __init__(self, topic: str, partition: int, position: int) -> None:
         """Args: topic, partition: where. position: the offset that was asked for."""

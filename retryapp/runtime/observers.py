@@ -20,6 +20,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from retryapp.core.classify import DeadReason
+from retryapp.core.skew import BrokerSkew
 from retryapp.ports import Event, Observation, Observer, PartitionInfo
 
 EVENT_LOGGER: Final = "retryapp.events"
@@ -160,13 +161,17 @@ class MetricsObserver:
     """
 
     def __init__(
-        self, partitions: Callable[[], Partitions] | None = None, orphans: Callable[[], OrphanCounts] = dict
+        self,
+        partitions: Callable[[], Partitions] | None = None,
+        orphans: Callable[[], OrphanCounts] = dict,
+        skew: BrokerSkew | None = None,
     ) -> None:
         """Take what the gauges ask at each scrape, on the caller's thread.
 
         Args:
             partitions: what this worker has; no gauges are shown without it.
             orphans: runs that were given up; a handler that is absent has none.
+            skew: what is known of the broker's time; nothing without it.
         """
         self._registry = registry = CollectorRegistry()
 
@@ -197,7 +202,7 @@ class MetricsObserver:
             buckets=REBALANCE_BUCKETS_S,
         )
         if partitions is not None:
-            registry.register(_Gauges(partitions, orphans))
+            registry.register(_Gauges(partitions, orphans, skew or BrokerSkew()))
 
     def observe(self, observation: Observation) -> None:
         """Count one observation."""
@@ -241,16 +246,40 @@ class MetricsObserver:
 class _Gauges(Collector):
     """What a worker has right now, asked for at each scrape."""
 
-    def __init__(self, partitions: Callable[[], Partitions], orphans: Callable[[], OrphanCounts]) -> None:
+    def __init__(
+        self, partitions: Callable[[], Partitions], orphans: Callable[[], OrphanCounts], skew: BrokerSkew
+    ) -> None:
         self._partitions = partitions
         self._orphans = orphans
+        self._skew = skew
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the names are known without asking the worker, which may not have started yet."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the gauges of every handler for the partitions that this worker has."""
+        """Return the gauges of this worker, and of every handler for the partitions that it has."""
+        return [*self._of_handlers(), *self._of_clock()]
+
+    def _of_clock(self) -> Iterable[Metric]:
+        skew = self._skew
+        yield GaugeMetricFamily(
+            "retryapp_clock_trusted",
+            "1 while records fire by this worker's clock; 0 while it and the broker's do not agree.",
+            value=int(skew.trusted),
+        )
+        yield GaugeMetricFamily(
+            "retryapp_clock_correction_seconds",
+            "What this machine's clock is corrected by to agree with the broker's.",
+            value=skew.correction_ms / 1_000,
+        )
+        yield GaugeMetricFamily(
+            "retryapp_clock_error_seconds",
+            "How wrong that may be, as of the last acknowledgement.",
+            value=skew.error_ms / 1_000,
+        )
+
+    def _of_handlers(self) -> Iterable[Metric]:
         pending = GaugeMetricFamily(
             "retryapp_pending_records", "Records that wait here, by tier.", labels=("handler", "tier")
         )

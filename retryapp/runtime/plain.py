@@ -43,8 +43,14 @@ class PlainLane(KafkaLane):
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
         """See `ports.LaneTransport.commit`; the steps of the module's text."""
         producer = self._open_producer()
-        published = [(await future).offset for future in await self._publish(producer, batch)]
-        written = [(await future).offset for future in await self._log(producer, batch)]
+        sent_ms = self.clock.counted_ms()
+        sent = await self._publish(producer, batch)
+        self._anchor(sent, sent_ms)
+        published = [(await future).offset for future in sent]
+        logged = await self._log(producer, batch)
+        if not sent:
+            self._anchor(logged, sent_ms)
+        written = [(await future).offset for future in logged]
         if batch.offsets:
             await self._commit_offsets(batch.offsets)
         return LaneReceipt(published, max(written) if written else None)

@@ -27,6 +27,7 @@ from aiokafka.structs import OffsetAndMetadata
 from mode.utils.logging import get_logger
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
+from retryapp.core.hops import Outgoing
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import Clock, DeadRow, LaneBatch, LaneReceipt, TopicPartition
@@ -43,6 +44,10 @@ logger = get_logger(__name__)
 TRANSACTION_TIMEOUT_MS = 15_000
 """The broker aborts a transaction that stays open for longer; with all workers dead, committed readers wait this
 long."""
+CLOCK_MARK = b"clock"
+"""Key of a changelog record that is no row: its acknowledgement tells the broker's time, compaction leaves one."""
+_APPEND_TIME = 1
+"""Timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are."""
 _RETRY_BACKOFF_MS = 10
 """A transaction that follows another at once is often told to wait for the former's markers (the broker says "not
 enough replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that
@@ -214,7 +219,12 @@ class KafkaLane:
         pending.recovered()
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
-        """See `ports.LaneTransport.release`."""
+        """See `ports.LaneTransport.release`.
+
+        The first lane of a worker learns the broker's time before records flow: due times begin with it.
+        """
+        if not self.clock.trusted:
+            await self.commit(LaneBatch(publishes=[clock_probe(self.place.changelog)]))
         await self.consumer.reposition(starts)
         if self.dead is not None:
             self._dead_keeper = asyncio.create_task(self._keep_dead(self.dead), name=f"dead-{self.place.name}")
@@ -259,7 +269,9 @@ class KafkaLane:
         """
         producer = self._open_producer()
         await producer.begin_transaction()
+        sent_ms = self.clock.counted_ms()
         sent, logged = await self._publish(producer, batch), await self._log(producer, batch)
+        self._anchor(sent or logged, sent_ms)
         if batch.offsets:
             offsets = {ClientTopicPartition(*tp): OffsetAndMetadata(offset, "") for tp, offset in batch.offsets.items()}
             await producer.send_offsets_to_transaction(offsets, self.place.group)
@@ -267,6 +279,17 @@ class KafkaLane:
         written = [(await future).offset for future in logged]
         await producer.commit_transaction()
         return LaneReceipt(published, max(written) if written else None)
+
+    def _anchor(self, sent: Sequence[asyncio.Future[Any]], sent_ms: float) -> None:
+        """Learn the broker's time from the first acknowledgement of several, the moment it comes."""
+
+        def acknowledged(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and done.exception() is None and done.result().timestamp_type == _APPEND_TIME:
+                acked_ms = self.clock.counted_ms()
+                self.clock.anchor(sent_ms=sent_ms, acked_ms=acked_ms, appended_ms=done.result().timestamp)
+
+        if sent:
+            sent[0].add_done_callback(acknowledged)
 
     def _open_producer(self) -> AIOKafkaProducer:
         if self._producer is None:
@@ -325,6 +348,11 @@ class KafkaLane:
             ends.add(end(producer, self.place.name))
         if ends:
             await asyncio.wait(ends, timeout=_CLOSE_S)
+
+
+def clock_probe(changelog: TopicPartition) -> Outgoing:
+    """Return a record whose acknowledgement tells the broker's time."""
+    return Outgoing(changelog.topic, changelog.partition, CLOCK_MARK, b"", ())
 
 
 def _watched(sent: asyncio.Future[Any]) -> asyncio.Future[Any]:

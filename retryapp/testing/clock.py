@@ -26,6 +26,10 @@ class VirtualClock:
         self._monotonic_ns = monotonic_s * _NS
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._turns = count()
+        self.trusted = True
+        """See `ports.Clock.trusted`."""
+        self.anchors: list[tuple[float, float, int]] = []
+        """What `anchor` was told: sent, acknowledged, appended."""
 
     def wall_ms(self) -> int:
         """Return the epoch time in milliseconds."""
@@ -34,6 +38,14 @@ class VirtualClock:
     def monotonic_s(self) -> float:
         """Return seconds that only grow."""
         return self._monotonic_ns / _NS
+
+    def counted_ms(self) -> float:
+        """Return the epoch time in milliseconds."""
+        return float(self._wall_ms)
+
+    def anchor(self, *, sent_ms: float, acked_ms: float, appended_ms: int) -> None:
+        """Note an acknowledgement; time is what the test says."""
+        self.anchors.append((sent_ms, acked_ms, appended_ms))
 
     @property
     def sleeping(self) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import BankDownError, MakeRecord, MakeStation, again, failing, settle, the
+from doubles import REDELIVERY, BankDownError, MakeRecord, MakeStation, again, down, failing, settle, the
 
 from retryapp.engine.run import Run, RunAbortedError
-from retryapp.testing import VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
 
 
 async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(
@@ -70,3 +70,20 @@ async def test_waiting_for_the_due_time_can_be_given_up(make_station: MakeStatio
     with pytest.raises(RunAbortedError):
         await delivery
     assert calls == []
+
+
+async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:
+    """Late is better than early; it goes on by itself once the clock is trusted."""
+    clock = VirtualClock()
+    async with MemoryPartition(down, "1s 1h", clock=clock) as orders:
+        await orders.send(b"a")
+        clock.trusted = False
+        await orders.advance(500)
+        clock.jump_wall(7_200_000)
+        for _ in range(8):
+            await orders.advance(250)
+        assert not orders.records(REDELIVERY.topic)
+        clock.jump_wall(-7_200_000)
+        clock.trusted = True
+        await orders.advance(250)
+        assert len(orders.records(REDELIVERY.topic)) == 1

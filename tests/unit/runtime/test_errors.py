@@ -15,6 +15,7 @@ FACTS: dict[str, Any] = {
     "topic": "orders",
     "partition": 7,
     "committed": 90,
+    "position": 95,
     "first": 100,
     "end": 150,
     "lane": "app.orders.7",

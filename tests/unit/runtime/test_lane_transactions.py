@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +55,10 @@ class Kafka:
     """What happens to records instead."""
     answer: type[BaseException] = NoError
     """The coordinator's, to everything."""
+    timestamp_type: int = 1
+    """Of our topics: when the broker appended a record."""
     held: list[TopicPartition] = field(default_factory=list)
+    placed: list[Mapping[TopicPartition, int]] = field(default_factory=list)
 
     # the consumer that all lanes of a worker share, and its coordinator, which has rejoined since the assignment
 
@@ -70,6 +73,11 @@ class Kafka:
     async def hold(self, tps: list[TopicPartition]) -> None:
         """See `RetryConsumer.hold`."""
         self.held.extend(tps)
+
+    async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
+        """See `RetryConsumer.reposition`."""
+        self.asked.append("flow")
+        self.placed.append(starts)
 
     async def ensure_coordinator_known(self) -> None:
         """Find the coordinator."""
@@ -112,7 +120,7 @@ class Producer:
         await self._kafka.acknowledged.wait()
         if self._kafka.refused is not None:
             raise self._kafka.refused
-        return SimpleNamespace(offset=offset)
+        return SimpleNamespace(offset=offset, timestamp=7_000 + offset, timestamp_type=self._kafka.timestamp_type)
 
     async def send_offsets_to_transaction(self, offsets: dict[Any, Any], group: str) -> None:
         """Take offsets."""
@@ -248,6 +256,66 @@ async def test_a_transaction_that_nobody_ends_is_soon_aborted(lane: KafkaLane, k
     """With all workers dead, committed readers wait that long: not the client library's minute."""
     await lane.fence()
     assert kafka.producers[0].options["transaction_timeout_ms"] == 15_000
+
+
+# -- the broker's time ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KafkaLane, PlainLane])
+@pytest.mark.parametrize("batch", [BATCH, LaneBatch(puts=BATCH.puts)])
+async def test_acknowledgements_tell_the_brokers_time(
+    make_lane: MakeLane, kafka: Kafka, kind: type[KafkaLane], batch: LaneBatch
+) -> None:
+    """The first of each hand-off, between what our own clock said before it was sent and when it was there."""
+    lane = make_lane(kind)
+    clock = the_clock(lane)
+    began_ms = clock.counted_ms()
+    kafka.acknowledged.clear()
+    await lane.fence()
+    committing = asyncio.create_task(lane.commit(batch))
+    await asyncio.sleep(0)
+    clock.advance(30)
+    kafka.acknowledged.set()
+    await committing
+    ((sent_ms, acked_ms, appended_ms),) = clock.anchors
+    assert (sent_ms, acked_ms) == (began_ms, began_ms + 30)
+    assert appended_ms in {7_001, 7_002}
+
+
+async def test_a_time_that_we_sent_ourselves_tells_nothing(lane: KafkaLane, kafka: Kafka) -> None:
+    """A topic that keeps the producer's time gives it back."""
+    kafka.timestamp_type = 0
+    await lane.fence()
+    await lane.commit(BATCH)
+    assert the_clock(lane).anchors == []
+
+
+async def test_a_record_that_was_refused_tells_nothing(lane: KafkaLane, kafka: Kafka) -> None:
+    """There is no time in it."""
+    kafka.refused = NotEnoughReplicasError()
+    await lane.fence()
+    with pytest.raises(NotEnoughReplicasError):
+        await lane.commit(BATCH)
+    assert the_clock(lane).anchors == []
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_lane_asks_for_the_time_before_records_flow(lane: KafkaLane, kafka: Kafka, trusted: bool) -> None:
+    """Due times begin with it; once a worker knows it, its other lanes do not ask."""
+    clock = the_clock(lane)
+    clock.trusted = trusted
+    await lane.fence()
+    await lane.release({MAIN: 4})
+    asked = [] if trusted else ["begin", (CHANGELOG.topic, b"clock", b""), "commit"]
+    assert kafka.asked == [*asked, "flow"]
+    assert len(clock.anchors) == (not trusted)
+    assert kafka.placed == [{MAIN: 4}]
+
+
+def the_clock(lane: KafkaLane) -> VirtualClock:
+    """Return the clock of a lane."""
+    assert isinstance(lane.clock, VirtualClock)
+    return lane.clock
 
 
 # -- hand-offs in a transaction ---------------------------------------------------------------------------------------

@@ -232,6 +232,20 @@ def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> No
     assert samples(metrics)["retryapp_lanes_open", ("orders",)] == 0
 
 
+def test_the_clock_is_told(runtime: Runtime) -> None:
+    """A worker that fires nothing because it doubts its clock must not look idle."""
+    clock = runtime.clock
+
+    def told() -> list[float]:
+        found = samples(runtime.metrics)
+        return [found[f"retryapp_clock_{name}", ()] for name in ("trusted", "correction_seconds", "error_seconds")]
+
+    assert told() == [0, 0, 0]
+    now_ms = int(clock.counted_ms())
+    clock.anchor(sent_ms=now_ms, acked_ms=now_ms + 9, appended_ms=now_ms + 7_000)
+    assert told() == pytest.approx([1, 6.991, 0.01])
+
+
 async def test_runs_that_were_given_up_are_a_gauge_until_they_end(runtime: Runtime) -> None:
     """Each handler has its number, zero where all is well."""
     RuntimeView(runtime)  # lets the gauges be asked

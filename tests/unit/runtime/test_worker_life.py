@@ -15,6 +15,7 @@ from faust.types import TP
 from retryapp import Retries, RetryPolicy
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
 from retryapp.engine.lane import LaneState
+from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
@@ -270,3 +271,45 @@ async def test_a_lane_that_does_not_finish_is_given_up(runtime: Runtime, monkeyp
     await runtime._on_revoked()
     assert partition.task.cancelled()
     assert runtime.placed == {}
+
+
+# -- the time ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_doubts_its_clock_asks_again_and_again(
+    runtime: Runtime, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing fires there may be nothing else that the broker acknowledges."""
+    placed = await start(runtime)
+    monkeypatch.setattr(module, "_ASK_TIME_S", 0.01)
+    turns: list[Turn] = []
+    asked = asyncio.Event()
+
+    def submit(_session: int, turn: Turn) -> None:
+        turns.append(turn)
+        if len(turns) == 3:
+            asked.set()
+
+    monkeypatch.setattr(placed.lane, "submit", submit)
+    runtime.placed[MAIN, 0] = placed
+    now_ms = int(runtime.clock.counted_ms())
+    runtime._catch_up()
+    assert not turns, "nothing is known yet: the lane's opening asks"
+    for ahead_ms in (0, 60_000):
+        runtime.clock.anchor(sent_ms=now_ms, acked_ms=now_ms + 1, appended_ms=now_ms + ahead_ms)
+    runtime._catch_up()
+    assert not turns, "its lane is not open"
+    placed.lane.state = LaneState.OPEN
+    async with asyncio.timeout(5):
+        await asked.wait()
+    for _ in range(2):
+        runtime.clock.anchor(sent_ms=now_ms, acked_ms=now_ms + 1, appended_ms=now_ms + 60_000)
+    assert runtime.clock.trusted
+    told = len(turns)
+    runtime._catch_up()
+    assert len(turns) == told
+    assert {(out.topic, out.partition, out.key) for turn in turns for out in turn.publishes} == {
+        ("app.orders.pending.changelog", 0, b"clock")
+    }
+    runtime.placed.clear()
+    await runtime.stop()

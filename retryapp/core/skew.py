@@ -1,0 +1,89 @@
+"""How far the broker's clock is from ours, by the append times that it puts into acknowledgements.
+
+A record that we sent at ``a`` and whose acknowledgement we had at ``b`` was appended between the two. So the broker's
+time of append less ``b`` bounds from below how far the broker is ahead of us, and less ``a`` from above (Cristian 1989,
+"Probabilistic clock synchronization"; here with both bounds instead of their middle). Bounds of many records are met
+with each other, and loosen with time as crystals drift.
+
+The correction that follows moves no further than the bounds make it: records that were acknowledged late do not pull
+it about. An acknowledgement that contradicts what was known by more than ``DOUBT_MS`` is not believed at once: nobody
+can tell whether our clock jumped or the broker's. Until ``AGREEING`` of them in a row agree with each other, or one
+agrees with what was known, the correction stays and is doubted.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DRIFT: Final = 0.000_5
+"""Largest drift of two clocks against each other, as a fraction: NTP slews by no more (RFC 5905, 500 ppm)."""
+DOUBT_MS: Final = 1_000
+"""Contradictions up to this are drift, or another broker; larger ones are a clock that jumped."""
+AGREEING: Final = 3
+"""So many acknowledgements in a row that agree with each other overrule what was known."""
+
+
+class BrokerSkew:
+    """Bounds of the broker's time less our own, and the correction within them. Milliseconds; pure arithmetic."""
+
+    def __init__(self) -> None:
+        self.correction_ms = 0.0
+        """Added to our own time it is the broker's, within the bounds."""
+        self.known = False
+        """At least one acknowledgement was seen."""
+        self._low_ms = self._high_ms = 0.0
+        self._at_s = 0.0
+        self._rivals: list[tuple[float, float]] = []
+
+    @property
+    def trusted(self) -> bool:
+        """Tell whether the correction may decide what is due."""
+        return self.known and not self._rivals
+
+    @property
+    def error_ms(self) -> float:
+        """Return how wrong the correction may be, at the last acknowledgement; 0 before the first."""
+        return max(self._high_ms - self.correction_ms, self.correction_ms - self._low_ms)
+
+    def observe(self, *, sent_ms: float, acked_ms: float, appended_ms: int, at_s: float) -> bool:
+        """Take an acknowledgement into account.
+
+        Args:
+            sent_ms: our own time, uncorrected, before the record was sent.
+            acked_ms: the same when its acknowledgement was there.
+            appended_ms: the broker's append time, whole milliseconds.
+            at_s: monotonic seconds; for the drift since the last one.
+
+        Returns:
+            Whether the correction, or the trust in it, has changed by more than ``DOUBT_MS``: worth a word.
+        """
+        low, high = appended_ms - acked_ms, appended_ms + 1 - sent_ms
+        if high < low:
+            return False  # our own time went back in between
+        if not self.known:
+            self.known = True
+            return self._take(low, high, at_s=at_s)
+        loosened = max(0.0, at_s - self._at_s) * 1000 * DRIFT
+        known_low, known_high = self._low_ms - loosened, self._high_ms + loosened
+        if max(low - known_high, known_low - high) <= DOUBT_MS:
+            self._rivals.clear()
+            self._meet([(low, high), (known_low, known_high)], at_s)
+            return False
+        doubted = not self._rivals
+        self._rivals = [rival for rival in self._rivals if rival[0] <= high and low <= rival[1]]
+        self._rivals.append((low, high))
+        if len(self._rivals) < AGREEING:
+            return doubted
+        agreeing, self._rivals = self._rivals[::-1], []
+        return self._meet(agreeing, at_s)
+
+    def _meet(self, bounds: list[tuple[float, float]], at_s: float) -> bool:
+        """Take what all bounds have in common; the newest, which come first, where they have nothing."""
+        low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
+        return self._take(*((low, high) if low <= high else bounds[0]), at_s=at_s)
+
+    def _take(self, low: float, high: float, *, at_s: float) -> bool:
+        before = self.correction_ms
+        self._low_ms, self._high_ms, self._at_s = low, high, at_s
+        self.correction_ms = min(max(before, low), high)
+        return abs(self.correction_ms - before) > DOUBT_MS
