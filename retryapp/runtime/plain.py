@@ -45,15 +45,15 @@ class PlainLane(KafkaLane):
         producer = self._open_producer()
         sent_ms = self.clock.counted_ms()
         sent = await self._publish(producer, batch)
-        self._anchor(sent, sent_ms)
-        published = [(await future).offset for future in sent]
+        self._anchor(sent_ms, sent)
+        published = await sent.offsets()
+        sent_ms = self.clock.counted_ms()
         logged = await self._log(producer, batch)
-        if not sent:
-            self._anchor(logged, sent_ms)
-        written = [(await future).offset for future in logged]
+        self._anchor(sent_ms, logged)
+        written = await logged.offsets()
         if batch.offsets:
             await self._commit_offsets(batch.offsets)
-        return LaneReceipt(published, max(written) if written else None)
+        return LaneReceipt(published, max(written, default=None))
 
     async def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         by_topic: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)

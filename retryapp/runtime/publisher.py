@@ -31,6 +31,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import Clock, DeadRow, LaneBatch, LaneReceipt, TopicPartition
+from retryapp.runtime.batches import Sent, send_all
 from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.deadletters import RocksDeadLetterTable
@@ -271,16 +272,15 @@ class KafkaLane:
         await producer.begin_transaction()
         sent_ms = self.clock.counted_ms()
         sent, logged = await self._publish(producer, batch), await self._log(producer, batch)
-        self._anchor(sent or logged, sent_ms)
+        self._anchor(sent_ms, sent, logged)
         if batch.offsets:
             offsets = {ClientTopicPartition(*tp): OffsetAndMetadata(offset, "") for tp, offset in batch.offsets.items()}
             await producer.send_offsets_to_transaction(offsets, self.place.group)
-        published = [(await future).offset for future in sent]
-        written = [(await future).offset for future in logged]
+        published, written = await sent.offsets(), await logged.offsets()
         await producer.commit_transaction()
-        return LaneReceipt(published, max(written) if written else None)
+        return LaneReceipt(published, max(written, default=None))
 
-    def _anchor(self, sent: Sequence[asyncio.Future[Any]], sent_ms: float) -> None:
+    def _anchor(self, sent_ms: float, *several: Sent) -> None:
         """Learn the broker's time from the first acknowledgement of several, the moment it comes."""
 
         def acknowledged(done: asyncio.Future[Any]) -> None:
@@ -288,24 +288,23 @@ class KafkaLane:
                 acked_ms = self.clock.counted_ms()
                 self.clock.anchor(sent_ms=sent_ms, acked_ms=acked_ms, appended_ms=done.result().timestamp)
 
-        if sent:
-            sent[0].add_done_callback(acknowledged)
+        for sent in several:
+            if sent.first is not None:
+                sent.first.add_done_callback(acknowledged)
+                return
 
     def _open_producer(self) -> AIOKafkaProducer:
         if self._producer is None:
             raise RuntimeError(f"lane {self.place.name} has no producer")
         return self._producer
 
-    async def _publish(self, producer: AIOKafkaProducer, batch: LaneBatch) -> list[Any]:
-        return [
-            _watched(await producer.send(o.topic, o.value, key=o.key, partition=o.partition, headers=list(o.headers)))
-            for o in batch.publishes
-        ]
+    async def _publish(self, producer: AIOKafkaProducer, batch: LaneBatch) -> Sent:
+        return await send_all(producer, batch.publishes)
 
-    async def _log(self, producer: AIOKafkaProducer, batch: LaneBatch) -> list[Any]:
+    async def _log(self, producer: AIOKafkaProducer, batch: LaneBatch) -> Sent:
         topic, partition = self.place.changelog
         changes = [*((row.key, row.value) for row in batch.puts), *((removal.key, None) for removal in batch.removes)]
-        return [_watched(await producer.send(topic, value, key=key, partition=partition)) for key, value in changes]
+        return await send_all(producer, [Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """See `ports.LaneTransport.apply`."""
@@ -353,17 +352,6 @@ class KafkaLane:
 def clock_probe(changelog: TopicPartition) -> Outgoing:
     """Return a record whose acknowledgement tells the broker's time."""
     return Outgoing(changelog.topic, changelog.partition, CLOCK_MARK, b"", ())
-
-
-def _watched(sent: asyncio.Future[Any]) -> asyncio.Future[Any]:
-    """Look at the outcome of a record, also where its transaction has failed before anybody asks for it."""
-    sent.add_done_callback(_look)
-    return sent
-
-
-def _look(sent: asyncio.Future[Any]) -> None:
-    if not sent.cancelled():
-        sent.exception()
 
 
 async def _forget(dead: RocksDeadLetterTable, first_offset: int) -> None:
