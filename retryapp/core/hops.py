@@ -87,8 +87,9 @@ def record_size(key: bytes | None, value: bytes | None, headers: Headers) -> int
 def waiting_size(copy: Outgoing) -> int:
     """Return an upper bound for the bytes of a waiting copy in any form: tier record, row, redelivery record."""
     size = BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES + len(copy.key or b"") + len(copy.value or b"")
-    for name, header in copy.headers:
-        size += (len(name) if name.isascii() else len(name_bytes(name))) + len(header or b"")
+    names = "".join([name for name, _ in copy.headers])
+    size += len(names) if names.isascii() else sum(len(name_bytes(name)) for name, _ in copy.headers)
+    size += sum([len(header) for _, header in copy.headers if header])
     count = len(copy.headers)
     row = ROW_KEY_BYTES + ROW_OVERHEAD_BYTES + count * ROW_HEADER_OVERHEAD_BYTES
     return size + max(count * _HEADER_OVERHEAD_BYTES, row)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -79,10 +79,22 @@ class HandlerTopology:
     delays_ms: tuple[int, ...] = ()
     """Distinct nominal delays of the policy, in milliseconds; they name the topics with ``Tiers.PER_DELAY``."""
 
+    retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
+
+    owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Topics that are ours: all but main."""
+
     def __post_init__(self) -> None:
-        """Sort the delays; refuse illegal names."""
+        """Sort the delays; make the names once, every record asks for them; refuse illegal ones."""
         object.__setattr__(self, "tiers", Tiers(self.tiers))
         object.__setattr__(self, "delays_ms", tuple(sorted(set(self.delays_ms))))
+        retry_topics = tuple(f"{self.prefix}.retry.{format_duration_ms(delay_ms)}" for delay_ms in self.delays_ms)
+        if self.tiers is Tiers.SINGLE or not self.delays_ms:
+            retry_topics = (f"{self.prefix}.retry",)
+        object.__setattr__(self, "retry_topics", retry_topics)
+        owned = (*retry_topics, self.redelivery, self.dlq, self.events, self.pending_changelog)
+        object.__setattr__(self, "owned", owned)
         for name in (self.group, self.main, *self.owned):
             check_name(name)
 
@@ -90,13 +102,6 @@ class HandlerTopology:
     def prefix(self) -> str:
         """``{group}.{main}``: how each of our names starts."""
         return f"{self.group}.{self.main}"
-
-    @property
-    def retry_topics(self) -> tuple[str, ...]:
-        """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
-        if self.tiers is Tiers.SINGLE or not self.delays_ms:
-            return (f"{self.prefix}.retry",)
-        return tuple(f"{self.prefix}.retry.{format_duration_ms(delay_ms)}" for delay_ms in self.delays_ms)
 
     def retry_topic_for(self, delay_ms: int) -> str:
         """Return the retry topic for a wait: that of the nearest delay, of the shorter one when two are as near."""
@@ -129,11 +134,6 @@ class HandlerTopology:
     def consumed(self) -> tuple[str, ...]:
         """Topics that the group subscribes: main, retry, redelivery."""
         return (self.main, *self.retry_topics, self.redelivery)
-
-    @property
-    def owned(self) -> tuple[str, ...]:
-        """Topics that are ours: all but main."""
-        return (*self.retry_topics, self.redelivery, self.dlq, self.events, self.pending_changelog)
 
 
 @dataclass(frozen=True, slots=True)

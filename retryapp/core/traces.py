@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from types import FrameType, TracebackType
 from typing import Final
 
@@ -63,7 +64,10 @@ def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str])
     for each in reversed(chain):
         frames = _frames(each.__traceback__)
         skipped = [f"  ... {len(frames) - MAX_FRAMES} more"] if len(frames) > MAX_FRAMES else []
-        lines = [f'  File "{_file(frame)}", line {line}, in {_function(frame)}' for frame, line in frames[-MAX_FRAMES:]]
+        lines = [
+            f'  File "{_file(frame.f_code.co_filename)}", line {line}, in {_function(frame)}'
+            for frame, line in frames[-MAX_FRAMES:]
+        ]
         text = cut_text(text_of(each), _TRACE_MESSAGE_BYTES)
         blocks.append("\n".join((*skipped, *lines, f"{qualified_name(type(each))}: {text}")))
     return _last_lines("\nwhich caused:\n".join(blocks))
@@ -73,10 +77,10 @@ def fingerprint_of(error: BaseException) -> str:
     """Return a stable hash of an error's cause: ``FINGERPRINT_CHARS`` hex digits."""
     chain = tuple(_chain(error))
     frames = [frame for each in chain for frame, _ in _frames(each.__traceback__)]
-    own = [frame for frame in frames if not _is_machinery(frame)]
+    own = [frame for frame in frames if not _is_machinery(_module(frame))]
     users = [frame for frame in own if not _is_installed(frame)] or own
     lines = [qualified_name(type(each)) for each in chain]
-    lines += [f"{_file(frame)}:{frame.f_code.co_qualname}" for frame in users]
+    lines += [f"{_file(frame.f_code.co_filename)}:{frame.f_code.co_qualname}" for frame in users]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:FINGERPRINT_CHARS]
 
 
@@ -105,8 +109,9 @@ def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
     return frames
 
 
-def _file(frame: FrameType) -> str:
-    return frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
+@lru_cache(maxsize=1024)  # a program has so many files; each failure names some
+def _file(path: str) -> str:
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _module(frame: FrameType) -> str:
@@ -117,8 +122,8 @@ def _function(frame: FrameType) -> str:
     return f"{_module(frame)}.{frame.f_code.co_qualname}"
 
 
-def _is_machinery(frame: FrameType) -> bool:
-    module = _module(frame)
+@lru_cache(maxsize=1024)
+def _is_machinery(module: str) -> bool:
     top = module.partition(".")[0]
     if any(module == package or module.startswith(f"{package}.") for package in _USER_PACKAGES):
         return False

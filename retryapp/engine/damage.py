@@ -41,7 +41,7 @@ def bury_damaged(
         group=handler.group,
         handler=handler.name,
         topic_id=topic_id,
-        policy_digest=handler.policy.digest,
+        policy_digest=handler.policy_digest,
         now_ms=now_ms,
     )
     return _told(_bury(handler, record, metadata, max_bytes=max_bytes))
@@ -78,7 +78,7 @@ def last_resort(
         group=handler.group,
         handler=handler.name,
         topic_id=topic_id,
-        policy_digest=handler.policy.digest,
+        policy_digest=handler.policy_digest,
         now_ms=now_ms,
     )
     try:

@@ -292,7 +292,7 @@ class _Failed:
             attempt=delivery.attempt,
             started_ms=delivery.started_ms,
             failed_ms=self.failed_ms,
-            policy_digest=handler.policy.digest,
+            policy_digest=handler.policy_digest,
             failure=failure,
             decision=decision,
         )

@@ -109,6 +109,8 @@ class Handler:
     """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
     """Qualified name of the function, for people."""
+    policy_digest: str = field(default="", init=False, repr=False, compare=False)
+    """That of the policy; a hash over its text, which every failure tells."""
     orphans: Orphans = field(init=False, repr=False, compare=False)
     """Runs that were given up (time-out, shutdown) and go on."""
     threads: Threads = field(init=False, repr=False, compare=False)
@@ -116,6 +118,7 @@ class Handler:
 
     def __post_init__(self) -> None:
         """Look at the signature and prepare the decoder once."""
+        object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
             object.__setattr__(self, "_adapter", TypeAdapter(target))
