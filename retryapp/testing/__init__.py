@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.delivery import deliver_once
-from retryapp.testing.lane import MemoryLaneTransport, Step
+from retryapp.testing.lane import MemoryLaneTransport, Pause, Step
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.partition import MemoryPartition
+from retryapp.testing.plain import MemoryPlainTransport
 from retryapp.testing.tables import MemoryDeadLetterTable, MemoryPendingTable
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "MemoryLaneTransport",
     "MemoryPartition",
     "MemoryPendingTable",
+    "MemoryPlainTransport",
+    "Pause",
     "RecordingObserver",
     "ScriptedRandom",
     "Step",

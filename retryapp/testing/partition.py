@@ -2,6 +2,16 @@
 
 Life of a record: `send` puts it on the main topic; the partition delivers, parks, fires and buries it exactly as a
 worker would; `advance` lets time pass. Nothing waits for real time and nothing is left behind.
+
+To leave the block is to kill the worker. What is in Kafka and on its disk is in the transport, and a new worker may go
+on with that::
+
+    async with MemoryPartition(charge, "5m") as orders:
+        parking = orders.transport.pause(Step.COMMIT, after=1)
+        await orders.send(b"order 1")
+        assert parking.reached
+    async with MemoryPartition(charge, "5m", transport=orders.transport) as orders:
+        assert orders.waiting == {"5m": 1}
 """
 
 from __future__ import annotations
@@ -11,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
@@ -25,9 +36,14 @@ from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
+from retryapp.testing.plain import MemoryPlainTransport
 
 _ROUNDS = 200
 _MAX_BYTES = 1_048_576
+_TRANSPORTS = {
+    DeliveryMode.EXACTLY_ONCE: MemoryLaneTransport,
+    DeliveryMode.AT_LEAST_ONCE: MemoryPlainTransport,
+}
 
 
 class MemoryPartition:
@@ -44,6 +60,8 @@ class MemoryPartition:
         clock: VirtualClock | None = None,
         random: Random | None = None,
         limits: LaneLimits | None = None,
+        delivery: DeliveryMode | str = DeliveryMode.EXACTLY_ONCE,
+        transport: MemoryLaneTransport | None = None,
         pools: tuple[DeliveryPool, DeliveryPool] | None = None,
         **options: Any,
     ) -> None:
@@ -55,15 +73,17 @@ class MemoryPartition:
             group: the consumer group.
             main: the main topic.
             partition: the partition's number.
-            clock: shared by partitions of one test.
+            clock: shared by partitions of one test; that of `transport` unless given.
             random: for jitter; 0.5 for ever unless given.
             limits: of the lane.
+            delivery: with transactions, or without; that of `transport` where that is given.
+            transport: Kafka and the local store as a worker has left them, to go on from there; new ones unless given.
             pools: for first deliveries and redeliveries, shared by partitions of one handler; its own unless given.
             options: more fields of `Handler`, as `value_type` and `concurrency`.
         """
         chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
         topology = HandlerTopology(group, main, delays_ms=chosen.schedule.nominal_delays_ms)
-        self.clock = clock or VirtualClock()
+        self.clock = clock or (transport.clock if transport is not None else VirtualClock())
         self.observer = RecordingObserver()
         self.handler = Handler(function=function, topology=topology, policy=chosen, **options)
         self._pools = pools or (
@@ -84,7 +104,9 @@ class MemoryPartition:
             again=self._pools[1],
             source=self,
         )
-        self.transport = MemoryLaneTransport(self.engine.sources, self.clock)
+        self.transport = transport or _TRANSPORTS[DeliveryMode(delivery)]((), self.clock)
+        for tp in self.engine.sources:
+            self.transport.offsets.setdefault(tp, 0)
         self.lane = Lane(
             name=f"{topology.prefix}.{partition}",
             handler=main,
@@ -103,7 +125,12 @@ class MemoryPartition:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start it and wait until its lane is open or has nothing more to try at this time."""
+        """Start it and wait until its lane is open or has nothing more to try at this time.
+
+        Raises:
+            RuntimeError: its transport belongs to a partition that still runs.
+        """
+        self.transport.attach()
         self.clock.drive(asyncio.get_running_loop())
         if self._own_pools:
             for pool in self._pools:
@@ -115,7 +142,8 @@ class MemoryPartition:
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Give it up, as a killed worker would: nothing more is committed."""
+        """Kill it: nothing is flushed, committed or given back, whatever its tasks still try."""
+        self.transport.detach()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -136,9 +164,13 @@ class MemoryPartition:
         self.clock.advance(ms)
         await self.settle()
 
-    async def settle(self) -> None:
-        """Let every task run until it waits for time or for the test (plain functions in threads: use `until`)."""
-        for _ in range(_ROUNDS):
+    async def settle(self, rounds: int = _ROUNDS) -> None:
+        """Let every task run until it waits for time or for the test (plain functions in threads: use `until`).
+
+        Args:
+            rounds: of the event loop; fewer of them stop in the middle of what follows.
+        """
+        for _ in range(rounds):
             self._feed()
             await asyncio.sleep(0)
 

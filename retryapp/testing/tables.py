@@ -22,6 +22,13 @@ class MemoryPendingTable:
         self.next_offset = 0
         """The table reflects the changelog up to here, exclusive."""
 
+    def reopened(self) -> MemoryPendingTable:
+        """Return the table as the next one to open it finds it: with the same rows, which this one must leave alone."""
+        table = MemoryPendingTable()
+        table._rows, table._keys, table._index = self._rows, self._keys, self._index
+        table.next_offset = self.next_offset
+        return table
+
     def due(
         self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
