@@ -39,6 +39,8 @@ DELAYS_MS = (500, 1_000)
 POLICY = RetryPolicy("500ms 1s", on=(non_retryable(WrongForGoodError),))
 SLOW_MS = 300
 TICK_MS = 100
+WAY_S = 0.05
+"""To a broker that is far away, and back."""
 DRAIN_S = 0.1
 """Too short for what has just begun."""
 MANY_TURNS = 20_000
@@ -75,14 +77,10 @@ class Point:
 
 class _Distant(MemoryLaneTransport):
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
-        await self._travel()
+        await self.clock.sleep(WAY_S)
         receipt = await super().commit(batch)
-        await self._travel()
+        await self.clock.sleep(WAY_S)
         return receipt
-
-    async def _travel(self) -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
 
 
 @dataclass(slots=True)
@@ -119,8 +117,8 @@ class World:
         assert self.transport is not None
         return self.transport
 
-    def slow_down(self) -> None:
-        """Let every transaction take some turns of the event loop on its way there and back."""
+    def move_away(self) -> None:
+        """Let every transaction take time on its way there and back, after which the lane rests."""
         self.transport = _Distant((), self.clock)
 
     def worker(self) -> MemoryPartition:
@@ -151,16 +149,20 @@ class World:
                 worker.lane.fail(RuntimeError("a fault outside"))
             if self.lives == 1 and moment == self.stopped_at:
                 break
-            self.clock.advance(TICK_MS)
-            await worker.settle(ROUNDS)
+            await self._tick(worker)
             if self.at_rest():
                 break
-        await worker.finish(drain_s=DRAIN_S, meanwhile=lambda: self._pass_time(worker))
+        stopping = asyncio.create_task(worker.finish(DRAIN_S))
+        try:
+            while not stopping.done():
+                await self._tick(worker)
+            await stopping
+        finally:
+            stopping.cancel()
 
-    async def _pass_time(self, worker: MemoryPartition) -> None:
-        for _ in range(SLOW_MS // TICK_MS):
-            self.clock.advance(TICK_MS)
-            await worker.settle(ROUNDS)
+    async def _tick(self, worker: MemoryPartition) -> None:
+        self.clock.advance(TICK_MS)
+        await worker.settle(ROUNDS)
 
     async def die_at(self, point: Point) -> Pause:
         """Lead a life up to a point, and die there; or to its end, where the point is not reached."""

@@ -176,8 +176,9 @@ def state_of(worker: MemoryPartition, world: World) -> tuple[object, ...]:
     engine, lane = worker.engine, worker.lane
     return (
         len(worker.transport.calls), len(world.runs), len(world.finished), len(world.unsent), worker.clock.sleeping,
-        lane.state, lane.session, len(lane._queue), engine.in_flight, len(engine._running), len(engine._claimed),
-        len(engine._unreleased), len(engine._ahead), engine._draining, tuple(worker._next.values()),
+        lane.state, lane.session, len(lane._queue), lane._rest is None, engine.in_flight, engine._draining,
+        len(engine._running), len(engine._claimed), len(engine._unreleased), len(engine._ahead),
+        tuple(worker._next.values()),
     )  # fmt: skip
 
 
@@ -196,11 +197,11 @@ def dies_at_change(world: World, n: int) -> Callable[[MemoryPartition], bool]:
 
 @pytest.mark.parametrize("stopped_at", [None, *range(1, 20, 2)])
 def test_a_worker_that_dies_at_any_turn_of_the_event_loop(stopped_at: int | None) -> None:
-    """Handlers run, outcomes wait for others before them, transactions travel; or all that while it is stopped."""
+    """Handlers run, outcomes wait for earlier ones, transactions travel, the lane rests; also while it is stopped."""
 
     async def crash(n: int) -> bool:
         world = World(stopped_at=stopped_at)
-        world.slow_down()
+        world.move_away()
         died = await world.die_when(dies_at_change(world, n))
         if died:
             await world.survive()
