@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 
 import pytest
@@ -146,3 +147,25 @@ def test_a_partition_whose_records_retention_has_deleted_opens_again(stage: Stag
     stage.worker()
     stage.produce(topic, [{"id": "good", "fail": 1}], 1)
     wait_for(lambda: stage.service.done(topic) == {"good"}, "it works on")
+
+
+@pytest.mark.timeout(120)
+def test_records_that_are_deleted_under_an_open_lane_are_not_skipped_in_silence(stage: Stage) -> None:
+    """The client library would go on behind them by itself; the lane closes instead and says what is gone."""
+    topic = stage.main_topic(partitions=1)
+    stage.program(HandlerSpec(topic=topic, policy="1h"), partitions=1)
+    worker = stage.worker()
+    group = Group(stage)
+    worker.signal(signal.SIGSTOP)
+    stage.produce(topic, [{"id": 0}], 1)  # answers the fetch that is on its way
+    stage.produce(topic, [{"id": n} for n in range(1, 5)], 1)
+    group.delete_records(topic, 0, 3)
+    worker.signal(signal.SIGCONT)
+    wait_for(lambda: "records were deleted unread" in last_errors(worker, topic), "the lane says what is gone")
+    assert "where reading was to go on, is not on the topic any more" in worker.log
+    assert {visit.facts["id"] for visit in stage.service.visits} <= {0}
+    assert worker.stop() == 0
+
+    group.set({(topic, 0): 3})
+    stage.worker()
+    wait_for(lambda: stage.service.done(topic) >= {3, 4}, "it goes on where it was told to")

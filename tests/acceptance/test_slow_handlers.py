@@ -14,8 +14,6 @@ from retryapp.engine.pool import DeliveryPool
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
 
-POLL_INTERVAL_S = 3.0
-"""The client leaves the group when its consumer does not come for records for so long."""
 BEHIND = 8_000
 """Records behind a slow handler: more than the intake and the places in flight of its partitions take."""
 LATE_MS = 2_500
@@ -73,11 +71,20 @@ def waits_under_load(stage: Stage, topic: str, seconds: float, when: str) -> tup
 
 @pytest.mark.broker
 @pytest.mark.acceptance
-@pytest.mark.timeout(120)
-def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("poll_interval_s", "behind_stuck", "behind_half"),
+    [
+        pytest.param(3.0, BEHIND, BEHIND, marks=pytest.mark.timeout(120), id="short"),
+        pytest.param(30.0, 100_000, 3_000, marks=[pytest.mark.soak, pytest.mark.timeout(600)], id="whole"),
+    ],
+)
+def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(
+    stage: Stage, poll_interval_s: float, behind_stuck: int, behind_half: int
+) -> None:
     """One handler hangs for twice the poll interval, one takes 0.5 s; parking and redelivery go on, theirs too.
 
-    No rebalance, and nothing behind the hanging record is acknowledged.
+    The client leaves the group when its consumer does not come for records within that interval. No rebalance, and
+    nothing behind the hanging record is acknowledged.
     """
     gate, half_second = Gate(), Slow(0.5)
     stuck, half = stage.main_topic("stuck", 1), stage.main_topic("half")
@@ -93,18 +100,18 @@ def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(stag
         HandlerSpec(topic=stuck, policy="2s", concurrency=1),
         HandlerSpec(topic=half, policy="4s", concurrency=2),
         HandlerSpec(topic=quick, policy="300ms", concurrency=8),
-        app_options={"broker_max_poll_interval": POLL_INTERVAL_S},
+        app_options={"broker_max_poll_interval": poll_interval_s},
     )
     worker = stage.worker()
     before = rebalances(worker)
     alone = waits_under_load(stage, quick, 2.0, "alone")
     stage.produce(stuck, [{"id": "fails", "fail": 1}, {"id": "hangs", "then": "hangs"}], 1)
-    stage.produce(stuck, [{"id": n} for n in range(BEHIND)], 1)
+    stage.produce(stuck, [{"id": n} for n in range(behind_stuck)], 1)
     stage.produce(half, [{"id": f"fails{n}", "fail": 1, "then": "takes"} for n in range(8)])
     wait_for(lambda: len(stage.evidence(half).retries()) == 8, "all that fail have failed")
-    stage.produce(half, [{"id": n, "then": "takes"} for n in range(BEHIND)])
+    stage.produce(half, [{"id": n, "then": "takes"} for n in range(behind_half)])
     wait_for(lambda: len(stage.service.of(stuck)) >= 2 and len(stage.service.of(half)) > 10, "both are in it")
-    first_ms, again_ms = waits_under_load(stage, quick, 2 * POLL_INTERVAL_S, "beside the slow")
+    first_ms, again_ms = waits_under_load(stage, quick, 2 * poll_interval_s, "beside the slow")
     stage.wait_settled(quick)
     assert first_ms < LATE_MS + 3 * alone[0]
     assert again_ms < LATE_MS + 3 * alone[1]

@@ -15,6 +15,7 @@ from harness import HandlerSpec, Stage, Worker, wait_for
 from retryapp.core.hops import Outgoing
 from retryapp.ports import LaneBatch, TopicPartition
 from retryapp.runtime.publisher import KafkaLane
+from retryapp.testing import VirtualClock
 
 WAITS_MS = (300, 600)
 ROUND = 80
@@ -102,8 +103,12 @@ class Fenced:
     async def begin_transaction(self) -> None:
         """Go well."""
 
-    async def send(self, *_: Any, **__: Any) -> asyncio.Future[None]:
-        """Take a record."""
+    def create_batch(self) -> Any:
+        """Begin a batch, which takes anything."""
+        return SimpleNamespace(append=lambda **_: True)
+
+    async def send_batch(self, *_: Any, **__: Any) -> asyncio.Future[None]:
+        """Take a batch."""
         self.sent.append(asyncio.get_running_loop().create_future())
         return self.sent[-1]
 
@@ -121,7 +126,7 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _loop, told: complaints.append(told["message"]))
     place: Any = SimpleNamespace(name="app.orders.0", group="app", changelog=TopicPartition("changelog", 0))
     nothing: Any = None
-    lane = KafkaLane(place, nothing, nothing, nothing, nothing, generation=1, member_id="m")
+    lane = KafkaLane(place, nothing, nothing, nothing, VirtualClock(), generation=1, member_id="m")
     client: Any = Fenced()
     lane._producer = client
     out = Outgoing(topic="app.orders.retry", partition=0, key=b"k", value=b"v", headers=())
