@@ -72,7 +72,7 @@ def _run_one(workload: Workload, stage: Stage) -> dict[str, Any]:
         "began": f"{began:%Y-%m-%d %H:%M} UTC",
         "minutes": minutes,
         "version": _version(),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks", *_without_out(sys.argv[1:])]),
         "before": asdict(before),
         "after": asdict(after),
         "idle": before.idle and after.idle,
@@ -81,6 +81,16 @@ def _run_one(workload: Workload, stage: Stage) -> dict[str, Any]:
         "sizes": {name: sizes[name] for name in (*workload.options, *SHARED)},
     }
     return as_json(result)
+
+
+def _without_out(arguments: Sequence[str]) -> list[str]:
+    """Leave out where the page went: it changes nothing, and names a folder of this machine."""
+    kept, skip = list[str](), False
+    for argument in arguments:
+        if not (skip or argument == "--out" or argument.startswith("--out=")):
+            kept.append(argument)
+        skip = argument == "--out"
+    return kept
 
 
 def _write(out: Path, found: dict[str, dict[str, Any]], folder: Path) -> None:
