@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
+import inspect
 import json
 import os
+import signal
+from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +94,80 @@ def declare(wanted: dict[str, Any]) -> None:
             raise RuntimeError("a handler of bytes gets the bytes")
         await call_service(wanted["topic"], _told(delivery))
 
+
+def arm(crash: dict[str, Any]) -> None:
+    """Have this process end itself with SIGKILL at a call on a record's way.
+
+    Args:
+        crash: `point`: class (as in `places`) and method; `moment`: `before`, `during` or `after` the call; `holding`:
+            which part of the lane's batch must not be empty for a call to count, or nothing; `after`: so many calls
+            that count go well before.
+    """
+    from aiokafka import AIOKafkaProducer
+
+    from retryapp.runtime.pending import RocksPendingTable
+    from retryapp.runtime.plain import PlainLane
+    from retryapp.runtime.publisher import KafkaLane
+
+    places: dict[str, Any] = {
+        "KafkaLane": KafkaLane, "PlainLane": PlainLane, "Producer": AIOKafkaProducer, "Table": RocksPendingTable
+    }  # fmt: skip
+    batch: ContextVar[Any] = ContextVar("batch", default=None)
+    passed = 0
+
+    def die() -> None:
+        os.write(1, f"crash: {crash}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def here() -> bool:
+        nonlocal passed
+        holding = crash["holding"]
+        if holding and not getattr(batch.get(), holding, None):
+            return False
+        passed += 1
+        return passed > crash["after"]
+
+    def noting(commit: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(commit)
+        async def note(self: Any, made: Any) -> Any:
+            batch.set(made)
+            return await commit(self, made)
+
+        return note
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def plain(*args: Any, **options: Any) -> Any:
+            met = here()
+            if met and crash["moment"] == "before":
+                die()
+            result = call(*args, **options)
+            if met:
+                die()
+            return result
+
+        @functools.wraps(call)
+        async def waiting(*args: Any, **options: Any) -> Any:
+            met = here()
+            if met and crash["moment"] == "before":
+                die()
+            if met and crash["moment"] == "during":
+                asyncio.get_running_loop().call_later(0.002, die)
+            result = await call(*args, **options)
+            if met:
+                die()
+            return result
+
+        return waiting if inspect.iscoroutinefunction(call) else plain
+
+    for lane in (KafkaLane, PlainLane):
+        lane.commit = noting(lane.commit)  # type: ignore[method-assign]
+    place, _, name = crash["point"].partition(".")
+    setattr(places[place], name, wrap(getattr(places[place], name)))
+
+
+if "crash" in SPEC:
+    arm(SPEC["crash"])
 
 for _wanted in SPEC["handlers"]:
     declare(_wanted)
