@@ -211,8 +211,11 @@ async def _call(run: Run) -> BaseException | None:
         raise
     except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
         error = exc
-    await watch.over(run)
-    return _too_long(handler) if run.overdue else error
+    try:
+        await watch.over(run)
+        return _too_long(handler) if run.overdue else error
+    finally:
+        del error  # this frame is in its traceback: a ring, which only the garbage collector would take apart
 
 
 def _too_long(handler: Handler) -> HandlerTimeoutError:

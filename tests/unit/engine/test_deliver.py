@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 from doubles import USER_HEADERS, BankDownError, MakeRecord, MakeStation, again, failing, fine, the
@@ -198,3 +200,23 @@ async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(
     clock.advance(1_000)
     await deliver_once(station, again(out))
     assert seen == [None, None]
+
+
+async def test_a_failure_that_is_told_of_is_gone(make_station: MakeStation, make_record: MakeRecord) -> None:
+    """With its traceback and all frames: left to the garbage collector, they cost a storm of failures a tenth more."""
+    seen: list[weakref.ref[BankDownError]] = []
+
+    async def handler(_value: bytes) -> None:
+        error = BankDownError("no answer")
+        seen.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    gc.disable()
+    try:
+        the(await deliver_once(make_station(handler, "10s"), make_record()))
+        assert [reference() for reference in seen] == [None]
+    finally:
+        gc.enable()

@@ -10,18 +10,26 @@ from faust.worker import Worker
 from retryapp.runtime.worker import RetryWorker
 
 
-async def test_what_start_up_has_made_is_taken_out_of_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk over all modules takes as long as a late retry may, every two seconds under load."""
+@pytest.mark.parametrize(
+    ("before", "after"), [((700, 10, 10), (3_000, 100, 20)), ((900, 10, 10), (900, 10, 10))], ids=["python", "own"]
+)
+async def test_the_garbage_collector_is_spared_rounds_that_find_nothing(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, int, int], after: tuple[int, int, int]
+) -> None:
+    """A walk over all modules takes as long as a late retry may; a program's own thresholds stay."""
     told: list[str] = []
 
     async def finished(_self: Worker) -> None:
         told.append("finished")
 
     monkeypatch.setattr(Worker, "on_startup_finished", finished)
-    tracked = len(gc.get_objects())
+    tracked, thresholds = len(gc.get_objects()), gc.get_threshold()
     try:
+        gc.set_threshold(*before)
         await RetryWorker.on_startup_finished(RetryWorker.__new__(RetryWorker))
         assert told == ["finished"]
         assert len(gc.get_objects()) < tracked / 10
+        assert gc.get_threshold() == after
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
