@@ -97,7 +97,7 @@ def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(
 
     stage.service.rule = rule
     stage.program(
-        HandlerSpec(topic=stuck, policy="2s", concurrency=1),
+        HandlerSpec(topic=stuck, policy="2s", concurrency=1, timeout="5m"),
         HandlerSpec(topic=half, policy="4s", concurrency=2),
         HandlerSpec(topic=quick, policy="300ms", concurrency=8),
         app_options={"broker_max_poll_interval": poll_interval_s},
