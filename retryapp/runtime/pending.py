@@ -4,7 +4,9 @@ The store's order is the firing order (`core.rows`), so what is due is the head 
 cheap (RocksDB walks over every deleted key in front of the first live one):
 
 * a low mark in memory: every key below it is known to be gone; a scan starts there, and a late insert lowers it;
-* a range delete over that proven-empty prefix in every batch that removes rows.
+* a range delete over that proven-empty prefix for every few thousand removed rows. (Not in every batch: an iterator
+  sorts all range deletes that are not flushed yet. One in each of 600 batches made a scan of ten rows take 2.3 ms
+  instead of 0.1 ms, a sixth of a worker's time at 1,000 retries a second.)
 
 An index by origin offset finds one record for a look-up; it is derived and written in the same batch. Its values hold
 the row's tier too, so that the counts by tier follow every change, also a tombstone of the changelog, without decoding
@@ -30,6 +32,8 @@ _INDEX = b"\x01"
 _ROWS_START = b"\x00"
 _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
+_PURGE_ROWS = 5_000
+"""Removed rows that may lie before the first live one until a range delete covers them."""
 
 
 def _index_key(origin_offset: int) -> bytes:
@@ -102,6 +106,7 @@ class RocksPendingTable:
         self._store = Store(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
         self._now_ms = now_ms
         self._low = b""
+        self._removed = 0
         self._counts = dict(self._store.meta.counts)
 
     @property
@@ -172,8 +177,10 @@ class RocksPendingTable:
             self._put(changes, row.key, row.value, row.tier)
         for removal in removes:
             self._remove(changes, removal.key)
-        if removes and self._low:
+        self._removed += len(removes)
+        if self._removed >= _PURGE_ROWS and self._low:
             changes.batch.delete_range(_ROWS_START, self._low)
+            self._removed = 0
         self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
 
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:

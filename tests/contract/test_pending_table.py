@@ -219,8 +219,12 @@ def test_a_late_row_below_everything_that_was_removed_is_due_first(table: Pendin
     assert table.page(None, 1) == [(late.key, late.value)]
 
 
-def test_removals_never_take_a_row_that_came_in_late(table: PendingTable, make_row: MakeRow) -> None:
+@pytest.mark.parametrize("purge_rows", [1, 2, 5_000])
+def test_removals_never_take_a_row_that_came_in_late(
+    table: PendingTable, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cheap removal of everything below the low mark spares rows of its own batch and of later ones."""
+    monkeypatch.setattr("retryapp.runtime.pending._PURGE_ROWS", purge_rows)
     rows = [make_row(1_000 + n, n) for n in range(10)]
     table.write(rows, [], 0)
     for batch in range(5):  # scan, remove the head, and put a row far below, in turns
@@ -232,8 +236,12 @@ def test_removals_never_take_a_row_that_came_in_late(table: PendingTable, make_r
     assert sum(table.counts().values()) == 10
 
 
-def test_a_table_that_was_emptied_takes_rows_again(table: PendingTable, make_row: MakeRow) -> None:
+@pytest.mark.parametrize("purge_rows", [1, 5_000])
+def test_a_table_that_was_emptied_takes_rows_again(
+    table: PendingTable, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the scan has proven to be empty."""
+    monkeypatch.setattr("retryapp.runtime.pending._PURGE_ROWS", purge_rows)
     for round_ in range(3):
         rows = [make_row(1_000 - 100 * round_ + n, n) for n in range(5)]
         table.write(rows, [], 2 * round_)
