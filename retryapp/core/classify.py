@@ -26,6 +26,7 @@ from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
 from retryapp.core.text import cut_text
 from retryapp.core.traces import fingerprint_of, qualified_name, shorten_trace
+from retryapp.core.values import keyword_value_type
 from retryapp.core.verdicts import Reject, RetryLater
 
 MAX_ERRORS: Final = 1_000
@@ -125,7 +126,7 @@ def non_retryable(*error_types: type[BaseException]) -> Rule:
     return Rule(error_types, ErrorClass.NON_RETRYABLE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class Failure:
     """What is known about one failed attempt."""
 

@@ -10,17 +10,16 @@ all. 4. Else again: at now plus the schedule's delay, jittered, or plus the wait
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.values import value_type
 
 __all__ = ["Dead", "DeadReason", "Decision", "RetryAt", "decide"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class RetryAt:
     """Deliver again, not before ``due_at_ms``."""
 
@@ -34,7 +33,7 @@ class RetryAt:
     """Text of the schedule's delay that is nearest: for people and metrics."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class Dead:
     """Never again by itself: dead letter."""
 

@@ -22,7 +22,7 @@ record is lost, and none holds up the others, because its story does not fit a h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -45,6 +45,7 @@ from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import ROW_HEADER_OVERHEAD_BYTES, ROW_KEY_BYTES, ROW_OVERHEAD_BYTES, PendingRow
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
+from retryapp.core.values import value_type
 
 BATCH_OVERHEAD_BYTES: Final = 61
 """Header of a record batch, format v2 (KIP-98): the limit holds for the batch, so a lone record carries it."""
@@ -53,7 +54,7 @@ _RECORD_OVERHEAD_BYTES: Final = 36
 _HEADER_OVERHEAD_BYTES: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class Outgoing:
     """A record to be published."""
 

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from retryapp.core.record import Origin, failure_id
+from retryapp.core.values import keyword_value_type, value_type
 
 FORMAT_VERSION: Final = 1
 """Version of the headers that is written; older ones (none yet) are read."""
@@ -42,7 +42,7 @@ def clamped(instant_ms: int, least: int = 0) -> int:
     return min(max(instant_ms, least), MAX_EPOCH_MS)
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class HistoryEntry:
     """One failed attempt, in short."""
 
@@ -56,7 +56,7 @@ class HistoryEntry:
     """Qualified name of the exception type."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class RetryMetadata:
     """What our headers say about a record: whose failure, which attempt, when again or why not.
 

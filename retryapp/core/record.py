@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.values import value_type
 
 Headers = tuple[tuple[str, bytes | None], ...]
 """Record headers in their order, duplicates and null values kept."""
@@ -47,7 +48,7 @@ class Damage:
     """What is wrong, without payload."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class Record:
     """One record as read from a topic; or, with `damage`, offsets that could not be read."""
 
@@ -86,7 +87,7 @@ class Record:
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class Origin:
     """Where a record was first delivered."""
 

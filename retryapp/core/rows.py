@@ -30,6 +30,7 @@ from typing import Final
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
 from retryapp.core.record import Headers, Record
+from retryapp.core.values import value_type
 
 ROW_VERSION: Final = 1
 """Version of the row layout that is written."""
@@ -68,7 +69,7 @@ class RowKey:
     """Offset of the first delivery in the main topic."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class PendingRow:
     """A parked record: key, value and headers as they stand on the tier record."""
 

@@ -19,6 +19,7 @@ from retryapp.core.errors import ConfigurationError, RetryAppError, UndecodableE
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Origin
 from retryapp.core.topology import HandlerTopology
+from retryapp.core.values import keyword_value_type
 from retryapp.engine.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.threads import Ended, Threads
 
@@ -50,7 +51,7 @@ class HandlerResultError(RetryAppError):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class Delivery:
     """What a handler may know of the record beside its value: pass a second argument to get it."""
 

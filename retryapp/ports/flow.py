@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.values import keyword_value_type
 
 
 class TopicPartition(NamedTuple):
@@ -77,7 +78,7 @@ class Event(StrEnum):
     REBALANCED = "rebalanced"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class Observation:
     """One thing that happened. Facts that do not apply stay None. Never holds payloads."""
 

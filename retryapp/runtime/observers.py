@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -201,6 +202,7 @@ class MetricsObserver:
             registry=registry,
             buckets=REBALANCE_BUCKETS_S,
         )
+        self._child: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
         if partitions is not None:
             registry.register(_Gauges(partitions, orphans, skew or BrokerSkew()))
 
@@ -210,33 +212,33 @@ class MetricsObserver:
         match observation.event:
             case Event.SUCCEEDED:
                 self._count_delivery(observation)
-                self._succeeded.labels(handler).inc(count)
+                self._child(self._succeeded, handler).inc(count)
             case Event.FAILED:
                 self._count_delivery(observation)
-                self._failures.labels(handler, observation.error_class or "unknown").inc(count)
+                self._child(self._failures, handler, observation.error_class or "unknown").inc(count)
             case Event.SCHEDULED:
-                self._scheduled.labels(handler, observation.tier or "unknown").inc(count)
+                self._child(self._scheduled, handler, observation.tier or "unknown").inc(count)
             case Event.PARKED:
-                self._parked.labels(handler).inc(count)
+                self._child(self._parked, handler).inc(count)
             case Event.FIRED:
-                self._fired.labels(handler).inc(count)
+                self._child(self._fired, handler).inc(count)
             case Event.DEAD:
-                self._dead.labels(handler, observation.reason or "unknown").inc(count)
+                self._child(self._dead, handler, observation.reason or "unknown").inc(count)
             case Event.DAMAGED:
-                self._damaged.labels(handler).inc(count)
+                self._child(self._damaged, handler).inc(count)
             case Event.LANE_FAILED:
-                self._lane_errors.labels(handler).inc(count)
+                self._child(self._lane_errors, handler).inc(count)
             case Event.LANE_INCOMPLETE:
-                self._incomplete.labels(handler).inc(count)
+                self._child(self._incomplete, handler).inc(count)
             case Event.REBALANCED:
                 self._rebalances.observe((observation.duration_ms or 0) / 1_000)
             case Event.LANE_OPENED | Event.LANE_CLOSED:
                 pass  # the lanes that are open are a gauge
 
     def _count_delivery(self, ended: Observation) -> None:
-        self._deliveries.labels(ended.handler).inc(ended.count)
+        self._child(self._deliveries, ended.handler).inc(ended.count)
         if ended.lateness_ms is not None:
-            self._lateness.labels(ended.handler).observe(ended.lateness_ms / 1_000)
+            self._child(self._lateness, ended.handler).observe(ended.lateness_ms / 1_000)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
