@@ -5,12 +5,24 @@ code. Back ends import this module and `retryapp.core`, never each other.
 
 * Time comes from `Clock`, jitter from `Random`.
 * `LaneTransport` is Kafka as one lane sees it; `PendingTable` and `DeadLetterTable` are the local stores.
-* `Observer` is told what happened, one frozen record at a time; logs and metrics are observers.
+* `ports.broker` is what stands behind a transport: acknowledgements, readings, stores on a disk.
+* `Observer` is told what happened, one record at a time; logs and metrics are observers.
 * `WorkerView` is what the web pages may ask a worker.
 """
 
 from __future__ import annotations
 
+from retryapp.ports.broker import (
+    Acks,
+    DeadLetterStore,
+    Flow,
+    Passage,
+    PendingStore,
+    Sink,
+    Standing,
+    TopicReader,
+    Way,
+)
 from retryapp.ports.flow import (
     Clock,
     DeadLetterTable,
@@ -38,11 +50,14 @@ from retryapp.ports.view import (
 )
 
 __all__ = [
+    "Acks",
     "Clock",
     "DeadEntry",
+    "DeadLetterStore",
     "DeadLetterTable",
     "DeadRow",
     "Event",
+    "Flow",
     "HandlerInfo",
     "LaneBatch",
     "LaneReceipt",
@@ -51,12 +66,18 @@ __all__ = [
     "Observer",
     "PartitionInfo",
     "PartitionLag",
+    "Passage",
     "PendingEntry",
+    "PendingStore",
     "PendingTable",
     "Random",
     "Removal",
     "Row",
+    "Sink",
     "Source",
+    "Standing",
     "TopicPartition",
+    "TopicReader",
+    "Way",
     "WorkerView",
 ]

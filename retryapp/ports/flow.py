@@ -34,6 +34,11 @@ class Clock(Protocol):
         """Tell whether wall time may decide what is due; while it is doubted nothing fires."""
         ...
 
+    @property
+    def known(self) -> bool:
+        """Tell whether an acknowledgement has told the broker's time."""
+        ...
+
     def counted_ms(self) -> float:
         """Return this machine's own epoch milliseconds, uncorrected; for `anchor`."""
         ...

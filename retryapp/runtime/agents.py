@@ -7,7 +7,6 @@ channels what the engine has room for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import faust
@@ -15,20 +14,8 @@ from faust.channels import Channel
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
 from retryapp.core.record import Damage, Record
-from retryapp.ports import TopicPartition
+from retryapp.engine.feed import Batch
 from retryapp.runtime.unreadable import Unreadable
-
-BATCH = 500
-"""Records that one Faust event carries to an agent."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """What one Faust event carries."""
-
-    tp: TopicPartition
-    session: int
-    records: list[Record]
 
 
 class IntakeChannel(Channel[Any]):

@@ -6,11 +6,11 @@ The life of a worker:
    ids (`runtime.preparation`);
 2. the sensor starts first of all services: delivery pools, tail reader;
 3. an assignment comes: one partition engine and one lane for each number of which this worker owns *all* the handler's
-   topics; lanes open once the rebalance is over (`runtime.placement`);
+   topics; lanes open once the rebalance is over (`engine.ownership`);
 4. a revoke or SIGTERM comes: handlers get `drain` (`grace`) to finish, lanes commit what is done and close;
 5. the sensor stops last of all services.
 
-In between, records go from the intake to the engines through Faust agents (`runtime.feed`).
+In between, records go from the intake to the engines through Faust agents (`engine.feed`).
 """
 
 from __future__ import annotations
@@ -29,37 +29,30 @@ from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.handler import Handler
-from retryapp.engine.lane import LaneState
+from retryapp.engine.ownership import Ownership
+from retryapp.engine.placement import Placer, Served
 from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.turn import Turn
 from retryapp.kafka import KafkaConnection, Plan
-from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime.agents import register_agent
+from retryapp.ports import Event, Observation
+from retryapp.runtime.agents import register_agent, to_record
 from retryapp.runtime.clients import COMPRESSION, ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import RetryConsumer, RetryTransport
-from retryapp.runtime.errors import PositionGoneError
-from retryapp.runtime.feed import Feed
-from retryapp.runtime.intake import Intake
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
 from retryapp.runtime.options import SETTINGS, RuntimeOptions
-from retryapp.runtime.placement import Membership, Placed, Placer, Served
+from retryapp.runtime.placement import LaneMaker, end_process, patience_s
 from retryapp.runtime.plain import PlainAssignor
 from retryapp.runtime.preparation import Preparation
-from retryapp.runtime.publisher import clock_probe
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.tail import TailReader
 from retryapp.runtime.unreadable import TOPICS
 
 logger = get_logger(__name__)
 
-_FINISH_S = 5.0
-"""Longest wait for the last transactions; a short grace shortens it: without a broker they never end."""
-_LEAST_FINISH_S = 0.5
 _CATCH_UP_S = 10.0
+"""How often offsets are set behind transaction markers that no record follows."""
 _ASK_TIME_S = 1.0
 """How often a clock that is doubted asks for the broker's time."""
-"""How often offsets are set behind transaction markers that no record follows."""
 
 
 class RetrySensor(Sensor):
@@ -91,34 +84,23 @@ class RetrySensor(Sensor):
             self._runtime.rebalanced(self._runtime.clock.monotonic_s() - started_s)
 
 
-class Runtime:
+class Runtime(Ownership):
     """The retry protocol inside one Faust app. See the module's text."""
 
     def __init__(self, app: faust.App, options: RuntimeOptions) -> None:
+        self.clock: SystemClock = SystemClock()
+        super().__init__(clock=self.clock, observer=LogObserver(), to_record=to_record, drain_s=options.drain_ms / 1000)
         self.app = app
         self.options = options
-        self.clock = SystemClock()
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
-        self.intake = Intake()
-        self.served: dict[str, Served] = {}
-        self.placed: dict[tuple[str, int], Placed] = {}
-        self.assigned = False
-        """Whether the group has said what belongs to this worker; may be nothing."""
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Asked at each scrape of the metrics; the view sets it."""
         self.metrics = MetricsObserver(lambda: self.gauges(), self.orphans, self.clock.skew)
-        self.observer = CombinedObserver(LogObserver(), self.metrics)
+        self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
-        self._feed = Feed(self.intake)
         self._catch_up_timer: asyncio.TimerHandle | None = None
         self._reader: TailReader | None = None
-        self._placer: Placer | None = None
-        self._suspending = asyncio.Lock()
         self._sensor = RetrySensor(self)
-        self.intake.on_records = self._feed.pump
-        self.intake.on_assigned = self._on_assigned
-        self.intake.on_revoked = self._on_revoked
-        self.intake.on_out_of_range = self._on_out_of_range
         self._change_settings()
         app._new_transport = self._new_transport  # type: ignore[method-assign]  # Faust's only way to give an app another transport
         self._stock_rebalance_end = app.on_rebalance_end
@@ -232,10 +214,17 @@ class Runtime:
         settings = self._client_settings()
         self._reader = TailReader(settings)
         self._placer = Placer(
-            app=self.app,
-            delivery=self.options.delivery,
-            settings=settings,
-            reader=self._reader,
+            make_transport=LaneMaker(
+                app=self.app,
+                delivery=self.options.delivery,
+                settings=settings,
+                reader=self._reader,
+                clock=self.clock,
+                consumer=lambda: self.consumer,
+            ),
+            settled=lambda: self.consumer.settled,
+            end_process=end_process,
+            patience_s=patience_s(self.app),
             clock=self.clock,
             random=self.random,
             observer=self.observer,
@@ -249,20 +238,9 @@ class Runtime:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        doubted = self.clock.skew.known and not self.clock.trusted
+        doubted = self.catch_up()
         wait_s = _ASK_TIME_S if doubted else _CATCH_UP_S
         self._catch_up_timer = asyncio.get_running_loop().call_later(wait_s, self._catch_up)
-        self._feed.catch_up()
-        if doubted:
-            self._ask_time()
-
-    def _ask_time(self) -> None:
-        """Have a lane learn the broker's time: while nothing fires there may be nothing else to acknowledge."""
-        for placed in self.placed.values():
-            if placed.lane.state is LaneState.OPEN:
-                probe = clock_probe(placed.transport.place.changelog)
-                placed.lane.submit(placed.lane.session, Turn(publishes=(probe,)))
-                return
 
     def _client_settings(self) -> ClientSettings:
         conf = self.app.conf
@@ -289,78 +267,6 @@ class Runtime:
 
     async def _on_before_shutdown(self, _app: Any, **_kwargs: Any) -> None:
         await self.suspend(self.options.grace_ms / 1000)
-
-    # -- ownership ----------------------------------------------------------------------------------------------
-
-    async def _on_assigned(self, generation: int, member_id: str, actives: set[TopicPartition]) -> None:
-        for served in self.served.values():
-            consumed = set(served.handler.topology.consumed)
-            numbers = {tp.partition for tp in actives if tp.topic in consumed}
-            for partition in sorted(numbers):
-                wanted = {TopicPartition(topic, partition) for topic in served.handler.topology.consumed}
-                mine = wanted & actives
-                if mine == wanted:
-                    self._place(served, partition, generation, member_id)
-                elif mine:
-                    missing = ", ".join(sorted(tp.topic for tp in wanted - mine))
-                    self.observer.observe(
-                        Observation(
-                            event=Event.LANE_INCOMPLETE,
-                            handler=served.handler.main,
-                            partition=partition,
-                            message=(
-                                f"stays paused: another worker has this number of {missing}"
-                                if partition < served.partitions
-                                else f"stays paused: the main topic has grown; add partitions to {missing} and restart"
-                            ),
-                        )
-                    )
-        self.assigned = True
-
-    def _place(self, served: Served, partition: int, generation: int, member_id: str) -> None:
-        if self._placer is None:
-            raise RuntimeError("an assignment came before the runtime was started")
-        membership = Membership(consumer=self.consumer, generation=generation, member_id=member_id)
-        placed = self._placer.place(served, partition, membership)
-        self.placed[served.handler.main, partition] = placed
-        for tp in placed.engine.sources:
-            self._feed.placed[tp] = placed
-
-    def _on_out_of_range(self, tp: TopicPartition, position: int) -> None:
-        placed = self._feed.placed.get(tp)
-        if placed is not None:
-            placed.lane.fail(PositionGoneError(*tp, position))
-
-    async def _on_revoked(self) -> None:
-        self.assigned = False
-        await self.suspend(self.options.drain_ms / 1000)
-
-    async def suspend(self, deadline_s: float) -> None:
-        """Let handlers finish, commit what is done, close every lane. Bounded by the deadline and a few seconds.
-
-        Args:
-            deadline_s: how long running handlers may go on.
-        """
-        async with self._suspending:
-            placed = list(self.placed.values())
-            if not placed:
-                return
-            self._feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
-            await asyncio.gather(*(each.engine.drain(deadline_s) for each in placed))
-            for each in placed:
-                each.lane.finish()
-                if each.lane.state is not LaneState.OPEN:  # opening, or waiting to: it has nothing to commit
-                    each.task.cancel()
-            finish_s = min(_FINISH_S, max(_LEAST_FINISH_S, deadline_s))
-            _, late = await asyncio.wait([each.task for each in placed], timeout=finish_s)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=finish_s)
-            for each in placed:
-                each.engine.end()
-            self.placed.clear()
-            self._feed.clear()
 
     def rebalanced(self, duration_s: float) -> None:
         """Tell observers of a rebalance."""

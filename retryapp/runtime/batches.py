@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
 from retryapp.core.hops import Outgoing
+
+_APPEND_TIME = 1
+"""Timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are."""
 
 
 class Sent:
@@ -32,6 +35,18 @@ class Sent:
         if self.first is None:
             self.first = answer
         self._batches.append((answer, numbers))
+
+    def on_appended(self, tell: Callable[[int], None]) -> bool:
+        """See `ports.Acks.on_appended`; a time that we sent ourselves tells nothing."""
+
+        def acknowledged(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and done.exception() is None and done.result().timestamp_type == _APPEND_TIME:
+                tell(done.result().timestamp)
+
+        if self.first is None:
+            return False
+        self.first.add_done_callback(acknowledged)
+        return True
 
     async def offsets(self) -> list[int]:
         """Wait until all are acknowledged; return the offset of each, in the order in which they were given.

@@ -50,6 +50,11 @@ class SystemClock:
         """Tell whether records may fire by this clock; see `ports.Clock.trusted`."""
         return self.skew.trusted
 
+    @property
+    def known(self) -> bool:
+        """See `ports.Clock.known`."""
+        return self.skew.known
+
     def wall_ms(self) -> int:
         """Return epoch milliseconds, the broker's as far as it is known; goes back only to agree with it."""
         return int(self.counted_ms() + self.skew.correction_ms)

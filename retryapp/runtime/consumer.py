@@ -31,9 +31,9 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, T
 from faust.types import TP
 from mode.utils.logging import get_logger
 
+from retryapp.engine.intake import Intake, Stamped
 from retryapp.ports import TopicPartition
 from retryapp.runtime import unreadable
-from retryapp.runtime.intake import Intake, Stamped
 
 logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02
@@ -335,10 +335,14 @@ class RetryConsumer(Consumer):
                 del self._spill[tp]
                 self.on_buffer_drop(tp)
 
+    def on_buffer_full(self, tp: TP) -> None:
+        """Stop fetching a partition; Faust refuses tuples that are not its own, though they are equal."""
+        super().on_buffer_full(TP(*tp))
+
     def on_buffer_drop(self, tp: TP) -> None:
         """Fetch a partition again; the agent's own signal does not reopen one whose spill is not empty."""
         if not self._spill.get(tp):
-            super().on_buffer_drop(tp)
+            super().on_buffer_drop(TP(*tp))
 
     def _note_delivered(self, tp: TP, message: Any) -> None:
         delivered = self._delivered[tp]

@@ -23,10 +23,10 @@ from retryapp.core.errors import (
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.record import short_topic_id
 from retryapp.doctor import quick_findings
+from retryapp.engine.placement import Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, read_changelog
 from retryapp.ports import Clock
 from retryapp.runtime.options import RuntimeOptions
-from retryapp.runtime.placement import Served
 from retryapp.runtime.plain import PROTOCOL
 from retryapp.runtime.security import admin_connection, prove_login
 from retryapp.runtime.unreadable import refuse_missing_codecs

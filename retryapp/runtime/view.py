@@ -18,12 +18,13 @@ from aiokafka.errors import KafkaError
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Record
 from retryapp.engine.lane import LaneState
+from retryapp.engine.placement import Placed
 from retryapp.kafka import read_record
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.lanes import LaneWatch
 from retryapp.runtime.observers import CombinedObserver
-from retryapp.runtime.placement import Placed, owners
+from retryapp.runtime.placement import owners
 
 NO_CLAIMS: frozenset[bytes] = frozenset()
 LAG_TIMEOUT_S: Final = 2.0

@@ -28,6 +28,8 @@ class VirtualClock:
         self._turns = count()
         self.trusted = True
         """See `ports.Clock.trusted`."""
+        self.known = True
+        """See `ports.Clock.known`."""
         self.anchors: list[tuple[float, float, int]] = []
         """What `anchor` was told: sent, acknowledged, appended."""
 

@@ -126,7 +126,15 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _loop, told: complaints.append(told["message"]))
     place: Any = SimpleNamespace(name="app.orders.0", group="app", changelog=TopicPartition("changelog", 0))
     nothing: Any = None
-    lane = KafkaLane(place, nothing, nothing, nothing, VirtualClock(), generation=1, member_id="m")
+    lane = KafkaLane(
+        place=place,
+        settings=nothing,
+        consumer=nothing,
+        reader=nothing,
+        clock=VirtualClock(),
+        generation=1,
+        member_id="m",
+    )
     client: Any = Fenced()
     lane._producer = client
     out = Outgoing(topic="app.orders.retry", partition=0, key=b"k", value=b"v", headers=())

@@ -39,6 +39,7 @@ from retryapp.core.errors.environment import (
     UnreadableTopicError,
 )
 from retryapp.core.errors.lanes import LaneClosedError, LaneError, LaneFencedError, LaneTimeoutError
+from retryapp.core.errors.offsets import OffsetsGoneError, OffsetsMissingError, PositionGoneError, StoreAheadError
 from retryapp.core.errors.records import (
     DamagedEventError,
     DamagedMetadataError,
@@ -77,9 +78,13 @@ __all__ = [
     "NewerRowError",
     "NoHandlersError",
     "OfflineError",
+    "OffsetsGoneError",
+    "OffsetsMissingError",
     "PortTakenError",
+    "PositionGoneError",
     "RecordError",
     "RetryAppError",
+    "StoreAheadError",
     "StoreBrokenError",
     "TopicMismatchError",
     "TopicMissingError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+from typing import Any
 
 import pytest
 
@@ -188,15 +189,16 @@ LEAVES = [
 def test_every_error_shows_its_facts_and_survives_pickling(error_type: type[RetryAppError]) -> None:
     """Facts are attributes and stand in the message; a copy from another process is the same."""
     names = [name for name in inspect.signature(error_type).parameters if name != "self"]
-    numbers = {"port": 9092, "newest": 1, "needed": 17, "free_bytes": 512}
-    facts = {name: numbers.get(name, f"<{name}>") for name in names}
+    known: dict[str, Any] = {"port": 9092, "newest": 1, "needed": 17, "free_bytes": 512, "topics": ("orders", "retry")}
+    known |= {"committed": 90, "first": 100, "end": 150, "position": 95, "rows": 3, "store": 160}
+    facts = {name: known.get(name, f"<{name}>") for name in names}
     error = error_type(**facts)
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     assert type(copy) is error_type
     assert str(copy) == str(error)
     for name, value in facts.items():
         assert getattr(copy, name) == value
-        assert str(value) in str(error)
+        assert (", ".join(value) if isinstance(value, tuple) else str(value)) in str(error)
     assert error_type.__doc__
     assert error.exit_code in {1, 2, 3, 4}
 

@@ -19,11 +19,11 @@ async def transact(rig: Rig, ms: int) -> None:
 
 async def test_what_comes_while_a_lane_rests_goes_together(rig: Rig) -> None:
     """One transaction, as long after the former as that took."""
-    await transact(rig, 40)
+    await transact(rig, 16)
     rig.submit("a", 2, publishes=1)
-    await rig.advance(20)
+    await rig.advance(10)
     rig.submit("b", 3, publishes=1)
-    await rig.advance(19)
+    await rig.advance(5)
     assert len(rig.transport.batches) == 1
     await rig.advance(1)
     assert [len(batch.publishes) for batch in rig.transport.batches] == [1, 2]
@@ -33,7 +33,7 @@ async def test_a_rest_is_bounded(rig: Rig) -> None:
     """A broker that took seconds once does not make the lane slow."""
     await transact(rig, 5_000)
     rig.submit("a", 2, publishes=1)
-    await rig.advance(49)
+    await rig.advance(19)
     assert len(rig.transport.batches) == 1
     await rig.advance(1)
     assert len(rig.transport.batches) == 2

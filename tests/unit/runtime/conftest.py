@@ -16,9 +16,9 @@ from aiokafka.consumer.subscription_state import TopicPartitionState
 from faust.types import TP
 
 from retryapp import Retries, RetryPolicy
+from retryapp.engine.intake import Stamped
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
-from retryapp.runtime.intake import Stamped
 from retryapp.runtime.worker import runtime_of
 
 MAIN = TP("orders", 0)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from retryapp.core.record import Damage
+from retryapp.engine.feed import Batch
 from retryapp.ports import TopicPartition
-from retryapp.runtime.agents import Batch, IntakeChannel, register_agent, to_record
+from retryapp.runtime.agents import IntakeChannel, register_agent, to_record
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.unreadable import Unreadable

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiokafka.structs import OffsetAndMetadata
 
+from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.ports import LaneBatch, TopicPartition
-from retryapp.runtime.errors import OffsetsGoneError, OffsetsMissingError
 from retryapp.runtime.publisher import KafkaLane
 
 MAIN = TopicPartition("orders", 1)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from retryapp.core.errors import UnreadableTopicError
+from retryapp.engine.feed import Feed
+from retryapp.engine.intake import Intake
 from retryapp.engine.progress import OffsetWindow
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, TopicPartition
-from retryapp.runtime.feed import Feed
-from retryapp.runtime.intake import Intake
+from retryapp.runtime.agents import to_record
 from retryapp.runtime.unreadable import Unreadable
 from retryapp.testing import MemoryPartition
 
@@ -31,7 +32,7 @@ def intake() -> Intake:
 @pytest.fixture
 def feed(intake: Intake) -> Feed:
     """Feeds what comes in, to nobody yet."""
-    made = Feed(intake)
+    made = Feed(intake, to_record)
     intake.on_records = made.pump
     return made
 

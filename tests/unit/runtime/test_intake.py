@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from faust.types import TP
 
+from retryapp.engine import intake as module
+from retryapp.engine.intake import Intake
 from retryapp.ports import TopicPartition
-from retryapp.runtime import intake as module
-from retryapp.runtime.intake import Intake
 from retryapp.runtime.unreadable import Unreadable
 
 ORDERS = TopicPartition("orders", 0)

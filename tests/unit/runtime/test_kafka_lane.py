@@ -16,14 +16,13 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from samples import dead, waiting
 
-from retryapp.core.errors import StoreBrokenError
+from retryapp.core.errors import StoreAheadError, StoreBrokenError
 from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
 from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.errors import StoreAheadError
 from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.store import StoreIdentity
 from retryapp.testing import VirtualClock

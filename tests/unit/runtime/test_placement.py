@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import pytest
 
+from retryapp.engine import placement as module
 from retryapp.engine.lane import LaneState
+from retryapp.engine.placement import Membership, Placer
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime import placement as module
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.placement import Membership, Placer
+from retryapp.runtime.placement import LaneMaker, end_process, patience_s
 from retryapp.testing import RecordingObserver, VirtualClock
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
@@ -113,14 +114,21 @@ LANE: Any = SimpleNamespace(name="app.orders.0", last_error="not a member")
 
 
 @pytest.fixture
-def placer(runtime: Runtime) -> Placer:
+def placer(runtime: Runtime, consumer: Any) -> Placer:
     """Places partitions for lanes that never get as far as their clients."""
     anything: Any = SimpleNamespace()
     return Placer(
-        app=runtime.app,
-        delivery=runtime.options.delivery,
-        settings=anything,
-        reader=anything,
+        make_transport=LaneMaker(
+            app=runtime.app,
+            delivery=runtime.options.delivery,
+            settings=anything,
+            reader=anything,
+            clock=runtime.clock,
+            consumer=lambda: consumer,
+        ),
+        settled=lambda: bool(consumer.settled),
+        end_process=end_process,
+        patience_s=patience_s(runtime.app),
         clock=runtime.clock,
         random=runtime.random,
         observer=runtime.observer,
@@ -130,9 +138,11 @@ def placer(runtime: Runtime) -> Placer:
     )
 
 
-async def test_a_lane_that_dies_ends_the_process(exit_codes: list[int], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lane_that_dies_ends_the_process(
+    placer: Placer, exit_codes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     """It would hold its partition and do nothing, in silence; a supervisor starts the process again."""
-    module._end_if_broken(LANE, await ended(ValueError("what nobody thought of")))
+    placer._end_if_broken(LANE, await ended(ValueError("what nobody thought of")))
     assert exit_codes == [4]
     assert "what nobody thought of" in caplog.text
 
@@ -151,17 +161,17 @@ async def test_every_lane_is_watched(
         raise ValueError("what nobody thought of")
 
     monkeypatch.setattr(Placer, "_run", die)
-    task = placer.place(runtime.served[MAIN], 0, Membership(consumer=consumer, generation=1, member_id="m")).task
+    task = placer.place(runtime.served[MAIN], 0, Membership(generation=1, member_id="m")).task
     await asyncio.wait([task])
     await asyncio.sleep(0)
     assert exit_codes == [4]
     assert "Lane app.orders.0" in caplog.text
 
 
-async def test_a_lane_that_ends_as_it_should_leaves_the_process_alone(exit_codes: list[int]) -> None:
+async def test_a_lane_that_ends_as_it_should_leaves_the_process_alone(placer: Placer, exit_codes: list[int]) -> None:
     """Finished lanes and those that a rebalance cancels are everyday."""
-    module._end_if_broken(LANE, await ended(None))
-    module._end_if_broken(LANE, await ended(asyncio.CancelledError()))
+    placer._end_if_broken(LANE, await ended(None))
+    placer._end_if_broken(LANE, await ended(asyncio.CancelledError()))
     assert exit_codes == []
 
 
@@ -187,29 +197,36 @@ async def end_at_once() -> None:
 
 
 async def test_a_lane_without_membership_ends_the_process_when_no_assignment_comes(
-    placer: Placer, consumer: Any, exit_codes: list[int], impatient: list[float], caplog: pytest.LogCaptureFixture
+    placer: Placer, runtime: Runtime, exit_codes: list[int], impatient: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An assignment within the session and rebalance time-outs would cancel the wait."""
-    conf = placer.app.conf
-    await placer._run(lane_that(end_at_once, state=LaneState.IDLE), consumer)
+    conf = runtime.app.conf
+    await placer._run(lane_that(end_at_once, state=LaneState.IDLE))
     assert exit_codes == [4]
     assert impatient[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
     assert "not a member" in caplog.text
 
 
 async def test_a_lane_that_idles_waits_for_the_next_assignment(
-    placer: Placer, consumer: Any, monkeypatch: pytest.MonkeyPatch, exit_codes: list[int]
+    placer: Placer, monkeypatch: pytest.MonkeyPatch, exit_codes: list[int]
 ) -> None:
     """Only the wait's end ends the process; a lane that was finished does not wait."""
-    waited: list[str] = []
+    waited: list[float] = []
+    waiting = asyncio.get_running_loop().create_future()
 
-    async def note(lane: Any, _patience_s: float) -> None:
-        waited.append(lane.name)
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        await waiting
 
-    monkeypatch.setattr(module, "_await_assignment", note)
-    for state in (LaneState.IDLE, LaneState.CLOSED):
-        await placer._run(lane_that(end_at_once, state=state), consumer)
-    assert (waited, exit_codes) == (["idle"], [])
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    await placer._run(lane_that(end_at_once, state=LaneState.CLOSED))
+    assert waited == []
+    idling = asyncio.create_task(placer._run(lane_that(end_at_once, state=LaneState.IDLE)))
+    while not waited:
+        await asyncio.wait([idling], timeout=0)
+    idling.cancel()  # as an assignment does
+    await asyncio.wait([idling])
+    assert (waited, exit_codes) == ([placer.patience_s], [])
 
 
 @pytest.fixture
@@ -288,7 +305,7 @@ async def test_a_lane_that_waits_long_for_the_end_of_the_rebalance_says_so(
         consumer.settled = len(slept) == 150
 
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    await replace(placer, clock=clock)._run(lane_that(end_at_once, state=LaneState.CLOSED), consumer)
+    await replace(placer, clock=clock)._run(lane_that(end_at_once, state=LaneState.CLOSED))
     said = [record.getMessage() for record in caplog.records if "still waits" in record.getMessage()]
     assert said == [
         "Lane closed still waits for the end of the rebalance, after 61 s",
@@ -304,7 +321,7 @@ async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consume
     async def run() -> None:
         ran.set()
 
-    task = asyncio.create_task(placer._run(lane_that(run, state=LaneState.CLOSED), consumer))
+    task = asyncio.create_task(placer._run(lane_that(run, state=LaneState.CLOSED)))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not ran.is_set()
@@ -316,14 +333,16 @@ async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consume
 BROKEN_LANE = """
 import asyncio, logging
 from types import SimpleNamespace
-from retryapp.runtime.placement import _end_if_broken
+from retryapp.engine.placement import Placer
+from retryapp.runtime.placement import end_process
 
 async def die():
     raise ValueError("what nobody thought of")
 
 async def main():
     task = asyncio.create_task(die())
-    task.add_done_callback(lambda task: _end_if_broken(SimpleNamespace(name="app.orders.0"), task))
+    placer = SimpleNamespace(end_process=end_process)
+    task.add_done_callback(lambda task: Placer._end_if_broken(placer, SimpleNamespace(name="app.orders.0"), task))
     await asyncio.sleep(30)
 
 logging.basicConfig()

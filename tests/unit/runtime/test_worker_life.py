@@ -13,15 +13,16 @@ import pytest
 from faust.types import TP
 
 from retryapp import Retries, RetryPolicy
+from retryapp.core.errors import PositionGoneError
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
+from retryapp.engine import ownership
 from retryapp.engine.lane import LaneState
+from retryapp.engine.placement import Placed, Placer
 from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.errors import PositionGoneError
-from retryapp.runtime.placement import Placed, Placer
 from retryapp.runtime.plain import PROTOCOL, PlainLane
 from retryapp.runtime.publisher import KafkaLane
 from retryapp.runtime.worker import runtime_of
@@ -266,7 +267,7 @@ async def test_a_lane_that_is_not_open_is_not_waited_for(runtime: Runtime) -> No
 
 async def test_a_lane_that_does_not_finish_is_given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a broker the last transaction never ends, and the group must not wait for it."""
-    monkeypatch.setattr(module, "_FINISH_S", 0.01)
+    monkeypatch.setattr(ownership, "_FINISH_S", 0.01)
     partition = Partition(runtime, obedient=False)
     await runtime._on_revoked()
     assert partition.task.cancelled()

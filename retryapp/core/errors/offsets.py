@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retryapp.core.errors import EnvironmentFault
+from retryapp.core.errors.environment import EnvironmentFault
 
 
 class OffsetsGoneError(EnvironmentFault):

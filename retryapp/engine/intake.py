@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol
-
-from faust.types import TP
+from typing import Any
 
 from retryapp.core.record import held_bytes
-from retryapp.ports import TopicPartition
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.ports import Flow, Passage, TopicPartition
 
 HIGH_WATER = 4_000
 """Records of one partition in the intake above which its fetching stops; the bound is this plus one fetch."""
@@ -34,18 +31,6 @@ class Stamped(dict[Any, Any]):
     """Their epochs."""
     positions: Mapping[TopicPartition, int]
     """Positions of those that are not held; may be missing from most fetches."""
-
-
-class Flow(Protocol):
-    """What the intake asks of the consumer that fills it."""
-
-    def on_buffer_full(self, tp: TP) -> None:
-        """Stop fetching a partition."""
-        ...
-
-    def on_buffer_drop(self, tp: TP) -> None:
-        """Fetch a partition again."""
-        ...
 
 
 class Intake:
@@ -128,7 +113,7 @@ class Intake:
         if not _ends_stuck(buffer):
             self._next[tp] = getattr(found[-1], "last_offset", found[-1].offset) + 1
         if _ends_stuck(buffer) or len(buffer) >= HIGH_WATER or self._bytes[tp] >= HIGH_WATER_BYTES:
-            self.flow.on_buffer_full(TP(*tp))
+            self.flow.on_buffer_full(tp)
 
     def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Any]:
         """Take records of a partition out, in order: at most `limit`, and no more once `max_bytes` are passed.
@@ -146,10 +131,10 @@ class Intake:
             taken.append(found)
         self._bytes[tp] -= size
         if taken and not stuck and len(buffer) <= LOW_WATER and self._bytes[tp] <= HIGH_WATER_BYTES // 4:
-            self.flow.on_buffer_drop(TP(*tp))
+            self.flow.on_buffer_drop(tp)
         return taken
 
-    def stuck(self, tp: TopicPartition) -> Unreadable | None:
+    def stuck(self, tp: TopicPartition) -> Passage | None:
         """Return what cannot be passed, once nothing is before it here."""
         buffer = self._buffers[tp]
         return buffer[0] if len(buffer) == 1 and _ends_stuck(buffer) else None
@@ -169,7 +154,7 @@ class Intake:
             self._bytes[tp] = 0
             self._next.pop(tp, None)
             self._reached.pop(tp, None)
-            self.flow.on_buffer_drop(TP(*tp))
+            self.flow.on_buffer_drop(tp)
 
 
 def _size(record: Any) -> int:
@@ -178,4 +163,4 @@ def _size(record: Any) -> int:
 
 def _ends_stuck(buffer: deque[Any]) -> bool:
     """Tell whether the last one cannot be passed; nothing comes behind such a one."""
-    return bool(buffer) and isinstance(buffer[-1], Unreadable) and buffer[-1].stuck
+    return bool(buffer) and getattr(buffer[-1], "stuck", False)

@@ -1,4 +1,4 @@
-"""From the intake through Faust's agents into the engines: one batch of a partition at a time, as there is room.
+"""From the intake through the agents into the engines: one batch of a partition at a time, as there is room.
 
 A batch that is on its way holds its partition up until it has arrived. One of an older session or assignment, which an
 agent may still have in its queue, is not the batch that is on its way any more, and is ignored: its records are read
@@ -7,28 +7,49 @@ again.
 
 from __future__ import annotations
 
-from mode.utils.logging import get_logger
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from retryapp.core.errors import LaneClosedError, UnreadableTopicError
+from retryapp.core.record import Record
+from retryapp.engine.intake import Intake
+from retryapp.engine.placement import Placed
 from retryapp.engine.turn import Turn
-from retryapp.ports import TopicPartition
-from retryapp.runtime.agents import BATCH, Batch, IntakeChannel, to_record
-from retryapp.runtime.intake import Intake
-from retryapp.runtime.placement import Placed
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.ports import Passage, TopicPartition, Way
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
+
+BATCH = 500
+"""Records that go to an engine at once."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records of a partition on their way to its engine."""
+
+    tp: TopicPartition
+    session: int
+    records: list[Record]
 
 
 class Feed:
     """Feeds the engines of this worker. See the module's text."""
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, to_record: Callable[[Any], Record]) -> None:
+        """Take where records come from.
+
+        Args:
+            intake: has them.
+            to_record: makes one of ours of what it has.
+        """
         self.placed: dict[TopicPartition, Placed] = {}
         """Who takes the records of a partition."""
-        self.channels: dict[str, IntakeChannel] = {}
+        self.channels: dict[str, Way] = {}
         """The way to the agent of each topic."""
         self._intake = intake
+        self._to_record = to_record
         self._handing: dict[TopicPartition, Batch | None] = {}
         """The batch of a partition that is on its way; None: nothing more goes before the lane opens again."""
 
@@ -44,7 +65,7 @@ class Feed:
             self._stop_at(stuck, tp, placed)
             return
         found = self._intake.take(tp, min(room, BATCH), placed.engine.room_bytes(tp))
-        batch = Batch(tp, placed.lane.session, [to_record(each) for each in found])
+        batch = Batch(tp, placed.lane.session, [self._to_record(each) for each in found])
         self._handing[tp] = batch
         if not self.channels[tp.topic].put_now(batch):  # the agent is being restarted: nothing may be skipped
             self._fail(tp, placed, RuntimeError(f"the agent of {tp.topic} is not running"))
@@ -86,7 +107,7 @@ class Feed:
             if position is not None:
                 _submit(placed, Turn(source=tp, next_offset=position))
 
-    def _stop_at(self, stuck: Unreadable, tp: TopicPartition, placed: Placed) -> None:
+    def _stop_at(self, stuck: Passage, tp: TopicPartition, placed: Placed) -> None:
         """Close the lane over what cannot be passed, once everything before it is committed."""
         if not placed.engine.idle(tp):
             return  # the engine asks again when it has settled something

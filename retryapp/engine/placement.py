@@ -1,0 +1,195 @@
+"""A handler's partition on this worker: its engine, its lane, and the watch over the lane's task.
+
+A lane's task waits for the end of the rebalance, then runs the lane. A lane without a task, or one that idles although
+no assignment comes, would hold its partition and do nothing, in silence: then the whole process ends, with the exit
+code that asks for a new start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from retryapp.core.errors import LaneClosedError
+from retryapp.core.lifecycle import PolicyUsed
+from retryapp.engine.handler import Handler
+from retryapp.engine.lane import Lane, LaneLimits, LaneState
+from retryapp.engine.partition import PartitionEngine
+from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.run import Station
+from retryapp.engine.transport import LaneProtocol
+from retryapp.engine.turn import Turn, to_event
+from retryapp.ports import Clock, Observer, Random, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_REBALANCE_POLL_S = 0.01
+_UNSETTLED_S = 60.0
+"""A lane that has waited so long for the end of a rebalance says so, and again after as long."""
+
+
+@dataclass(slots=True)
+class Served:
+    """A handler at run time."""
+
+    handler: Handler
+    first: DeliveryPool
+    again: DeliveryPool
+    partitions: int = 0
+    topic_id: str = ""
+    max_bytes: int = 0
+    changelog_id: str = ""
+    dlq_id: str = ""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A partition of a handler on this worker."""
+
+    engine: PartitionEngine
+    lane: Lane
+    transport: LaneProtocol
+    task: asyncio.Task[None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What an assignment makes of this worker: lanes prove it before they touch anything."""
+
+    generation: int
+    member_id: str
+
+
+MakeTransport = Callable[[Served, PartitionEngine, Membership], LaneProtocol]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placer:
+    """Places partitions: makes engine and lane of one, and starts the lane's task. Holds what all lanes share."""
+
+    make_transport: MakeTransport
+    settled: Callable[[], bool]
+    """Whether the group is at rest: the rebalance of the last assignment is over."""
+    end_process: Callable[[str], None]
+    """Ends the process, which has to be started again; told why."""
+    patience_s: float
+    """How long an idle lane waits for its next assignment."""
+    clock: Clock
+    random: Random
+    observer: Observer
+    tick_s: float
+    """Longest wait of an offset that comes with nothing else; the more lanes, the longer."""
+    pump: Callable[[TopicPartition], None]
+    """Called when an engine has room for records of a partition."""
+    forget: Callable[[TopicPartition], None]
+    """Called when a lane has opened: batches that were on their way to its engine are of an older session."""
+
+    def place(self, served: Served, partition: int, membership: Membership) -> Placed:
+        """Make what a partition needs, and start it.
+
+        Args:
+            served: its handler.
+            partition: its number.
+            membership: that of the assignment which gave it to us.
+        """
+        engine = PartitionEngine(
+            station=Station(
+                handler=served.handler,
+                clock=self.clock,
+                random=self.random,
+                topic_id=served.topic_id,
+                max_bytes=served.max_bytes,
+            ),
+            partition=partition,
+            first=served.first,
+            again=served.again,
+            source=_Pump(self.pump),
+        )
+        transport = self.make_transport(served, engine, membership)
+        lane = engine.lane = self._lane(served.handler, engine, transport)
+        task = asyncio.create_task(self._run(lane), name=f"lane-{lane.name}")
+        task.add_done_callback(lambda task: self._end_if_broken(lane, task))
+        return Placed(engine, lane, transport, task)
+
+    def _lane(self, handler: Handler, engine: PartitionEngine, transport: LaneProtocol) -> Lane:
+        def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
+            if transport.pending is None:
+                raise RuntimeError(f"lane {transport.place.name} opened without its table")
+            engine.begin(session, starts, transport.pending)
+            for tp in engine.sources:
+                self.forget(tp)
+            self._note_policy(handler, transport.place.partition, engine, session)
+
+        def room() -> None:
+            engine.on_room()
+            for tp in engine.sources:
+                self.pump(tp)
+
+        return Lane(
+            name=transport.place.name,
+            handler=handler.main,
+            partition=transport.place.partition,
+            transport=transport,
+            clock=self.clock,
+            observer=self.observer,
+            on_open=begin,
+            on_close=engine.end,
+            on_room=room,
+            limits=LaneLimits(tick_s=self.tick_s),
+        )
+
+    def _note_policy(self, handler: Handler, partition: int, engine: PartitionEngine, session: int) -> None:
+        """Write the policy's text down once per start of a lane: headers carry its digest only."""
+        event = PolicyUsed(
+            group=handler.group,
+            handler=handler.name,
+            main=handler.main,
+            text=handler.policy.text,
+            digest=handler.policy.digest,
+            at_ms=self.clock.wall_ms(),
+        )
+        noted = to_event(event, topology=handler.topology, partition=partition)
+        try:
+            engine.lane.submit(session, Turn(publishes=(noted,)))
+        except LaneClosedError:
+            logger.debug("Lane %s closed before its policy was noted", engine.lane.name)
+
+    async def _run(self, lane: Lane) -> None:
+        await self._wait_settled(lane)
+        await lane.run()
+        if lane.state is LaneState.IDLE:
+            await asyncio.sleep(self.patience_s)  # the next assignment cancels this task
+            self.end_process(
+                f"Lane {lane.name} lost its membership ({lane.last_error}) and no assignment came in "
+                f"{self.patience_s:.0f} s"
+            )
+
+    async def _wait_settled(self, lane: Lane) -> None:
+        began_s = told_s = self.clock.monotonic_s()
+        while not self.settled():  # Faust has no signal after which positions are really settled
+            await asyncio.sleep(_REBALANCE_POLL_S)
+            now_s = self.clock.monotonic_s()
+            if now_s - told_s > _UNSETTLED_S:
+                told_s = now_s
+                logger.warning(
+                    "Lane %s still waits for the end of the rebalance, after %.0f s", lane.name, now_s - began_s
+                )
+
+    def _end_if_broken(self, lane: Lane, task: asyncio.Task[None]) -> None:
+        """End the process when a lane's task has died."""
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            logger.error("Lane %s ended with an error", lane.name, exc_info=exc)
+            self.end_process(f"Lane {lane.name} ended with an error that it could not handle ({exc!r})")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pump:
+    """`ports.Source` on a function."""
+
+    pump: Callable[[TopicPartition], None]
+
+    def wanted(self, tp: TopicPartition) -> None:
+        """See `ports.Source.wanted`."""
+        self.pump(tp)

@@ -1,0 +1,360 @@
+"""What a lane does with Kafka and its local stores, step by step, whatever client and disk are behind it.
+
+`LaneProtocol` is `ports.LaneTransport` over a few primitives (a heartbeat, a producer, a reader, stores). The order of
+its steps is what keeps records; why stands in DESIGN section 4, rules 1 to 4, 10, 13 and 18:
+
+* the producer is new at every opening: with a transactional id its start ends and fences what the former owner had
+  open, and offsets read after it are stable; a producer that saw an error is never used again;
+* the changelog is read to its end by *position*: its last record is usually a transaction marker; what was read before
+  a deadline or a fault stays in the local store, and the next opening goes on from there;
+* the local store is written after the commit only, and one that failed while it was written is dropped;
+* the dead-letter table only answers questions, so it is filled behind an open lane.
+
+Without transactions the same batch goes out in steps: publish, await, changelog, await, offsets. Every crash in between
+repeats, none loses: what a record becomes is durable before the row that said it waits is gone, and both before its
+offset moves. There is no fence: what keeps a former owner from moving offsets back is that a commit carries the
+generation and member id of its assignment. What it still publishes are copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from retryapp.core.errors import (
+    DiskFullError,
+    OffsetsGoneError,
+    OffsetsMissingError,
+    StoreAheadError,
+    StoreBrokenError,
+)
+from retryapp.core.hops import Outgoing
+from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.ports import (
+    Acks,
+    Clock,
+    DeadLetterStore,
+    DeadRow,
+    LaneBatch,
+    LaneReceipt,
+    PendingStore,
+    Standing,
+    TopicPartition,
+    TopicReader,
+)
+
+logger = logging.getLogger(__name__)
+
+CLOCK_MARK = b"clock"
+"""Key of a changelog record that is no row: its acknowledgement tells the broker's time, compaction leaves one."""
+CLOSE_S = 3.0
+"""Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
+_FORGET_S = 3600.0
+"""How often the dead-letter table forgets what retention has deleted from its topic."""
+_REFILL_S = 5.0
+"""Pause before the dead-letter table is read again after an error."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LaneSite:
+    """Where a lane belongs and what it writes to."""
+
+    name: str
+    group: str
+    partition: int
+    sources: Sequence[TopicPartition]
+    main: TopicPartition
+    changelog: TopicPartition
+    dlq: TopicPartition
+    start_at_end: bool = False
+    """Where a main topic without committed offsets begins: the app's `consumer_auto_offset_reset`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LaneProtocol(ABC):
+    """`ports.LaneTransport` over primitives. See the module's text."""
+
+    transactional: ClassVar[bool] = True
+    """Whether a batch is one transaction, or goes out in steps."""
+
+    place: LaneSite
+    reader: TopicReader
+    clock: Clock
+    generation: int
+    member_id: str
+    pending: PendingStore | None = None
+    dead: DeadLetterStore | None = None
+    _doubted: bool = False
+    _dead_keeper: asyncio.Task[None] | None = None
+    _dead_filled: bool = False
+    """The dead-letter table has all letters of its topic up to its `next_offset` and those applied since."""
+    _dead_fault: DiskFullError | StoreBrokenError | None = None
+
+    # -- what stands behind it ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def standing(self) -> Standing:
+        """Send a heartbeat with the generation and member id *of the assignment*.
+
+        The client's own heartbeat would send those of the moment, and a zombie may have rejoined.
+        """
+
+    @abstractmethod
+    async def start_producer(self) -> None:
+        """Start a new producer; with transactions under the lane's transactional id."""
+
+    @abstractmethod
+    def end_producer(self) -> asyncio.Task[None] | None:
+        """Give the producer up without waiting for what it cannot deliver; return its end, None when there is none."""
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Begin a transaction."""
+
+    @abstractmethod
+    async def send(self, records: Sequence[Outgoing]) -> Acks:
+        """Hand records to the producer; those of one partition keep their order."""
+
+    @abstractmethod
+    async def send_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Put offsets into the transaction."""
+
+    @abstractmethod
+    async def end_transaction(self) -> None:
+        """Commit the transaction."""
+
+    @abstractmethod
+    async def move_offsets(self, offsets: Mapping[TopicPartition, int]) -> Standing:
+        """Commit offsets outside of any transaction, as the member of the assignment."""
+
+    @abstractmethod
+    async def fetch_committed(self) -> Mapping[TopicPartition, int]:
+        """Return the committed offsets of the sources that have one."""
+
+    @abstractmethod
+    async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Set positions and let records flow; the partitions must be held."""
+
+    @abstractmethod
+    async def hold(self) -> None:
+        """See `ports.LaneTransport.hold`."""
+
+    @abstractmethod
+    def open_stores(self) -> tuple[PendingStore, DeadLetterStore]:
+        """Open the local stores, made anew where the old ones cannot be trusted."""
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    async def prove(self) -> None:
+        """See `ports.LaneTransport.prove`."""
+        self._check(await self.standing())
+
+    def _check(self, standing: Standing) -> None:
+        """Raise what the coordinator's answer means for this lane; nothing when all is well."""
+        if standing is Standing.REBALANCING:
+            raise RebalancingError(f"lane {self.place.name}: the group is rebalancing")
+        if standing is Standing.GONE:
+            raise NotMemberError(f"lane {self.place.name}: not a member of generation {self.generation} any more")
+
+    async def fence(self) -> None:
+        """See `ports.LaneTransport.fence`."""
+        await self.start_producer()
+
+    async def committed(self) -> Mapping[TopicPartition, int]:
+        """See `ports.LaneTransport.committed`."""
+        sources = self.place.sources
+        found = await self.fetch_committed()
+        bounds = await self.reader.bounds(sources)
+        starts: dict[TopicPartition, int] = {}
+        for tp in sources:
+            first, end = bounds[tp]
+            committed = found.get(tp)
+            if committed is None:
+                starts[tp] = end if tp == self.place.main and self.place.start_at_end else first
+            elif not first <= committed <= end:
+                raise OffsetsGoneError(*tp, committed, first, end)
+            else:
+                starts[tp] = committed
+        missing = [tp for tp in sources if tp not in found]
+        if len(missing) == len(sources) and (rows := await self._rows_ever()):
+            raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
+        if missing:  # a start that is not written down would be decided anew after a crash
+            await self.commit(LaneBatch(offsets={tp: starts[tp] for tp in missing}))
+        return starts
+
+    async def _rows_ever(self) -> int:
+        """Count rows on the changelog, the first few; its offsets count owner marks and transactions too."""
+        rows = 0
+
+        def count(records: list[Any], _position: int) -> bool:
+            nonlocal rows
+            rows += sum(len(record.key or b"") == ROW_KEY_BYTES for record in records)
+            return rows > 0
+
+        await self.reader.read(self.place.changelog, 0, count)
+        return rows
+
+    async def recover(self) -> None:
+        """See `ports.LaneTransport.recover`."""
+        self.pending, self.dead = pending, dead = self.open_stores()
+        for table in (pending, dead):
+            if table.dropped:
+                logger.warning("Local store of lane %s dropped and rebuilt: %s", self.place.name, table.dropped)
+
+        def into_pending(records: list[Any], position: int) -> None:
+            pending.recover(((r.key or b"", r.value) for r in records), position)
+
+        reached = await self.reader.read(self.place.changelog, pending.next_offset, into_pending)
+        if pending.next_offset > reached:
+            raise StoreAheadError(self.place.name, pending.next_offset, reached)
+        pending.recovered()
+
+    async def release(self, starts: Mapping[TopicPartition, int]) -> None:
+        """See `ports.LaneTransport.release`.
+
+        The first lane of a worker learns the broker's time before records flow: due times begin with it.
+        """
+        if not self.clock.trusted:
+            await self.commit(LaneBatch(publishes=[clock_probe(self.place.changelog)]))
+        await self.reposition(starts)
+        if self.dead is not None:
+            self._dead_keeper = asyncio.create_task(self._keep_dead(self.dead), name=f"dead-{self.place.name}")
+
+    async def _keep_dead(self, dead: DeadLetterStore) -> None:
+        """Fill the dead-letter table from its topic and forget what retention deletes, as long as the lane is open.
+
+        Letters that the lane publishes meanwhile are written at once but do not move `next_offset` before the table is
+        filled: it would pass letters that are not read yet. Those behind the end that the reading aimed at are in the
+        table by then, since nobody else publishes here.
+        """
+        dlq = self.place.dlq
+
+        def take(records: list[Any], position: int) -> None:
+            dead.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
+
+        while True:
+            wait_s = _FORGET_S
+            try:
+                first, _ = (await self.reader.bounds([dlq]))[dlq]
+                await _forget(dead, first)
+                if not self._dead_filled:
+                    await self.reader.read(dlq, dead.next_offset, take, background=True)
+                    self._dead_filled = True
+            except (DiskFullError, StoreBrokenError) as exc:
+                self._dead_fault = exc
+                return
+            except Exception as exc:  # noqa: BLE001 - the broker may be away; this table only answers questions
+                logger.info("Dead letters of lane %s could not be read: %r", self.place.name, exc)
+                wait_s = _REFILL_S
+            await self.clock.sleep(wait_s)
+
+    # -- serving ------------------------------------------------------------------------------------------------
+
+    async def commit(self, batch: LaneBatch) -> LaneReceipt:
+        """See `ports.LaneTransport.commit`."""
+        return await (self._transact(batch) if self.transactional else self._go_in_steps(batch))
+
+    async def _transact(self, batch: LaneBatch) -> LaneReceipt:
+        """Begin, publish hand-offs and changelog, offsets into the transaction, await every answer, commit."""
+        await self.begin()
+        sent_ms = self.clock.counted_ms()
+        sent, logged = await self._publish(batch), await self._log(batch)
+        self._anchor(sent_ms, sent, logged)
+        if batch.offsets:
+            await self.send_offsets(batch.offsets)
+        published, written = await sent.offsets(), await logged.offsets()
+        await self.end_transaction()
+        return LaneReceipt(published, max(written, default=None))
+
+    async def _go_in_steps(self, batch: LaneBatch) -> LaneReceipt:
+        sent_ms = self.clock.counted_ms()
+        sent = await self._publish(batch)
+        self._anchor(sent_ms, sent)
+        published = await sent.offsets()
+        sent_ms = self.clock.counted_ms()
+        logged = await self._log(batch)
+        self._anchor(sent_ms, logged)
+        written = await logged.offsets()
+        if batch.offsets:
+            await self._commit_offsets(batch.offsets)
+        return LaneReceipt(published, max(written, default=None))
+
+    async def _publish(self, batch: LaneBatch) -> Acks:
+        return await self.send(batch.publishes)
+
+    async def _log(self, batch: LaneBatch) -> Acks:
+        topic, partition = self.place.changelog
+        changes = [*((row.key, row.value) for row in batch.puts), *((removal.key, None) for removal in batch.removes)]
+        return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
+
+    async def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._check(await self.move_offsets(offsets))
+
+    def _anchor(self, sent_ms: float, *several: Acks) -> None:
+        """Learn the broker's time from the first acknowledgement of several, the moment it comes."""
+
+        def appended(appended_ms: int) -> None:
+            self.clock.anchor(sent_ms=sent_ms, acked_ms=self.clock.counted_ms(), appended_ms=appended_ms)
+
+        for acks in several:
+            if acks.on_appended(appended):
+                return
+
+    def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
+        """See `ports.LaneTransport.apply`."""
+        if self.pending is None or self.dead is None:
+            raise RuntimeError(f"lane {self.place.name} has no local store")
+        if self._dead_fault is not None:
+            raise self._dead_fault
+        self._doubted = True
+        self.pending.touch(self.clock.wall_ms())
+        if batch.puts or batch.removes:
+            self.pending.write(batch.puts, batch.removes, receipt.changelog_offset)
+        dead = [
+            DeadRow(offset, outgoing.headers)
+            for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)
+            if outgoing.topic == self.place.dlq.topic
+        ]
+        if dead:
+            self.dead.write(dead, dead[-1].offset + 1 if self._dead_filled else None)
+        self._doubted = False
+
+    async def close(self) -> None:
+        """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
+        pending, self.pending = self.pending, None
+        dead, self.dead = self.dead, None
+        keeper, self._dead_keeper = self._dead_keeper, None
+        ends: set[asyncio.Task[None]] = set()
+        if keeper is not None:
+            keeper.cancel()  # it does not use the table again
+            ends.add(keeper)
+        for table in (pending, dead):
+            try:
+                if table is not None:
+                    (table.drop if self._doubted else table.close)()
+            except Exception:  # whatever a disk may do: the rest has to be given up as well
+                logger.exception("A local store of lane %s did not close", self.place.name)
+        self._doubted = self._dead_filled = False
+        self._dead_fault = None
+        if (ending := self.end_producer()) is not None:  # the next owner ends its transaction
+            ends.add(ending)
+        if ends:
+            await asyncio.wait(ends, timeout=CLOSE_S)
+
+
+def clock_probe(changelog: TopicPartition) -> Outgoing:
+    """Return a record whose acknowledgement tells the broker's time."""
+    return Outgoing(changelog.topic, changelog.partition, CLOCK_MARK, b"", ())
+
+
+async def _forget(dead: DeadLetterStore, first_offset: int) -> None:
+    """Forget all dead letters before an offset, a few at a time."""
+    gone = True
+    while gone:
+        gone = dead.forget_before(first_offset) > 0
+        await asyncio.sleep(0)
