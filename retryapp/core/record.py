@@ -11,7 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
+from typing import Final
 
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.values import value_type
@@ -25,6 +27,7 @@ SHORT_TOPIC_ID_CHARS = 8
 _ORIGIN = re.compile(
     r"([A-Za-z0-9._-]{1,249})@([A-Za-z0-9_-]{1,22})/(0|[1-9][0-9]{0,9})/(0|[1-9][0-9]{0,18})", re.ASCII
 )
+_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:retryapp:failure-id")
 _MAX_PARTITION = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1
 
@@ -142,6 +145,18 @@ def failure_id(group: str, origin: Origin) -> str:
     'billing/orders@kq8G0bTz/3/1042'
     """
     return f"{group}/{origin.text}"
+
+
+def idempotency_key(failure_id: str) -> str:
+    """Return a name for a record's effects in services and databases: 36 ASCII characters, a UUID (version 5).
+
+    Source: RFC 9562, section 5.5. It is made of the failure id alone, so it is the same at every attempt, after every
+    crash and in every replay.
+
+    >>> idempotency_key("billing/orders@kq8G0bTz/3/1042")
+    '1e817c9c-9019-5d2d-a845-540ef3efc9ed'
+    """
+    return str(uuid.uuid5(_NAMESPACE, failure_id))
 
 
 def parse_failure_id(text: str) -> tuple[str, Origin]:

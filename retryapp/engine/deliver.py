@@ -2,7 +2,8 @@
 
 1. decode metadata and value; 2. run the handler, bounded in time; 3. on a failure ask `core.decide`; 4. return the
    turn:
-nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead letter.
+nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead letter. What the
+handler has published goes with the first two.
 
 The handler runs outside any transaction. Everything that it raises is a failure of the record, never of the worker.
 """
@@ -32,6 +33,7 @@ from retryapp.core.record import Origin, Record, failure_id
 from retryapp.engine.damage import bury_damaged, last_resort, unreadable
 from retryapp.engine.handler import Delivery, Handler, call
 from retryapp.engine.park import waiting_metadata
+from retryapp.engine.publish import Outbox, give_up
 from retryapp.engine.run import Outcome, Run, RunAbortedError
 from retryapp.engine.threads import NoThreadError
 from retryapp.engine.turn import Turn, to_event
@@ -80,7 +82,7 @@ async def deliver(run: Run) -> Outcome:
         await _wait_until_startable(run, (run.metadata and run.metadata.due_at_ms) or 0)
     error = await _call(run)
     if error is None and run.metadata is None:
-        return record.next_offset
+        return _published(run) if run.published else record.next_offset
     ended_ms = station.clock.wall_ms()
     return _succeeded(run, ended_ms) if error is None else _failed(run, error, ended_ms)
 
@@ -205,17 +207,29 @@ async def _call(run: Run) -> BaseException | None:
     error: BaseException | None = None
     try:
         value = handler.decode(run.seen.value)
-        await call(handler, value, delivery_of(run) if handler.wants_delivery else None)
+        await call(handler, value, _opened(run) if handler.wants_delivery else None)
+        if run.outbox is not None:
+            run.published = await run.outbox.take(station.random)
     except NoThreadError:
         await watch.over(run)
         raise
     except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
         error = exc
+        if run.outbox is not None:
+            run.outbox.close()
     try:
         await watch.over(run)
         return _too_long(handler) if run.overdue else error
     finally:
         del error  # this frame is in its traceback: a ring, which only the garbage collector would take apart
+
+
+def _opened(run: Run) -> Delivery:
+    """Return what the handler is given, with a way to publish if it can see it."""
+    delivery, station = delivery_of(run), run.station
+    if station.handler.takes_delivery:
+        delivery.outbox = run.outbox = Outbox(station.handler.destinations, delivery.failure_id, station.max_bytes)
+    return delivery
 
 
 def _too_long(handler: Handler) -> HandlerTimeoutError:
@@ -228,6 +242,28 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
         return classify(error, handler.policy.on)
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
         return classify(UnprintableError(handler.name), handler.policy.on)
+
+
+def _published(run: Run) -> Turn:
+    """Return the turn of a first delivery that was fine and published something."""
+    record, handler = run.record, run.station.handler
+    return Turn(
+        source=TopicPartition(record.topic, record.partition),
+        next_offset=record.next_offset,
+        publishes=run.published,
+        fine=True,
+        observations=(
+            Observation(
+                event=Event.SUCCEEDED,
+                handler=handler.main,
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                attempt=1,
+            ),
+        ),
+        on_settled=give_up(run.published),
+    )
 
 
 def _succeeded(run: Run, ended_ms: int) -> Turn:
@@ -246,8 +282,9 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
     return Turn(
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.next_offset,
-        publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
+        publishes=(*run.published, to_event(event, topology=handler.topology, partition=record.partition)),
         observations=(_observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),),
+        on_settled=give_up(run.published) if run.published else None,
     )
 
 

@@ -17,10 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from retryapp.core.errors import ConfigurationError, RetryAppError, UndecodableError
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.record import Headers, Origin
+from retryapp.core.record import Headers, Origin, idempotency_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import keyword_value_type
 from retryapp.engine.orphans import MIN_ORPHANS, Orphans
+from retryapp.engine.publish import Destinations, Publishing
 from retryapp.engine.threads import Ended, Threads
 
 logger = logging.getLogger("retryapp.events")
@@ -52,12 +53,14 @@ class HandlerResultError(RetryAppError):
 
 
 @keyword_value_type
-class Delivery:
-    """What a handler may know of the record beside its value: pass a second argument to get it."""
+class Delivery(Publishing):
+    """What a handler may know of the record beside its value: pass a second argument to get it.
+
+    It is also how a handler publishes: see `publish`.
+    """
 
     failure_id: str
-    """`group/topic@id/partition/offset` of the first delivery; the same at every attempt, so usable as an idempotency
-    key."""
+    """`group/topic@id/partition/offset` of the first delivery; the same at every attempt. See `idempotency_key`."""
     attempt: int
     """Number of this delivery; the first is 1."""
     origin: Origin
@@ -81,6 +84,15 @@ class Delivery:
     """How often the record was replayed from the dead-letter topic."""
 
     @property
+    def idempotency_key(self) -> str:
+        """36 ASCII characters (a UUID) that are the same at every attempt and in every replay, on every worker.
+
+        Give it to whatever the handler changes outside: then an attempt that runs again, or whose outcome was never
+        seen, changes nothing twice. To act once more in each replay, put `replays` behind it.
+        """
+        return idempotency_key(self.failure_id)
+
+    @property
     def lateness_ms(self) -> int | None:
         """Time from due to start in milliseconds; None at the first attempt."""
         return None if self.due_at_ms is None else self.started_ms - self.due_at_ms
@@ -99,6 +111,8 @@ class Handler:
     max_in_flight: int = 1000
     """Records per source partition that are taken in and not settled yet."""
     max_in_flight_bytes: int = 16 * 1024 * 1024
+    destinations: Destinations | None = field(default=None, repr=False, compare=False)
+    """Topics that it may publish to; None: it cannot."""
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
     takes_delivery: bool = field(default=False, init=False, repr=False, compare=False)
     """Whether the function has a second argument."""

@@ -235,7 +235,8 @@ class PartitionEngine:
         if fault is not None:
             self.lane.fail(fault)
         elif outcome is not None:
-            self._windows[run.source].finish(run.record.offset, outcome)
+            more = sum(publication.size for publication in run.published) if run.published else 0
+            self._windows[run.source].finish(run.record.offset, outcome, more)
             if not self._unreleased:
                 asyncio.get_running_loop().call_soon(self._release_all)  # once for all that end in one go
             self._unreleased.add(run.source)
@@ -258,7 +259,7 @@ class PartitionEngine:
         except LaneClosedError:
             return  # the session is over; the records will be read again
         if tp == self._main:
-            fine = sum(isinstance(outcome, int) or not outcome.publishes for outcome in outcomes)
+            fine = sum(isinstance(outcome, int) or outcome.fine for outcome in outcomes)
             self._tally.count(received=len(outcomes), ok=fine)
             self._last_main = turns[-1].next_offset
             if self.station.clock.wall_ms() - self._tally.since_ms >= PROGRESS_MS:

@@ -141,6 +141,8 @@ class DeliveryPool:
         """Leave a run to itself, with its runner, and settle its record without it."""
         self._forget(run)
         run.given_up = True
+        if run.outbox is not None:
+            run.outbox.close()  # what it publishes from here on belongs to no record
         if run.task is not None:
             self._runners.discard(run.task)
             if run.begun:

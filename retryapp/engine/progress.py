@@ -76,8 +76,13 @@ class OffsetWindow(Generic[T]):
         self._index[offset] = entry
         self._bytes += size
 
-    def finish(self, offset: int, outcome: T) -> None:
+    def finish(self, offset: int, outcome: T, more: int = 0) -> None:
         """Note the outcome of a record.
+
+        Args:
+            offset: the record's.
+            outcome: what `release` hands out.
+            more: bytes that the outcome holds in memory beside the record's own.
 
         Raises:
             KeyError: the record is not in the window.
@@ -85,6 +90,9 @@ class OffsetWindow(Generic[T]):
         entry = self._index.pop(offset)
         entry.outcome = outcome
         entry.done = True
+        if more:
+            entry.size += more
+            self._bytes += more
 
     def release(self) -> list[T]:
         """Return the outcomes of the finished prefix, in offset order."""

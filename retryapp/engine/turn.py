@@ -32,6 +32,8 @@ class Turn:
     removes: tuple[Removal, ...] = ()
     observations: tuple[Observation, ...] = ()
     """Reported once the turn is durable."""
+    fine: bool = False
+    """Whether it settles a first delivery whose handler ended well (and published something: else it needs no turn)."""
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.delivery import deliver_once
+from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport, Pause, Step
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.partition import MemoryPartition
@@ -24,6 +25,7 @@ from retryapp.testing.tables import MemoryDeadLetterTable, MemoryPendingTable
 
 __all__ = [
     "MemoryDeadLetterTable",
+    "MemoryDestinations",
     "MemoryLaneTransport",
     "MemoryPartition",
     "MemoryPendingTable",

@@ -31,9 +31,11 @@ from retryapp.engine.handler import Handler, HandlerFunction
 from retryapp.engine.lane import Lane, LaneLimits
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.publish import Destinations
 from retryapp.engine.run import Station
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
+from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.plain import MemoryPlainTransport
@@ -63,6 +65,7 @@ class MemoryPartition:
         delivery: DeliveryMode | str = DeliveryMode.EXACTLY_ONCE,
         transport: MemoryLaneTransport | None = None,
         pools: tuple[DeliveryPool, DeliveryPool] | None = None,
+        destinations: MemoryDestinations | None = None,
         **options: Any,
     ) -> None:
         """Make it; nothing runs yet.
@@ -79,13 +82,21 @@ class MemoryPartition:
             delivery: with transactions, or without; that of `transport` where that is given.
             transport: Kafka and the local store as a worker has left them, to go on from there; new ones unless given.
             pools: for first deliveries and redeliveries, shared by partitions of one handler; its own unless given.
+            destinations: topics that the handler publishes to; every name with one partition unless given.
             options: more fields of `Handler`, as `value_type` and `concurrency`.
         """
         chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
         topology = HandlerTopology(group, main, delays_ms=chosen.schedule.nominal_delays_ms)
         self.clock = clock or (transport.clock if transport is not None else VirtualClock())
         self.observer = RecordingObserver()
-        self.handler = Handler(function=function, topology=topology, policy=chosen, **options)
+        self.destinations = destinations or MemoryDestinations()
+        self.handler = Handler(
+            function=function,
+            topology=topology,
+            policy=chosen,
+            destinations=Destinations(self.destinations, self.clock, lambda: topology.owned),
+            **options,
+        )
         self._pools = pools or (
             DeliveryPool(self.handler.concurrency, "first"),
             DeliveryPool(self.handler.concurrency, "again"),
@@ -222,9 +233,9 @@ class MemoryPartition:
         """Parked records by tier."""
         return {} if self.transport.pending is None else dict(self.transport.pending.counts())
 
-    def records(self, topic: str) -> list[Record]:
-        """Return the committed records of this partition of a topic."""
-        return self.transport.read(TopicPartition(topic, self._partition))
+    def records(self, topic: str, partition: int | None = None) -> list[Record]:
+        """Return the committed records of a topic's partition; of this one's number unless given."""
+        return self.transport.read(TopicPartition(topic, self._partition if partition is None else partition))
 
     def wanted(self, tp: TopicPartition) -> None:
         """See `ports.Source.wanted`."""

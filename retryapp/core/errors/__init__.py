@@ -40,6 +40,7 @@ from retryapp.core.errors.environment import (
 )
 from retryapp.core.errors.lanes import LaneClosedError, LaneError, LaneFencedError, LaneTimeoutError
 from retryapp.core.errors.offsets import OffsetsGoneError, OffsetsMissingError, PositionGoneError, StoreAheadError
+from retryapp.core.errors.publishing import DestinationError, LatePublishError, PublishError, PublishRefusedError
 from retryapp.core.errors.records import (
     DamagedEventError,
     DamagedMetadataError,
@@ -59,6 +60,7 @@ __all__ = [
     "DamagedMetadataError",
     "DamagedRowError",
     "DeliveryModeError",
+    "DestinationError",
     "DiskFullError",
     "DuplicateHandlerError",
     "EnvironmentFault",
@@ -71,6 +73,7 @@ __all__ = [
     "LaneError",
     "LaneFencedError",
     "LaneTimeoutError",
+    "LatePublishError",
     "MissingCodecError",
     "NameClashError",
     "NewerFormatError",
@@ -82,6 +85,8 @@ __all__ = [
     "OffsetsMissingError",
     "PortTakenError",
     "PositionGoneError",
+    "PublishError",
+    "PublishRefusedError",
     "RecordError",
     "RetryAppError",
     "StoreAheadError",

@@ -1,0 +1,339 @@
+"""What handlers publish: it joins the turn of their record, or nothing of it does.
+
+Life of a publication:
+
+1. `Publishing.publish`, in the handler, from its task or from any thread: what can be checked at once is checked, and
+   an error is raised where the handler can see it; the record waits in the run's `Outbox`.
+2. The handler ends. Well: the outbox is closed and emptied (`Outbox.take`); topics that nobody has looked at lately
+   are looked at, outside any transaction; what does not fit into its topic fails the attempt. Not well: the outbox is
+   closed and what it holds is dropped.
+3. The records join the record's turn, so they become visible with its offset or not at all.
+4. The turn is dropped (the lane failed, the partition moved): the topics are doubted, since one of them may be why. The
+   next publish to them begins with a look.
+
+An outbox belongs to one run. After that has ended it takes nothing: what a task or thread that outlived its handler
+publishes would belong to no record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from retryapp.core.errors import DestinationError, InvalidTopicNameError, LatePublishError, PublishRefusedError
+from retryapp.core.hops import record_size
+from retryapp.core.partitioner import partition_of
+from retryapp.core.publication import Destination, Publication
+from retryapp.core.record import Headers
+from retryapp.core.topology import check_name
+from retryapp.ports.destinations import DestinationReader
+from retryapp.ports.flow import Clock, Random
+
+MAX_RECORDS: Final = 10_000
+"""Records that one attempt may publish: they travel in one transaction."""
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of them together; a single record may be larger."""
+MAX_DESTINATIONS: Final = 10_000
+"""Topics that are remembered."""
+
+
+class Destinations:
+    """The topics that the handlers of a worker publish to, each looked at once in a while."""
+
+    def __init__(self, reader: DestinationReader, clock: Clock, ours: Callable[[], Collection[str]]) -> None:
+        """Begin without any.
+
+        Args:
+            reader: looks at topics.
+            clock: says how old a look is.
+            ours: names the topics that belong to handlers; asked when a topic is first published to.
+        """
+        self.lock = threading.Lock()
+        """Held while an outbox takes a record or is closed."""
+        self._reader = reader
+        self._clock = clock
+        self._ours = ours
+        self._known: dict[str, Destination] = {}
+        self._looks: dict[str, asyncio.Task[None]] = {}
+
+    def of(self, topic: str) -> Destination:
+        """Return a destination, seen or not. In any thread.
+
+        Raises:
+            PublishRefusedError: the topic is ours, or the name is none.
+        """
+        found = self._known.get(topic)
+        if found is None:
+            try:
+                check_name(topic)
+            except (InvalidTopicNameError, TypeError) as exc:
+                raise PublishRefusedError(topic, f"no name of a topic: {exc}") from None
+            if topic in self._ours():
+                raise PublishRefusedError(topic, "this topic is retryapp's own; its records would be taken for ours")
+            with self.lock:
+                while len(self._known) >= MAX_DESTINATIONS:
+                    del self._known[next(iter(self._known))]
+                found = self._known.setdefault(topic, Destination(topic))
+        return found
+
+    def fresh(self, destination: Destination) -> bool:
+        """Tell whether what is known of a destination may be believed now.
+
+        Raises:
+            DestinationError: it may, and nothing can be published to it.
+        """
+        if not destination.fresh(self._clock.monotonic_s()):
+            return False
+        if destination.problem is not None:
+            raise DestinationError(destination.topic, destination.problem)
+        return True
+
+    async def look(self, destination: Destination) -> None:
+        """Look at a topic; those who want the same look share it.
+
+        Raises:
+            DestinationError: nothing can be published to it, or nobody could tell.
+        """
+        topic = destination.topic
+        task = self._looks.get(topic)
+        if task is None:
+            task = self._looks[topic] = asyncio.create_task(self._look(destination), name=f"look-at-{topic}")
+            task.add_done_callback(lambda _: self._looks.pop(topic, None))
+        await asyncio.shield(task)  # one who gives up leaves the look to the others
+        if destination.problem is not None:
+            raise DestinationError(topic, destination.problem)
+
+    async def _look(self, destination: Destination) -> None:
+        """Look; where nobody can tell, an earlier look that nothing speaks against is believed a little longer."""
+        try:
+            seen = await self._reader.look(destination.topic)
+        except Exception as exc:  # noqa: BLE001 - the edge of a client library: whatever it is, the attempt has failed
+            if destination.doubted or not destination.partitions:
+                destination.deny(f"it could not be looked at ({exc})", self._clock.monotonic_s())
+            else:
+                destination.prolong(self._clock.monotonic_s())
+            return
+        destination.see(seen, self._clock.monotonic_s())
+
+
+class _Wish(NamedTuple):
+    """What a handler wants to publish; the partition may be to be found."""
+
+    destination: Destination
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    size: int
+
+
+class Outbox:
+    """What one run of a handler publishes. See the module's text."""
+
+    __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "name")
+
+    def __init__(self, destinations: Destinations | None, name: str, max_bytes: int) -> None:
+        """Begin empty.
+
+        Args:
+            destinations: where to; None: a handler that no worker runs.
+            name: of the run, for people.
+            max_bytes: largest record that the lane's producer takes.
+        """
+        self.name = name
+        self._destinations = destinations
+        self._max_bytes = max_bytes
+        self._wishes: list[_Wish] | None = None
+        self._size = 0
+        self._closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Become None in a copy and in another process: there is one way into a turn."""
+        return type(None), ()
+
+    def put(
+        self, topic: str, value: Any, key: bytes | None, headers: Iterable[tuple[str, bytes | None]], partition: Any
+    ) -> None:
+        """Take a record; in any thread. See `Publishing.publish`."""
+        if self._destinations is None:
+            raise PublishRefusedError(
+                topic, "this handler runs without a worker (retryapp.testing has MemoryPartition)"
+            )
+        if self._closed:
+            raise self._late(topic)
+        destination = self._destinations.of(topic)
+        wish = _wish(destination, value, key, headers, partition)
+        if wish.size > self._max_bytes:
+            raise PublishRefusedError(
+                topic, f"the record takes {wish.size} bytes, and a lane's producer takes at most {self._max_bytes}"
+            )
+        if self._destinations.fresh(destination):
+            _check(wish)
+        with self._destinations.lock:
+            if self._closed:
+                raise self._late(topic)
+            if self._wishes is None:
+                self._wishes = []
+            if len(self._wishes) >= MAX_RECORDS:
+                raise PublishRefusedError(topic, f"one attempt publishes at most {MAX_RECORDS} records")
+            if self._wishes and self._size + wish.size > MAX_BYTES:
+                raise PublishRefusedError(topic, f"one attempt publishes at most {MAX_BYTES} bytes")
+            self._wishes.append(wish)
+            self._size += wish.size
+
+    def _late(self, topic: str) -> LatePublishError:
+        return LatePublishError(
+            topic,
+            f"the run of the handler that was given {self.name} is over, and what it published has its fate. Await in "
+            f"the handler what publishes",
+        )
+
+    def close(self) -> None:
+        """Take nothing more, and drop what is in it."""
+        self._empty()
+
+    def _empty(self) -> Sequence[_Wish]:
+        if self._destinations is None:
+            return ()
+        with self._destinations.lock:
+            self._closed = True
+            wishes, self._wishes = self._wishes, None
+        return wishes or ()
+
+    async def take(self, random: Random) -> tuple[Publication, ...]:
+        """Close it and return what is in it, in order, each with its partition.
+
+        Args:
+            random: spreads records without a key.
+
+        Raises:
+            PublishError: one of them cannot be published.
+        """
+        wishes = self._empty()
+        if self._destinations is None or not wishes:
+            return ()
+        for destination in {wish.destination.topic: wish.destination for wish in wishes}.values():
+            if not self._destinations.fresh(destination):
+                await self._destinations.look(destination)
+        return tuple([_publication(wish, random) for wish in wishes])
+
+
+class Publishing:
+    """What lets a handler publish: a part of its `Delivery`, none of its data."""
+
+    __slots__ = ("outbox",)
+
+    outbox: Outbox | None
+    """Where `publish` puts records; given by the worker."""
+
+    def publish(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+    ) -> None:
+        """Publish a record together with the success of this attempt, in the same transaction; else not at all.
+
+        Returns at once; in a plain function it may be called in its thread.
+
+        Args:
+            topic: an existing topic that is none of ours.
+            value: bytes; None for a null value (a tombstone); or what becomes JSON as `value=` of a handler reads it: a
+                pydantic model, a dict, a list. Text is refused: say `text.encode()`.
+            key: bytes, or None for none.
+            headers: pairs of name and bytes.
+            partition: its number; None: that of the key (as Kafka's own default partitioner chooses), or any.
+
+        Raises:
+            PublishRefusedError: this record cannot be published.
+            DestinationError: the topic does not take it; also where that turns out after the handler has ended, which
+                fails the attempt all the same.
+            LatePublishError: the handler has ended.
+        """
+        outbox: Outbox | None = getattr(self, "outbox", None)
+        if outbox is None:
+            raise PublishRefusedError(
+                topic, "no worker has made this delivery (retryapp.testing has MemoryPartition for tests)"
+            )
+        outbox.put(topic, value, key, headers, partition)
+
+
+def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, ...]], None]:
+    """Return what to do once a turn with these records is settled (`Turn.on_settled`)."""
+
+    def settled(committed: bool, _offsets: tuple[int, ...]) -> None:
+        if not committed:
+            for publication in publications:
+                publication.destination.doubt()
+
+    return settled
+
+
+def _wish(
+    destination: Destination,
+    value: Any,
+    key: bytes | None,
+    headers: Iterable[tuple[str, bytes | None]],
+    partition: Any,
+) -> _Wish:
+    topic = destination.topic
+    if key is not None and not isinstance(key, bytes):
+        raise PublishRefusedError(topic, f"key is {type(key).__qualname__}, expected bytes or None")
+    if partition is not None and (not isinstance(partition, int) or partition < 0):
+        raise PublishRefusedError(topic, f"partition is {partition!r}, expected a number from 0 on, or None")
+    content, pairs = _bytes(topic, value), _pairs(topic, headers)
+    return _Wish(destination, partition, key, content, pairs, record_size(key, content, pairs))
+
+
+def _bytes(topic: str, value: Any) -> bytes | None:
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, str):
+        raise PublishRefusedError(topic, "value is str: say value.encode() for text, or give a dict or model for JSON")
+    try:
+        return to_json(value)
+    except (PydanticSerializationError, ValueError, RecursionError) as exc:  # its message may quote the value
+        raise PublishRefusedError(
+            topic,
+            f"value is {type(value).__qualname__}, expected bytes, None or what becomes JSON ({type(exc).__name__})",
+        ) from None
+
+
+def _pairs(topic: str, headers: Iterable[Any]) -> Headers:
+    pairs = []
+    for pair in headers:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise PublishRefusedError(topic, "headers are pairs of a name and bytes: (('trace', b'1'),)")
+        name, content = pair
+        if not isinstance(name, str) or not (content is None or isinstance(content, bytes)):
+            raise PublishRefusedError(topic, f"header {name!r} is not a text with bytes or None")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise PublishRefusedError(topic, f"header name {name!r} is not UTF-8, and no client sends it") from None
+        pairs.append((name, content))
+    return tuple(pairs)
+
+
+def _check(wish: _Wish) -> None:
+    objection = wish.destination.objection(wish.key, wish.partition, wish.size)
+    if objection is not None:
+        raise PublishRefusedError(wish.destination.topic, objection)
+
+
+def _publication(wish: _Wish, random: Random) -> Publication:
+    _check(wish)
+    destination, partition = wish.destination, wish.partition
+    if partition is None:
+        count = destination.partitions
+        partition = int(random.random() * count) if wish.key is None else partition_of(wish.key, count)
+    return Publication(destination.topic, partition, wish.key, wish.value, wish.headers, destination)

@@ -1,0 +1,249 @@
+"""Topics of others: looked at once in a while, doubted after a failure, and no reason for a lane to stand still."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from doubles import BankDownError
+
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, Seen
+from retryapp.engine.handler import Delivery
+from retryapp.engine.publish import Destinations
+from retryapp.ports import Event, LaneBatch, LaneReceipt
+from retryapp.testing import MemoryDestinations, MemoryLaneTransport, MemoryPartition, Step, VirtualClock
+
+OUT = "payments"
+DAY = RetryPolicy("1d")
+
+
+async def publish(value: bytes, record: Delivery) -> None:
+    """Publish the value, to the topic that it names first."""
+    topic, _, result = value.rpartition(b" ")
+    record.publish(topic.decode() or OUT, result)
+
+
+def problems(partition: MemoryPartition) -> list[str]:
+    """Return the errors that attempts failed with."""
+    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
+
+
+def count(partition: MemoryPartition) -> int:
+    """Return how many results a committed reader sees."""
+    return len(partition.records(OUT))
+
+
+# -- looks ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_is_looked_at_once_in_a_while() -> None:
+    """Not for each record, and again when that was long ago."""
+    async with MemoryPartition(publish, concurrency=4) as orders:
+        await orders.send(*[b"v"] * 20)
+        assert orders.destinations.looked == [OUT]
+        await orders.advance(int(FRESH_S * 1_000) - 1)
+        await orders.send(b"v")
+        assert orders.destinations.looked == [OUT]
+        await orders.advance(1)
+        await orders.send(b"v")
+        assert orders.destinations.looked == [OUT] * 2
+        assert count(orders) == 22
+
+
+async def test_a_topic_that_is_not_there_fails_the_attempt_and_is_found_once_it_is_made() -> None:
+    """The partition goes on meanwhile, and nobody asks for each record."""
+    topics = MemoryDestinations({"other": 1})
+    async with MemoryPartition(publish, "5s", destinations=topics) as orders:
+        await orders.send(b"1", b"other 2", b"3")
+        assert orders.waiting == {"5s": 2}
+        assert problems(orders) == [f"publish to {OUT!r}: there is no such topic; create it, nothing here does"] * 2
+        assert topics.looked == [OUT, "other"]
+        topics.topics = {OUT: 1}
+        await orders.advance(int(PROBLEM_S * 1_000))
+        assert (count(orders), len(orders.records("other"))) == (2, 1)
+
+
+async def test_a_topic_that_may_not_be_written_fails_the_attempt() -> None:
+    """With what was seen of it."""
+    topics = MemoryDestinations({OUT: Seen(1, problem="this login may not write to it")})
+    async with MemoryPartition(publish, DAY, destinations=topics) as orders:
+        await orders.send(b"1", b"2")
+        assert problems(orders) == [f"publish to {OUT!r}: this login may not write to it"] * 2
+        assert topics.looked == [OUT]
+
+
+async def test_a_topic_that_nobody_can_look_at_fails_the_attempt_and_is_looked_at_again() -> None:
+    """At once: who has answered before knows nothing of it."""
+    topics = MemoryDestinations()
+    topics.error = ConnectionError("no broker")
+    async with MemoryPartition(publish, DAY, destinations=topics) as orders:
+        await orders.send(b"1")
+        assert problems(orders) == [f"publish to {OUT!r}: it could not be looked at (no broker)"]
+        topics.error = None
+        await orders.send(b"2")
+        assert count(orders) == 1
+
+
+async def test_an_old_look_is_good_enough_while_nobody_can_tell() -> None:
+    """The topic was there, and nothing speaks against it."""
+    async with MemoryPartition(publish, DAY) as orders:
+        await orders.send(b"1")
+        orders.destinations.error = ConnectionError("no broker")
+        await orders.advance(int(FRESH_S * 1_000))
+        await orders.send(b"2", b"3")
+        assert (count(orders), problems(orders), len(orders.destinations.looked)) == (3, [], 2)
+
+
+async def test_a_run_that_gives_up_leaves_the_look_to_the_others(clock: VirtualClock) -> None:
+    """One is cancelled, the other gets the answer."""
+    topics = MemoryDestinations()
+    destinations = Destinations(topics, clock, tuple)
+    found = destinations.of(OUT)
+    looks = [asyncio.create_task(destinations.look(found)) for _ in range(2)]
+    await asyncio.sleep(0)
+    looks[0].cancel()
+    await asyncio.gather(*looks, return_exceptions=True)
+    assert (looks[0].cancelled(), looks[1].exception(), found.partitions, topics.looked) == (True, None, 1, [OUT])
+
+
+async def test_names_that_come_from_data_do_not_grow_without_bound(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest are forgotten."""
+    monkeypatch.setattr("retryapp.engine.publish.MAX_DESTINATIONS", 3)
+    destinations = Destinations(MemoryDestinations(), clock, tuple)
+    first = destinations.of("t0")
+    for number in range(10):
+        destinations.of(f"t{number}")
+    assert len(destinations._known) == 3
+    assert destinations.of("t9") is destinations.of("t9")
+    assert destinations.of("t0") is not first
+
+
+# -- what a broker refuses --------------------------------------------------------------------------------------------
+
+
+class Choosy(MemoryLaneTransport):
+    """A broker that refuses transactions with records for a topic, for reasons that nobody can see beforehand."""
+
+    refuses: str | None = "for no reason"
+    largest: int | None = None
+
+    async def commit(self, batch: LaneBatch) -> LaneReceipt:
+        """Refuse them as the client library tells it: of the batch, then of the transaction."""
+        for out in batch.publishes:
+            if out.topic != OUT:
+                continue
+            destination: Destination = out.destination  # type: ignore[attr-defined]
+            if self.largest is not None and len(out.value or b"") > self.largest:
+                destination.refuse_size([out.size])  # type: ignore[attr-defined]
+            elif self.largest is None and self.refuses is not None:
+                destination.refuse(self.refuses)
+            else:
+                continue
+            raise ConnectionError("the transaction has failed")
+        return await super().commit(batch)
+
+
+async def test_a_topic_whose_broker_refuses_records_fails_attempts_not_the_lane() -> None:
+    """The lane fails once; then the handlers are told, until the broker may have changed its mind."""
+    clock = VirtualClock()
+    transport = Choosy((), clock)
+    async with MemoryPartition(publish, "40s", transport=transport) as orders:
+        await orders.send(b"1", b"other 2")
+        await orders.advance(1_000)
+        assert orders.waiting == {"40s": 1}
+        assert problems(orders) == [f"publish to {OUT!r}: for no reason"]
+        assert len(orders.records("other")) == 1
+        failed = [o for o in orders.observer.seen if o.event is Event.LANE_FAILED]
+        assert len(failed) == 1
+        transport.refuses = None
+        await orders.advance(int(REFUSED_S * 1_000))
+        await orders.advance(10_000)
+        assert count(orders) == 1
+
+
+async def test_a_size_that_the_broker_refuses_is_remembered() -> None:
+    """Where its limit cannot be read: smaller records pass, those of that size fail in the handler."""
+    transport = Choosy((), VirtualClock())
+    transport.largest = 100
+    topics = MemoryDestinations()
+    async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
+        await orders.send(b"x" * 200, b"x" * 100)
+        await orders.advance(1_000)
+        assert (orders.waiting, count(orders)) == ({"1d": 1}, 1)
+        assert "max.message.bytes" in problems(orders)[0]
+
+
+async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> None:
+    """One that was deleted meanwhile fails attempts; its lane would try for ever."""
+
+    class Deleted(MemoryLaneTransport):
+        gone = False
+
+        async def commit(self, batch: LaneBatch) -> LaneReceipt:
+            if self.gone and any(out.topic == OUT for out in batch.publishes):
+                raise TimeoutError("no leader")
+            return await super().commit(batch)
+
+    transport, topics = Deleted((), VirtualClock()), MemoryDestinations({OUT: 1})
+    async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
+        await orders.send(b"1")
+        transport.gone, topics.topics = True, {}
+        await orders.send(b"2")
+        await orders.advance(1_000)
+        assert (orders.waiting, topics.looked) == ({"1d": 1}, [OUT, OUT])
+        assert "no such topic" in problems(orders)[0]
+
+
+async def test_a_lane_that_fails_for_another_reason_doubts_and_goes_on() -> None:
+    """The topic is as it was."""
+    async with MemoryPartition(publish, DAY) as orders:
+        await orders.send(b"1")
+        orders.transport.fail(Step.COMMIT, ConnectionError("gone"))
+        await orders.send(b"2")
+        await orders.advance(1_000)
+        assert (count(orders), problems(orders), orders.destinations.looked) == (2, [], [OUT, OUT])
+
+
+@pytest.mark.parametrize("doubted_first", [True, False])
+def test_what_a_broker_refuses_outlives_the_doubt(doubted_first: bool) -> None:
+    """In whichever order a batch and its transaction are told of: another look would find nothing wrong."""
+    destination = Destination(OUT)
+    destination.see(Seen(1), 0.0)
+    steps = [destination.doubt, lambda: destination.refuse("for no reason")]
+    for step in steps if doubted_first else reversed(steps):
+        step()
+    assert destination.fresh(1.0)
+    assert destination.problem == "for no reason"
+    destination.doubt()
+    assert destination.fresh(1.0)
+    assert not destination.fresh(1.0 + REFUSED_S)
+    destination.see(Seen(1), 40.0)
+    assert (destination.fresh(41.0), destination.problem) == (True, None)
+
+
+def test_a_batch_that_is_too_large_is_no_matter_of_its_records() -> None:
+    """From then on each travels alone; a lone one that is refused gives the limit."""
+    destination = Destination(OUT)
+    destination.see(Seen(1), 0.0)
+    destination.refuse_size([600, 700])
+    assert (destination.batch_bytes, destination.objection(None, None, 700)) == (0, None)
+    destination.refuse_size([700])
+    assert destination.objection(None, None, 699) is None
+    assert destination.objection(None, None, 700) is not None
+    destination.see(Seen(1, max_bytes=5_000), 0.0)
+    assert (destination.batch_bytes, destination.max_bytes) == (5_000, 5_000)
+
+
+async def test_a_failure_of_the_handler_wins_over_what_it_published() -> None:
+    """Its own error is told, and the topic is not even looked at."""
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish("missing", value)
+        raise BankDownError("no answer")
+
+    async with MemoryPartition(handler, DAY, destinations=MemoryDestinations({})) as orders:
+        await orders.send(b"1")
+        assert (problems(orders), orders.destinations.looked) == (["no answer"], [])

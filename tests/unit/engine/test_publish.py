@@ -1,0 +1,449 @@
+"""What a handler publishes is there when its attempt was fine, once, and never else."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from doubles import DLQ, EVENTS, MAIN, BankDownError, Stubborn, reopen
+from pydantic import BaseModel, Field
+
+from retryapp.core.errors import DestinationError, LatePublishError, PublishRefusedError
+from retryapp.core.lifecycle import Progress, Succeeded, decode_event
+from retryapp.core.partitioner import partition_of
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.publication import Seen
+from retryapp.engine.handler import Delivery
+from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS
+from retryapp.ports import Event
+from retryapp.testing import MemoryDestinations, MemoryPartition, ScriptedRandom, Step
+
+OUT = "payments"
+DAY = RetryPolicy("1d")
+
+
+async def publish(value: bytes, record: Delivery) -> None:
+    """Publish a result."""
+    record.publish(OUT, b"done " + value, key=record.key, headers=(("trace", b"1"), ("trace", None)))
+
+
+async def publish_and_fail(value: bytes, record: Delivery) -> None:
+    """Publish a result, and fail at the first two attempts."""
+    record.publish(OUT, b"%s %d" % (value, record.attempt))
+    if record.attempt < 3:
+        raise BankDownError
+
+
+def results(partition: MemoryPartition, number: int = 0) -> list[bytes | None]:
+    """Return what a committed reader of the output topic sees."""
+    return [record.value for record in partition.records(OUT, number)]
+
+
+def problems(partition: MemoryPartition) -> list[str]:
+    """Return the errors that attempts failed with."""
+    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
+
+
+# -- with the record, or not at all -----------------------------------------------------------------------------------
+
+
+async def test_a_result_is_published_with_the_offset_of_its_record() -> None:
+    """In one transaction, with key and headers as given."""
+    async with MemoryPartition(publish) as orders:
+        await orders.send(b"1", b"2", key=b"k")
+        (batch,) = [batch for batch in orders.transport.batches if any(o.topic == OUT for o in batch.publishes)]
+        assert batch.offsets == {MAIN: 2}
+        first, second = orders.records(OUT)
+        assert (first.key, first.value, first.headers) == (b"k", b"done 1", (("trace", b"1"), ("trace", None)))
+        assert second.value == b"done 2"
+
+
+async def test_a_plain_function_publishes_in_its_thread() -> None:
+    """And nothing else is needed for it."""
+    threads = set()
+
+    def handler(value: bytes, record: Delivery) -> None:
+        threads.add(threading.current_thread())
+        record.publish(OUT, value)
+
+    async with MemoryPartition(handler) as orders:
+        await orders.send(b"1")
+        await orders.until(lambda: results(orders) == [b"1"])
+    assert threading.main_thread() not in threads
+
+
+async def test_only_the_attempt_that_was_fine_publishes() -> None:
+    """Two fail and are dropped; the third one's result comes with the event that tells of it."""
+    async with MemoryPartition(publish_and_fail, "1s 2s") as orders:
+        await orders.send(b"order")
+        await orders.advance(1_000)
+        assert results(orders) == []
+        await orders.advance(2_000)
+        assert results(orders) == [b"order 3"]
+        (batch,) = [batch for batch in orders.transport.batches if any(o.topic == OUT for o in batch.publishes)]
+        assert [out.topic for out in batch.publishes] == [OUT, EVENTS]
+        (told,) = [decode_event(r.value or b"") for r in orders.records(EVENTS)]
+        assert isinstance(told, Succeeded)
+
+
+async def test_a_dead_letters_attempts_publish_nothing() -> None:
+    """Not even the last one."""
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish(OUT, value)
+        raise BankDownError
+
+    async with MemoryPartition(handler, "1s") as orders:
+        await orders.send(b"order")
+        await orders.advance(1_000)
+        assert len(orders.dead_letters) == 1
+        assert results(orders) == []
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+async def test_an_attempt_that_took_too_long_publishes_nothing(swallows: bool) -> None:
+    """Neither what it published before its time-out, nor what it publishes while it cleans up, nor afterwards."""
+    stubborn, errors = Stubborn(), list[BaseException]()
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish(OUT, b"before")
+        try:
+            if swallows:
+                await stubborn(value)
+            else:
+                await stubborn.over.wait()
+        finally:
+            try:
+                record.publish(OUT, b"after")
+            except LatePublishError as exc:
+                errors.append(exc)
+
+    async with MemoryPartition(handler, RetryPolicy("1d", timeout="1s")) as orders:
+        await orders.send(b"order")
+        await orders.advance(1_000)
+        await orders.advance(2_000)  # it is left to itself
+        assert orders.waiting == {"1d": 1}
+        stubborn.over.set()
+        await orders.settle()
+        assert results(orders) == []
+    assert len(errors) == swallows
+
+
+async def test_a_thread_that_outlives_its_time_out_cannot_publish_any_more() -> None:
+    """Its record waits for the next attempt; what it says now belongs to nobody."""
+    over, errors = threading.Event(), list[BaseException]()
+
+    def handler(value: bytes, record: Delivery) -> None:
+        over.wait(10)
+        try:
+            record.publish(OUT, value)
+        except LatePublishError as exc:
+            errors.append(exc)
+
+    async with MemoryPartition(handler, RetryPolicy("1d", timeout="1s")) as orders:
+        await orders.send(b"order")
+        await orders.advance(1_000)
+        await orders.until(lambda: orders.waiting)
+        over.set()
+        await orders.until(lambda: errors)
+        await orders.settle()
+        assert results(orders) == []
+    assert "app/orders@kq8G0bTz/0/0" in str(errors[0])
+
+
+async def test_what_a_task_publishes_after_its_handler_has_ended_is_an_error_of_that_task() -> None:
+    """It joins nobody's turn: neither its own record's nor the next one's."""
+    left: list[asyncio.Task[None]] = []
+    go_on = asyncio.Event()
+
+    async def later(record: Delivery) -> None:
+        await go_on.wait()
+        record.publish(OUT, b"late")
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish(OUT, value)
+        if not left:
+            left.append(asyncio.create_task(later(record)))
+
+    async with MemoryPartition(handler) as orders:
+        await orders.send(b"1")
+        go_on.set()
+        await orders.send(b"2")
+        assert results(orders) == [b"1", b"2"]
+        assert isinstance(left[0].exception(), LatePublishError)
+
+
+async def test_a_run_that_is_given_up_with_its_lane_publishes_nothing_and_runs_again() -> None:
+    """The second run's result is the only one."""
+    runs: list[asyncio.Event] = []
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish(OUT, b"%s in run %d" % (value, len(runs)))
+        runs.append(asyncio.Event())
+        if len(runs) == 1:
+            await runs[0].wait()
+
+    async with MemoryPartition(handler) as orders:
+        await orders.send(b"order")
+        await reopen(orders)
+        await orders.settle()
+        assert results(orders) == [b"order in run 1"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_transaction_of_unknown_outcome_makes_no_second_copy(durable: bool) -> None:
+    """Whether it took effect is read, not guessed; the handler runs again only where it did not."""
+    async with MemoryPartition(publish) as orders:
+        orders.transport.fail(Step.COMMIT, ConnectionError("gone"), durable=durable)
+        await orders.send(b"1")
+        await orders.advance(1_000)
+        assert results(orders) == [b"done 1"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_worker_that_dies_in_its_transaction_leaves_one_result(durable: bool) -> None:
+    """Seen by the next worker, from where the first one was."""
+    async with MemoryPartition(publish) as orders:
+        dying = orders.transport.pause(Step.COMMIT, durable=durable)
+        await orders.send(b"1")
+        assert dying.reached
+    async with MemoryPartition(publish, transport=orders.transport) as orders:
+        assert results(orders) == [b"done 1"]
+
+
+async def test_without_transactions_results_are_there_before_the_offset_moves() -> None:
+    """So a crash in between makes a copy, and loses none."""
+    async with MemoryPartition(publish, delivery="at_least_once") as orders:
+        orders.transport.pause(Step.MOVE)
+        await orders.send(b"1")
+        assert (results(orders), orders.transport.offsets[MAIN]) == ([b"done 1"], 0)
+    async with MemoryPartition(publish, transport=orders.transport, delivery="at_least_once") as orders:
+        assert (results(orders), orders.transport.offsets[MAIN]) == ([b"done 1"] * 2, 1)
+
+
+# -- what it counts as ------------------------------------------------------------------------------------------------
+
+
+async def test_a_record_whose_handler_published_was_fine_at_once() -> None:
+    """In the `progress` event and for observers, like the ones that publish nothing."""
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        if value != b"silent":
+            record.publish(OUT, value)
+        if value == b"bad":
+            raise BankDownError
+
+    async with MemoryPartition(handler, DAY) as orders:
+        await orders.send(b"1", b"silent", b"bad", b"2")
+        await orders.advance(60_000)
+        await orders.send(b"silent")
+        (told,) = [decode_event(record.value or b"") for record in orders.records(EVENTS)]
+        assert isinstance(told, Progress)
+        assert (told.received, told.first_try_ok, told.failed) == (5, 4, 1)
+        assert sum(o.count for o in orders.observer.seen if o.event is Event.SUCCEEDED) == 4
+
+
+async def test_results_that_wait_for_an_earlier_record_count_as_memory_of_their_partition() -> None:
+    """No more records are taken in meanwhile than what is held allows."""
+    first = asyncio.Event()
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        if value == b"slow":
+            await first.wait()
+        else:
+            record.publish(OUT, bytes(10_000))
+
+    async with MemoryPartition(handler, concurrency=2, max_in_flight_bytes=50_000) as orders:
+        await orders.send(b"slow", *[b"fast"] * 40)
+        assert orders.engine.room(MAIN) == 0
+        first.set()
+        await orders.settle()
+        assert (len(results(orders)), orders.engine.in_flight) == (40, 0)
+        assert orders.engine.room_bytes(MAIN) == 50_000
+
+
+# -- what can be published --------------------------------------------------------------------------------------------
+
+
+class Payment(BaseModel):
+    """A model with a field that JSON knows under another name."""
+
+    cents: int = Field(alias="amountInCents")
+
+
+@dataclass
+class Receipt:
+    """A plain dataclass."""
+
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (b"raw", b"raw"),
+        (bytearray(b"raw"), b"raw"),
+        (memoryview(b"raw"), b"raw"),
+        (None, None),
+        ({"id": 1, "name": "Zoë"}, '{"id":1,"name":"Zoë"}'.encode()),
+        ([1, 2], b"[1,2]"),
+        (Payment(amountInCents=5), b'{"amountInCents":5}'),
+        (Receipt(3), b'{"number":3}'),
+    ],
+)
+async def test_a_value_is_bytes_or_becomes_the_json_that_handlers_read(value: Any, sent: bytes | None) -> None:
+    """A model's own handler reads back what was published."""
+
+    async def handler(_value: bytes, record: Delivery) -> None:
+        record.publish(OUT, value, key=b"k")
+
+    async with MemoryPartition(handler) as orders:
+        await orders.send(b"1")
+        assert results(orders) == [sent]
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "problem"),
+    [
+        (OUT, {"value": "text"}, "value is str: say value.encode()"),
+        (OUT, {"value": object()}, "value is object, expected bytes"),
+        (OUT, {"key": "text"}, "key is str, expected bytes or None"),
+        (OUT, {"partition": -1}, "partition is -1"),
+        (OUT, {"partition": 4}, "partition 4 of 4"),
+        (OUT, {"headers": ("name", b"1")}, "headers are pairs"),
+        (OUT, {"headers": (("name", "text"),)}, "header 'name' is not a text with bytes"),
+        (OUT, {"headers": (("\udcff", b"1"),)}, "is not UTF-8"),
+        (OUT, {"value": bytes(1_048_577)}, "a lane's producer takes at most 1048576"),
+        ("small", {"value": bytes(1_000)}, "the topic at most 1000"),
+        ("compacted", {}, "its records need a key"),
+        ("app.orders.retry", {}, "this topic is retryapp's own"),
+        ("app.orders.redelivery", {}, "this topic is retryapp's own"),
+        ("app.orders.dlq", {}, "this topic is retryapp's own"),
+        ("app.orders.events", {}, "this topic is retryapp's own"),
+        ("app.orders.pending.changelog", {}, "this topic is retryapp's own"),
+        ("no topic", {}, "no name of a topic"),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_cannot_be_published_fails_the_attempt_with_its_name(
+    topic: str, options: dict[str, Any], problem: str, known: bool
+) -> None:
+    """At the call, or after the handler where the topic has to be looked at first; the partition goes on."""
+    topics = MemoryDestinations({OUT: 4, "small": Seen(4, max_bytes=1_000), "compacted": Seen(4, compacted=True)})
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        if value == b"bad":
+            record.publish(topic, **{"value": b"v", **options})
+        elif known and topic in (topics.topics or ()):
+            record.publish(topic, b"v", key=b"k")
+
+    async with MemoryPartition(handler, DAY, destinations=topics) as orders:
+        await orders.send(b"fine", b"bad", b"fine")
+        assert (orders.waiting, orders.transport.offsets[MAIN]) == ({"1d": 1}, 3)
+        (told,) = problems(orders)
+        assert problem in told
+        assert "retryapp.core.errors.PublishRefusedError" in [o.error_type for o in orders.observer.seen]
+
+
+async def test_an_error_that_the_handler_catches_leaves_the_rest_as_it_was() -> None:
+    """A record that is refused at the call is the handler's to deal with."""
+
+    async def handler(_value: bytes, record: Delivery) -> None:
+        record.publish(OUT, b"1")
+        with pytest.raises(PublishRefusedError):
+            record.publish(OUT, "text")
+        record.publish(OUT, b"2")
+
+    async with MemoryPartition(handler) as orders:
+        await orders.send(b"order")
+        assert results(orders) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(("count", "size", "problem"), [(MAX_RECORDS + 1, 1, "records"), (20, 1_000_000, "bytes")])
+async def test_one_attempt_publishes_no_more_than_a_transaction_can_carry(count: int, size: int, problem: str) -> None:
+    """Else its lane would try for ever."""
+
+    async def handler(_value: bytes, record: Delivery) -> None:
+        for _ in range(count):
+            record.publish(OUT, bytes(size))
+
+    async with MemoryPartition(handler, DAY) as orders:
+        await orders.send(b"order")
+        limit = MAX_RECORDS if problem == "records" else MAX_BYTES
+        assert problems(orders) == [f"publish to {OUT!r}: one attempt publishes at most {limit} {problem}"]
+
+
+# -- where it goes ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_chooses_its_partition_as_kafkas_own_clients_do() -> None:
+    """Unless the handler names one."""
+
+    async def handler(_value: bytes, record: Delivery) -> None:
+        for number in range(20):
+            record.publish(OUT, b"by key", key=b"%d" % number)
+        record.publish(OUT, b"named", key=b"1", partition=2)
+
+    async with MemoryPartition(handler, destinations=MemoryDestinations({OUT: 3})) as orders:
+        await orders.send(b"order")
+        for number in range(3):
+            found = [r.key for r in orders.records(OUT, number) if r.value == b"by key"]
+            assert found == [b"%d" % n for n in range(20) if partition_of(b"%d" % n, 3) == number] != []
+        assert b"named" in results(orders, 2)
+
+
+async def test_records_without_a_key_spread() -> None:
+    """By the station's random numbers."""
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish(OUT, value)
+
+    topics, random = MemoryDestinations({OUT: 4}), ScriptedRandom(0.0, 0.3, 0.999)
+    async with MemoryPartition(handler, destinations=topics, random=random) as orders:
+        await orders.send(b"1", b"2", b"3")
+        assert [results(orders, number) for number in range(4)] == [[b"1"], [b"2"], [], [b"3"]]
+
+
+# -- deliveries that no worker has made -------------------------------------------------------------------------------
+
+
+async def test_a_copy_of_a_delivery_can_go_anywhere_and_publishes_nothing() -> None:
+    """To another process, say: what is known of the record is data, the way into its turn is not."""
+    seen: list[Delivery] = []
+
+    async def handler(_value: bytes, record: Delivery) -> None:
+        seen.extend([pickle.loads(pickle.dumps(record)), copy.deepcopy(record)])  # noqa: S301 - our own bytes
+        assert seen == [record, record]
+        for other in seen:
+            with pytest.raises(PublishRefusedError, match="no worker has made this delivery"):
+                other.publish(OUT, b"v")
+
+    async with MemoryPartition(handler) as orders:
+        await orders.send(b"order")
+        assert (len(seen), results(orders), problems(orders)) == (2, [], [])
+
+
+async def test_idempotency_keys_are_the_same_at_every_attempt_and_in_every_process() -> None:
+    """They differ between records, and are what a column or a header takes."""
+    keys: dict[bytes, set[str]] = {b"1": set(), b"2": set()}
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        keys[value].add(record.idempotency_key)
+        raise BankDownError
+
+    async with MemoryPartition(handler, "1s") as orders:
+        await orders.send(b"1", b"2")
+        await orders.advance(1_000)
+        assert len(orders.records(DLQ)) == 2
+    assert keys == {b"1": {"44a8d671-82dd-5af6-9c3b-19aee90c0a9c"}, b"2": {"41fa408c-2852-533e-be27-5d7a6f57d613"}}
+
+
+def test_errors_have_public_names() -> None:
+    """Policies name them."""
+    for error in (PublishRefusedError, DestinationError, LatePublishError):
+        assert error.__module__ == "retryapp.core.errors"
