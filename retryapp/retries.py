@@ -24,8 +24,10 @@ from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
 from retryapp.engine.handler import Delivery, Handler
+from retryapp.engine.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.runtime.app import Runtime
+from retryapp.runtime.destinations import KafkaDestinations
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
 from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of
@@ -111,6 +113,9 @@ class Retries:
             admin_options=admin_options or {},
         )
         self._runtime = Runtime(app, options)
+        self._destinations = Destinations(
+            KafkaDestinations(lambda: self._runtime.connection), self._runtime.clock, self._owned_topics
+        )
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
@@ -139,7 +144,8 @@ class Retries:
             max_in_flight: records per partition that may be taken in and not settled.
 
         Returns:
-            A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument.
+            A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
+            facts of the record, and `publish`.
 
         Raises:
             DuplicateHandlerError: the topic has a handler already.
@@ -162,6 +168,7 @@ class Retries:
                 value_type=value,
                 concurrency=concurrency,
                 max_in_flight=max_in_flight,
+                destinations=self._destinations,
             )
             others = [known for known in self.topologies if known.main != topic]
             check_names([*others, topology])
@@ -179,6 +186,9 @@ class Retries:
     def topologies(self) -> tuple[HandlerTopology, ...]:
         """The topics of each handler."""
         return tuple(handler.topology for handler in self.handlers)
+
+    def _owned_topics(self) -> frozenset[str]:
+        return frozenset(name for topology in self.topologies for name in topology.owned)
 
     @property
     def connection(self) -> KafkaConnection:

@@ -29,6 +29,7 @@ from retryapp.core.hops import (
     waiting_size,
 )
 from retryapp.core.lifecycle import Succeeded
+from retryapp.core.publication import Publication
 from retryapp.core.record import Origin, Record, failure_id
 from retryapp.engine.damage import bury_damaged, last_resort, unreadable
 from retryapp.engine.handler import Delivery, Handler, call
@@ -82,7 +83,8 @@ async def deliver(run: Run) -> Outcome:
         await _wait_until_startable(run, (run.metadata and run.metadata.due_at_ms) or 0)
     error = await _call(run)
     if error is None and run.metadata is None:
-        return _published(run) if run.published else record.next_offset
+        published = () if run.outbox is None else run.outbox.published
+        return _published(run, published) if published else record.next_offset
     ended_ms = station.clock.wall_ms()
     return _succeeded(run, ended_ms) if error is None else _failed(run, error, ended_ms)
 
@@ -208,8 +210,8 @@ async def _call(run: Run) -> BaseException | None:
     try:
         value = handler.decode(run.seen.value)
         await call(handler, value, _opened(run) if handler.wants_delivery else None)
-        if run.outbox is not None:
-            run.published = await run.outbox.take(station.random)
+        if run.outbox is not None and run.outbox.close():
+            await run.outbox.take(station.random)
     except NoThreadError:
         await watch.over(run)
         raise
@@ -244,13 +246,13 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
         return classify(UnprintableError(handler.name), handler.policy.on)
 
 
-def _published(run: Run) -> Turn:
+def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
     """Return the turn of a first delivery that was fine and published something."""
     record, handler = run.record, run.station.handler
     return Turn(
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.next_offset,
-        publishes=run.published,
+        publishes=published,
         fine=True,
         observations=(
             Observation(
@@ -262,12 +264,13 @@ def _published(run: Run) -> Turn:
                 attempt=1,
             ),
         ),
-        on_settled=give_up(run.published),
+        on_settled=give_up(published),
     )
 
 
 def _succeeded(run: Run, ended_ms: int) -> Turn:
     handler, record, delivery = run.station.handler, run.record, delivery_of(run)
+    published = () if run.outbox is None else run.outbox.published
     event = Succeeded(
         group=handler.group,
         handler=handler.name,
@@ -282,9 +285,9 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
     return Turn(
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.next_offset,
-        publishes=(*run.published, to_event(event, topology=handler.topology, partition=record.partition)),
+        publishes=(*published, to_event(event, topology=handler.topology, partition=record.partition)),
         observations=(_observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),),
-        on_settled=give_up(run.published) if run.published else None,
+        on_settled=give_up(published) if published else None,
     )
 
 

@@ -235,7 +235,7 @@ class PartitionEngine:
         if fault is not None:
             self.lane.fail(fault)
         elif outcome is not None:
-            more = sum(publication.size for publication in run.published) if run.published else 0
+            more = 0 if run.outbox is None else sum(each.size for each in run.outbox.published)
             self._windows[run.source].finish(run.record.offset, outcome, more)
             if not self._unreleased:
                 asyncio.get_running_loop().call_soon(self._release_all)  # once for all that end in one go

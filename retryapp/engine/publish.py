@@ -134,7 +134,7 @@ class _Wish(NamedTuple):
 class Outbox:
     """What one run of a handler publishes. See the module's text."""
 
-    __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "name")
+    __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "name", "published")
 
     def __init__(self, destinations: Destinations | None, name: str, max_bytes: int) -> None:
         """Begin empty.
@@ -145,6 +145,8 @@ class Outbox:
             max_bytes: largest record that the lane's producer takes.
         """
         self.name = name
+        self.published: tuple[Publication, ...] = ()
+        """What was in it, once its run has ended well."""
         self._destinations = destinations
         self._max_bytes = max_bytes
         self._wishes: list[_Wish] | None = None
@@ -192,20 +194,16 @@ class Outbox:
             f"the handler what publishes",
         )
 
-    def close(self) -> None:
-        """Take nothing more, and drop what is in it."""
-        self._empty()
-
-    def _empty(self) -> Sequence[_Wish]:
+    def close(self) -> bool:
+        """Take nothing more; tell whether something is in it."""
         if self._destinations is None:
-            return ()
+            return False
         with self._destinations.lock:
             self._closed = True
-            wishes, self._wishes = self._wishes, None
-        return wishes or ()
+        return self._wishes is not None
 
-    async def take(self, random: Random) -> tuple[Publication, ...]:
-        """Close it and return what is in it, in order, each with its partition.
+    async def take(self, random: Random) -> None:
+        """Make `published` of what is in it, in order, each record with its partition; it is closed.
 
         Args:
             random: spreads records without a key.
@@ -213,13 +211,13 @@ class Outbox:
         Raises:
             PublishError: one of them cannot be published.
         """
-        wishes = self._empty()
-        if self._destinations is None or not wishes:
-            return ()
+        wishes, self._wishes = self._wishes, None
+        if self._destinations is None or wishes is None:
+            return
         for destination in {wish.destination.topic: wish.destination for wish in wishes}.values():
             if not self._destinations.fresh(destination):
                 await self._destinations.look(destination)
-        return tuple([_publication(wish, random) for wish in wishes])
+        self.published = tuple([_publication(wish, random) for wish in wishes])
 
 
 class Publishing:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.publication import Publication
 from retryapp.core.record import Record
 from retryapp.engine.handler import Delivery, Handler
 from retryapp.engine.publish import Outbox
@@ -81,8 +80,8 @@ class Run:
     """One delivery on its way: queued, begun, ended or given up."""
 
     __slots__ = (
-        "aborted", "begun", "deadline_s", "delivery", "given_up", "metadata", "outbox", "overdue", "owner", "published",
-        "record", "seen", "session", "source", "started_ms", "started_s", "station", "task", "watch",
+        "aborted", "begun", "deadline_s", "delivery", "given_up", "metadata", "outbox", "overdue", "owner", "record",
+        "seen", "session", "source", "started_ms", "started_s", "station", "task", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -118,8 +117,6 @@ class Run:
         self.delivery: Delivery | None = None
         self.outbox: Outbox | None = None
         """Where its handler publishes; None where the function does not take a delivery."""
-        self.published: tuple[Publication, ...] = ()
-        """What it has published, once it has ended well."""
         self.started_ms: int | None = None
         self.started_s = 0.0
 

@@ -17,7 +17,14 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
-from aiokafka.errors import IllegalGenerationError, NoError, RebalanceInProgressError, UnknownMemberIdError, for_code
+from aiokafka.errors import (
+    IllegalGenerationError,
+    NoError,
+    RebalanceInProgressError,
+    TopicAuthorizationFailedError,
+    UnknownMemberIdError,
+    for_code,
+)
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.structs import OffsetAndMetadata
 
@@ -59,6 +66,8 @@ class KafkaLane(LaneProtocol):
     settings: ClientSettings
     consumer: RetryConsumer
     _producer: AIOKafkaProducer | None = None
+    _foreign: Sent | None = None
+    """What was sent last to topics that are not ours."""
 
     async def standing(self) -> Standing:
         """See `LaneProtocol.standing`."""
@@ -116,12 +125,20 @@ class KafkaLane(LaneProtocol):
 
     async def send(self, records: Sequence[Outgoing]) -> Sent:
         """See `LaneProtocol.send`."""
-        return await send_all(self._open_producer(), records)
+        sent = await send_all(self._open_producer(), records)
+        if sent.destinations:
+            self._foreign = sent
+        return sent
 
     async def send_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """See `LaneProtocol.send_offsets`."""
         told = {ClientTopicPartition(*tp): OffsetAndMetadata(offset, "") for tp, offset in offsets.items()}
-        await self._open_producer().send_offsets_to_transaction(told, self.place.group)
+        try:
+            await self._open_producer().send_offsets_to_transaction(told, self.place.group)
+        except TopicAuthorizationFailedError as exc:  # of the transaction's topics; their batches are told nothing
+            if self._foreign is not None:
+                self._foreign.denied(exc)
+            raise
 
     async def end_transaction(self) -> None:
         """See `LaneProtocol.end_transaction`."""

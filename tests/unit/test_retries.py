@@ -6,7 +6,13 @@ import faust
 import pytest
 
 from retryapp import Retries, RetryPolicy
-from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, InvalidTopicNameError, NameClashError
+from retryapp.core.errors import (
+    DuplicateHandlerError,
+    InvalidSettingError,
+    InvalidTopicNameError,
+    NameClashError,
+    PublishRefusedError,
+)
 from retryapp.runtime.options import SETTINGS
 
 POLICY = RetryPolicy("1s")
@@ -79,3 +85,14 @@ async def test_neighbours_are_welcome(retries: Retries) -> None:
     """A handler for each of several topics."""
     retries.handler("refunds", policy=POLICY)(refund)
     assert [handler.main for handler in retries.handlers] == ["orders", "refunds"]
+
+
+async def test_handlers_publish_to_topics_that_no_handler_owns(retries: Retries) -> None:
+    """Also not to those of another handler of the app; a main topic is the user's."""
+    retries.handler("refunds", policy=POLICY)(refund)
+    (destinations,) = {handler.destinations for handler in retries.handlers}
+    assert destinations is not None
+    for topic in ("app.orders.retry", "app.refunds.dlq", "app.refunds.pending.changelog"):
+        with pytest.raises(PublishRefusedError, match="retryapp's own"):
+            destinations.of(topic)
+    assert destinations.of("refunds").topic == "refunds"

@@ -16,10 +16,12 @@ from aiokafka.errors import (
     NoError,
     NotEnoughReplicasError,
     RebalanceInProgressError,
+    TopicAuthorizationFailedError,
     UnknownMemberIdError,
 )
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.publication import Destination, Publication, Seen
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.runtime import plain, publisher
@@ -55,6 +57,8 @@ class Kafka:
     """What happens to records instead."""
     answer: type[BaseException] = NoError
     """The coordinator's, to everything."""
+    denied: set[str] | None = None
+    """Topics that no transaction may have."""
     batch_records: int = 100
     """Room in a batch."""
     next_offset: int = 40
@@ -148,6 +152,8 @@ class Producer:
 
     async def send_offsets_to_transaction(self, offsets: dict[Any, Any], group: str) -> None:
         """Take offsets."""
+        if self._kafka.denied is not None:
+            raise TopicAuthorizationFailedError(self._kafka.denied)
         self._kafka.asked.append((group, {TopicPartition(*tp): found.offset for tp, found in offsets.items()}))
 
     async def commit_transaction(self) -> None:
@@ -387,6 +393,22 @@ async def test_nothing_is_committed_before_all_of_it_is_acknowledged(lane: Kafka
     with pytest.raises(NotEnoughReplicasError):
         await committing
     assert "commit" not in kafka.asked
+
+
+async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaLane, kafka: Kafka) -> None:
+    """The next publish to it fails in the handler; the lane would fail for ever."""
+    destination = Destination("payments")
+    destination.see(Seen(2), 0.0)
+    kafka.acknowledged.clear()
+    kafka.denied = {"payments"}
+    await lane.fence()
+    with pytest.raises(TopicAuthorizationFailedError):
+        await lane.commit(
+            LaneBatch(publishes=[Publication("payments", 1, None, b"v", (), destination)], offsets={MAIN: 8})
+        )
+    kafka.acknowledged.set()
+    assert destination.fresh(1.0)
+    assert destination.problem == "this login may not write to it; it needs WRITE"
 
 
 async def test_a_lane_without_a_producer_commits_nothing(lane: KafkaLane, kafka: Kafka) -> None:

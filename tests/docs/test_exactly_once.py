@@ -1,0 +1,143 @@
+"""The programs of docs/exactly-once.md: an effect happens once, however often its attempt runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from retryapp import Delivery
+from retryapp.testing import MemoryPartition, Step
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TEXT = (ROOT / "docs" / "exactly-once.md").read_text()
+
+
+def program(heading: str) -> dict[str, Any]:
+    """Run the code block below a heading; return its names."""
+    section = TEXT.split(f"## {heading}\n", 1)[1]
+    found = re.search(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(compile(found.group(1), heading, "exec"), names)  # noqa: S102 - the project's own document
+    return names
+
+
+@pytest.fixture
+def database() -> Iterator[sqlite3.Connection]:
+    """A database in memory, with an account."""
+    made = sqlite3.connect(":memory:")
+    made.executescript(program("Effects in a database")["TABLES"])
+    with made:
+        made.execute("INSERT INTO account VALUES ('alice', 1000)")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[dict[str, Any]]:
+    """A service that knows idempotency keys: `charged` by key, `requests` in all, `lost` answers still to come."""
+    state: dict[str, Any] = {"charged": {}, "requests": 0, "lost": 0}
+
+    async def charge(request: web.Request) -> web.Response:
+        state["requests"] += 1
+        receipt = {"number": len(state["charged"]) + 1}
+        receipt = state["charged"].setdefault(request.headers["Idempotency-Key"], receipt)
+        if state["lost"]:
+            state["lost"] -= 1
+            return web.Response(status=504)
+        return web.json_response(receipt)
+
+    app = web.Application()
+    app.router.add_post("/charge", charge)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    state["url"] = f"http://127.0.0.1:{runner.addresses[0][1]}/charge"
+    yield state
+    await runner.cleanup()
+
+
+def values(partition: MemoryPartition, topic: str) -> list[Any]:
+    """Return the JSON that a committed reader sees."""
+    return [json.loads(record.value or b"") for record in partition.records(topic)]
+
+
+async def test_results_are_published_as_written() -> None:
+    """With the record's key."""
+    async with MemoryPartition(program("Results on topics")["charge"], value_type=dict) as orders:
+        await orders.send(b'{"id": 1, "amount": 5.25}', key=b"alice")
+        (record,) = orders.records("payments")
+        assert (record.key, json.loads(record.value or b"")) == (b"alice", {"order": 1, "cents": 525})
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+async def test_a_booking_happens_once_however_often_its_attempt_runs(database: sqlite3.Connection, fails: str) -> None:
+    """It fails before or after the booking, then its worker dies in the transaction: one booking, one result."""
+    book, runs = program("Effects in a database")["book"], []
+
+    async def handle(order: dict[str, Any], record: Delivery) -> None:
+        runs.append(record.idempotency_key)
+        if fails == "before" and len(runs) == 1:
+            raise TimeoutError
+        book(database, order, record)
+        if fails == "after" and len(runs) == 1:
+            raise TimeoutError
+
+    async with MemoryPartition(handle, "1s", value_type=dict) as orders:
+        await orders.send(b'{"id": 1, "account": "alice", "cents": 300}')
+        dying = orders.transport.pause(Step.COMMIT, after=1)
+        await orders.advance(1_000)
+        assert dying.reached
+    async with MemoryPartition(handle, "1s", value_type=dict, transport=orders.transport) as orders:
+        assert values(orders, "bookings") == [{"order": 1, "cents": 300}]
+    assert (len(runs), len(set(runs))) == (3, 1)
+    assert database.execute("SELECT cents FROM account").fetchall() == [(700,)]
+
+
+async def test_a_booking_that_fails_leaves_no_key(database: sqlite3.Connection) -> None:
+    """Key and effect are in one transaction; the next attempt books."""
+    book = program("Effects in a database")["book"]
+
+    async def handle(order: dict[str, Any], record: Delivery) -> None:
+        book(database, order | ({"account": object()} if record.attempt == 1 else {}), record)
+
+    async with MemoryPartition(handle, "1s", value_type=dict) as orders:
+        await orders.send(b'{"id": 1, "account": "alice", "cents": 300}')
+        assert database.execute("SELECT count(*) FROM booking").fetchall() == [(0,)]
+        await orders.advance(1_000)
+        assert values(orders, "bookings") == [{"order": 1, "cents": 300}]
+    assert database.execute("SELECT cents FROM account").fetchall() == [(700,)]
+
+
+async def test_a_service_that_knows_the_header_charges_once(service: dict[str, Any]) -> None:
+    """Also where its first answer was lost; each order has a key of its own."""
+    names = program("Calls of a service")
+    names["SERVICE"], service["lost"] = service["url"], 1
+    async with MemoryPartition(names["charge"], "1s", value_type=dict) as orders:
+        for number in (1, 2):
+            orders.transport.append(orders.engine.sources[0], b"%d" % number, b'{"id": %d}' % number)
+        await orders.until(lambda: orders.waiting == {"1s": 1}, rounds=1_000_000)
+        orders.clock.advance(1_000)
+        await orders.until(lambda: len(orders.records("receipts")) == 2, rounds=1_000_000)
+        assert sorted(receipt["number"] for receipt in values(orders, "receipts")) == [1, 2]
+    assert (service["requests"], len(service["charged"])) == (3, 2)
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    """And the errors are there to be imported."""
+    from retryapp.core import errors
+    from retryapp.core.publication import FRESH_S
+    from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS
+
+    assert f"{MAX_RECORDS:,} records, and {MAX_BYTES >> 20} MiB" in TEXT.replace("\n", " ")
+    assert FRESH_S == 300.0
+    assert "every five minutes" in TEXT
+    for name in re.findall(r"^\| `(\w+Error)`", TEXT, re.MULTILINE):
+        assert issubclass(getattr(errors, name), errors.PublishError)

@@ -1,0 +1,169 @@
+"""The batches in which a lane's records travel, to topics of ours and of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    NotEnoughReplicasError,
+    PolicyViolationError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+)
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from retryapp.core.hops import Outgoing
+from retryapp.core.publication import Destination, Publication, Seen
+from retryapp.runtime.batches import Sent, send_all
+
+OURS, OUT = "app.orders.events", "payments"
+
+
+class Producer:
+    """What batches ask of the client library; they are its own."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, int, BatchBuilder]] = []
+        self.answers: list[asyncio.Future[Any]] = []
+
+    def create_batch(self) -> BatchBuilder:
+        """Begin a batch."""
+        return BatchBuilder(10_000, 0)
+
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[Any]:
+        """Take a batch; the test answers."""
+        self.batches.append((topic, partition, batch))
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return self.answers[-1]
+
+    async def send(self, *records: Outgoing) -> Sent:
+        """Send records."""
+        return await send_all(self, records)  # type: ignore[arg-type]
+
+    @property
+    def counts(self) -> list[tuple[str, int]]:
+        """Topic and number of records of each batch."""
+        return [(topic, batch.record_count()) for topic, _, batch in self.batches]
+
+
+@pytest.fixture
+async def producer() -> Producer:
+    """A producer with batches of 10,000 bytes."""
+    return Producer()
+
+
+@pytest.fixture
+def destination() -> Destination:
+    """A topic that is not ours, just seen."""
+    made = Destination(OUT)
+    made.see(Seen(2), 0.0)
+    return made
+
+
+def publications(destination: Destination, *sizes: int) -> Sequence[Publication]:
+    """Return records for it with values of these sizes."""
+    return [Publication(OUT, 1, b"k", bytes(size), (), destination) for size in sizes]
+
+
+def ours(size: int = 10) -> Outgoing:
+    """Return a record for a topic of ours."""
+    return Outgoing(OURS, 1, b"k", bytes(size), ())
+
+
+async def told() -> None:
+    """Let callbacks run."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_batch_is_no_larger_than_its_topic_takes(producer: Producer, destination: Destination) -> None:
+    """The client never splits one, and a topic of others may take less than ours."""
+    destination.see(Seen(2, max_bytes=2_000), 0.0)
+    await producer.send(*publications(destination, *[800] * 5), *[ours(800)] * 5)
+    assert producer.counts == [(OUT, 2), (OUT, 2), (OUT, 1), (OURS, 5)]
+    assert all(batch.size() <= 2_000 for topic, _, batch in producer.batches if topic == OUT)
+
+
+async def test_a_record_that_is_larger_than_a_batch_travels_alone(producer: Producer, destination: Destination) -> None:
+    """With those round it in their order."""
+    sent = await producer.send(*publications(destination, 5_000, 20_000, 5_000))
+    assert producer.counts == [(OUT, 1)] * 3
+    for offset, answer in enumerate(producer.answers):
+        answer.set_result(SimpleNamespace(offset=7 + offset, timestamp=1, timestamp_type=1))
+    assert await sent.offsets() == [7, 8, 9]
+
+
+async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: Producer, destination: Destination) -> None:
+    """Whatever clock stamps the others."""
+    times: list[int] = []
+    sent = await producer.send(*publications(destination, 1), ours())
+    assert sent.on_appended(times.append)
+    for at, answer in enumerate(producer.answers):
+        answer.set_result(SimpleNamespace(offset=1, timestamp=100 + at, timestamp_type=1))
+    await told()
+    assert times == [101]
+    lone = await producer.send(*publications(destination, 1))
+    assert not lone.on_appended(times.append)
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (PolicyViolationError(), "its broker refuses records for it (PolicyViolationError)"),
+        (UnknownError(), "its broker refuses records for it (UnknownError)"),
+        (TopicAuthorizationFailedError(OUT), "its broker refuses records for it (TopicAuthorizationFailedError)"),
+        (NotEnoughReplicasError(), None),
+        (KafkaError(), None),
+        (ConnectionError(), None),
+    ],
+)
+async def test_what_a_broker_refuses_for_good_is_noted(
+    producer: Producer, destination: Destination, error: Exception, problem: str | None
+) -> None:
+    """So that the next publish is refused in the handler; what passes by itself is a matter of the lane."""
+    sent = await producer.send(*publications(destination, 1), ours())
+    for answer in producer.answers:
+        answer.set_exception(error)
+    with pytest.raises(type(error)):
+        await sent.offsets()
+    await told()
+    assert destination.fresh(1.0)
+    assert destination.problem == problem
+
+
+async def test_a_size_that_is_refused_is_noted(producer: Producer, destination: Destination) -> None:
+    """First that of the batch, then that of the record."""
+    for sizes in ([100, 100], [100]):
+        await producer.send(*publications(destination, *sizes))
+        producer.answers[-1].set_exception(MessageSizeTooLargeError())
+        await told()
+    assert destination.batch_bytes == 0
+    (refused,) = publications(destination, 100)
+    assert destination.max_bytes == refused.size - 1
+    await producer.send(*publications(destination, 1, 1))
+    assert producer.counts[2:] == [(OUT, 1), (OUT, 1)]
+
+
+async def test_an_answer_that_never_came_says_nothing(producer: Producer, destination: Destination) -> None:
+    """The lane was given up meanwhile."""
+    await producer.send(*publications(destination, 1))
+    producer.answers[-1].cancel()
+    await told()
+    assert (destination.fresh(1.0), destination.problem) == (True, None)
+
+
+@pytest.mark.parametrize("topics", [{OUT, OURS}, OUT])
+async def test_a_transaction_that_is_denied_names_its_topics(
+    producer: Producer, destination: Destination, topics: object
+) -> None:
+    """Its batches are told nothing."""
+    sent = await producer.send(*publications(destination, 1), ours())
+    sent.denied(TopicAuthorizationFailedError(topics))
+    assert destination.fresh(1.0)
+    assert destination.problem == "this login may not write to it; it needs WRITE"
