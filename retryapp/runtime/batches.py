@@ -115,9 +115,17 @@ async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing]) -> S
         groups[record.topic, record.partition].append((count - 1, record))
     sent = Sent(count)
     for (topic, partition), group in groups.items():
+        if isinstance(group[0][1], Publication):
+            await _learn(producer, topic, partition)
         for batch, held in _batches(producer, group):
             sent.add(await producer.send_batch(batch, topic, partition=partition), held)
     return sent
+
+
+async def _learn(producer: AIOKafkaProducer, topic: str, partition: int) -> None:
+    """Have a producer know a partition: a topic of others may have grown since it has looked."""
+    if partition not in await producer.partitions_for(topic):
+        await producer.client.force_metadata_update()
 
 
 def _batches(

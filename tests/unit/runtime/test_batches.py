@@ -31,6 +31,17 @@ class Producer:
     def __init__(self) -> None:
         self.batches: list[tuple[str, int, BatchBuilder]] = []
         self.answers: list[asyncio.Future[Any]] = []
+        self.known = {0, 1}
+        self.updates = 0
+        self.client = self
+
+    async def partitions_for(self, _topic: str) -> set[int]:
+        """Return the partitions that it knows of a topic."""
+        return self.known
+
+    async def force_metadata_update(self) -> None:
+        """Look at the cluster again."""
+        self.updates += 1
 
     def create_batch(self) -> BatchBuilder:
         """Begin a batch."""
@@ -97,6 +108,17 @@ async def test_a_record_that_is_larger_than_a_batch_travels_alone(producer: Prod
     for offset, answer in enumerate(producer.answers):
         answer.set_result(SimpleNamespace(offset=7 + offset, timestamp=1, timestamp_type=1))
     assert await sent.offsets() == [7, 8, 9]
+
+
+async def test_a_topic_that_has_grown_is_looked_at_again(producer: Producer, destination: Destination) -> None:
+    """The client library refuses partitions that it does not know; it knows ours from the start."""
+    await producer.send(*publications(destination, 1), ours())
+    assert producer.updates == 0
+    producer.known = {0}
+    await producer.send(ours())
+    assert producer.updates == 0
+    await producer.send(*publications(destination, 1))
+    assert producer.updates == 1
 
 
 async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: Producer, destination: Destination) -> None:
