@@ -165,8 +165,6 @@ class Outbox:
             raise PublishRefusedError(
                 topic, "this handler runs without a worker (retryapp.testing has MemoryPartition)"
             )
-        if self._closed:
-            raise self._late(topic)
         destination = self._destinations.of(topic)
         wish = _wish(destination, value, key, headers, partition)
         if wish.size > self._max_bytes:
@@ -176,8 +174,12 @@ class Outbox:
         if self._destinations.fresh(destination):
             _check(wish)
         with self._destinations.lock:
-            if self._closed:
-                raise self._late(topic)
+            if self._closed:  # looked at here only: the run may end while a thread is on its way to this line
+                raise LatePublishError(
+                    topic,
+                    f"the run of the handler that was given {self.name} is over, and what it published has its fate. "
+                    f"Await in the handler what publishes",
+                )
             if self._wishes is None:
                 self._wishes = []
             if len(self._wishes) >= MAX_RECORDS:
@@ -186,13 +188,6 @@ class Outbox:
                 raise PublishRefusedError(topic, f"one attempt publishes at most {MAX_BYTES} bytes")
             self._wishes.append(wish)
             self._size += wish.size
-
-    def _late(self, topic: str) -> LatePublishError:
-        return LatePublishError(
-            topic,
-            f"the run of the handler that was given {self.name} is over, and what it published has its fate. Await in "
-            f"the handler what publishes",
-        )
 
     def close(self) -> bool:
         """Take nothing more; tell whether something is in it."""

@@ -197,6 +197,21 @@ async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> No
         assert "no such topic" in problems(orders)[0]
 
 
+async def test_after_a_failed_transaction_an_old_look_is_not_good_enough() -> None:
+    """Where nobody can tell whether the topic was the reason, the attempt fails instead of the lane."""
+    async with MemoryPartition(publish, DAY) as orders:
+        await orders.send(b"1")
+        orders.transport.fail(Step.COMMIT, ConnectionError("gone"))
+        orders.destinations.error = ConnectionError("no broker")
+        await orders.send(b"2")
+        await orders.advance(1_000)
+        assert (count(orders), orders.waiting) == (1, {"1d": 1})
+        assert "could not be looked at" in problems(orders)[0]
+        orders.destinations.error = None
+        await orders.send(b"3")
+        assert count(orders) == 2
+
+
 async def test_a_lane_that_fails_for_another_reason_doubts_and_goes_on() -> None:
     """The topic is as it was."""
     async with MemoryPartition(publish, DAY) as orders:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import pickle
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,9 @@ from retryapp.core.partitioner import partition_of
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import Seen
 from retryapp.engine.handler import Delivery
-from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS
+from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
 from retryapp.ports import Event
-from retryapp.testing import MemoryDestinations, MemoryPartition, ScriptedRandom, Step
+from retryapp.testing import MemoryDestinations, MemoryPartition, ScriptedRandom, Step, VirtualClock
 
 OUT = "payments"
 DAY = RetryPolicy("1d")
@@ -176,6 +177,19 @@ async def test_what_a_task_publishes_after_its_handler_has_ended_is_an_error_of_
         await orders.send(b"2")
         assert results(orders) == [b"1", b"2"]
         assert isinstance(left[0].exception(), LatePublishError)
+
+
+async def test_a_run_that_ends_while_a_thread_publishes_takes_nothing(clock: VirtualClock) -> None:
+    """However close: what `publish` returned for is in the turn, what it raised for is not."""
+    outbox = Outbox(Destinations(MemoryDestinations(), clock, tuple), "a record", 1_000)
+
+    def ends_meanwhile() -> Iterator[tuple[str, bytes]]:
+        assert not outbox.close()
+        yield "trace", b"1"
+
+    with pytest.raises(LatePublishError, match="that was given a record is over"):
+        outbox.put(OUT, b"v", None, ends_meanwhile(), None)
+    assert not outbox.close()
 
 
 async def test_a_run_that_is_given_up_with_its_lane_publishes_nothing_and_runs_again() -> None:
