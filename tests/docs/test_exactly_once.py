@@ -19,13 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "exactly-once.md").read_text()
 
 
-def program(heading: str) -> dict[str, Any]:
-    """Run the code block below a heading; return its names."""
-    section = TEXT.split(f"## {heading}\n", 1)[1]
-    found = re.search(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
-    assert found is not None
+def program(heading: str, number: int = 0) -> dict[str, Any]:
+    """Run a code block below a heading; return its names."""
+    section = TEXT.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     names: dict[str, Any] = {}
-    exec(compile(found.group(1), heading, "exec"), names)  # noqa: S102 - the project's own document
+    code = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[number]
+    exec(compile(code, heading, "exec"), names)  # noqa: S102 - the project's own document
     return names
 
 
@@ -75,6 +74,11 @@ async def test_results_are_published_as_written() -> None:
         await orders.send(b'{"id": 1, "amount": 5.25}', key=b"alice")
         (record,) = orders.records("payments")
         assert (record.key, json.loads(record.value or b"")) == (b"alice", {"order": 1, "cents": 525})
+
+
+async def test_the_example_of_a_test_passes() -> None:
+    """It has asserts of its own."""
+    await program("Results on topics", 1)["test_a_payment_is_published_once"]()
 
 
 @pytest.mark.parametrize("fails", ["before", "after"])
