@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Options for the demo (make demo ARGS="--records 6000") and for pytest (make test ARGS="-k schedule")
 ARGS ?=
 
-.PHONY: help install install-demo demo test bench check format constraints clean
+.PHONY: help install install-demo demo test simulate mutants bench check format constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,15 @@ JOBS ?= 2
 
 test: install  ## all tests; options for pytest: ARGS="-k schedule"; two at a time, or JOBS=0
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+# Fresh ones each time; a seed that fails is printed and replays exactly
+SEEDS ?= 10000
+
+simulate: install  ## simulated histories with faults, on all processors: SEEDS=100000
+	@$(BIN)/python -m retryapp.testing.simulation --seeds $(SEEDS) $(ARGS)
+
+mutants: install  ## planted faults of the protocol, each of which the simulation must find
+	@$(BIN)/python -m retryapp.testing.simulation --mutants --seeds 2000 $(ARGS)
 
 bench: install  ## all benchmarks, on an idle machine; writes benchmarks/README.md; options: ARGS="--quick"
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'

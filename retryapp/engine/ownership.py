@@ -47,10 +47,12 @@ class Ownership:
         self.assigned = False
         """Whether the group has said what belongs to this worker; may be nothing."""
         self._drain_s = drain_s
-        self._feed = Feed(self.intake, to_record)
-        self._placer: Placer | None = None
+        self.feed = Feed(self.intake, to_record)
+        """The way of records to the engines."""
+        self.placer: Placer | None = None
+        """Makes lanes; set before the first assignment."""
         self._suspending = asyncio.Lock()
-        self.intake.on_records = self._feed.pump
+        self.intake.on_records = self.feed.pump
         self.intake.on_assigned = self._on_assigned
         self.intake.on_revoked = self._on_revoked
         self.intake.on_out_of_range = self._on_out_of_range
@@ -81,15 +83,15 @@ class Ownership:
         self.assigned = True
 
     def _place(self, served: Served, partition: int, generation: int, member_id: str) -> None:
-        if self._placer is None:
+        if self.placer is None:
             raise RuntimeError("an assignment came before the runtime was started")
-        placed = self._placer.place(served, partition, Membership(generation=generation, member_id=member_id))
+        placed = self.placer.place(served, partition, Membership(generation=generation, member_id=member_id))
         self.placed[served.handler.main, partition] = placed
         for tp in placed.engine.sources:
-            self._feed.placed[tp] = placed
+            self.feed.placed[tp] = placed
 
     def _on_out_of_range(self, tp: TopicPartition, position: int) -> None:
-        placed = self._feed.placed.get(tp)
+        placed = self.feed.placed.get(tp)
         if placed is not None:
             placed.lane.fail(PositionGoneError(*tp, position))
 
@@ -107,7 +109,7 @@ class Ownership:
             placed = list(self.placed.values())
             if not placed:
                 return
-            self._feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
+            self.feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
             await asyncio.gather(*(each.engine.drain(deadline_s) for each in placed))
             for each in placed:
                 each.lane.finish()
@@ -122,7 +124,7 @@ class Ownership:
             for each in placed:
                 each.engine.end()
             self.placed.clear()
-            self._feed.clear()
+            self.feed.clear()
 
     def catch_up(self) -> bool:
         """Settle positions that no record tells of, and ask for the broker's time while the clock is in doubt.
@@ -130,7 +132,7 @@ class Ownership:
         To be called every few seconds, and every second while it returns True: nothing fires then, so there may be
         nothing else to acknowledge.
         """
-        self._feed.catch_up()
+        self.feed.catch_up()
         if self.clock.trusted or not self.clock.known:
             return False
         for placed in self.placed.values():

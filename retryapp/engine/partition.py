@@ -69,7 +69,8 @@ class PartitionEngine:
         self._session = 0
         self._draining = False
         self._windows: dict[TopicPartition, OffsetWindow[Outcome]] = {}
-        self._running: set[Run] = set()
+        self._running: dict[Run, None] = {}
+        """In the order in which they began: whatever ends them all takes the same course each time."""
         self._settled = asyncio.Event()
         self._claimed: set[bytes] = set()
         self._claimed_bytes = 0
@@ -81,7 +82,7 @@ class PartitionEngine:
         self._fire_blocked = False
         self._next_due_ms = 0
         """What the firing task sleeps towards: an earlier row wakes it."""
-        self._unreleased: set[TopicPartition] = set()
+        self._unreleased: dict[TopicPartition, None] = {}
 
     # -- session ------------------------------------------------------------------------------------------------
 
@@ -223,11 +224,11 @@ class PartitionEngine:
 
     def begun(self, run: Run) -> None:
         """See `run.RunOwner.begun`."""
-        self._running.add(run)
+        self._running[run] = None
 
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         """See `run.RunOwner.ended`."""
-        self._running.discard(run)
+        self._running.pop(run, None)
         if not self._running:
             self._settled.set()
         if run.session != self._session:
@@ -239,11 +240,11 @@ class PartitionEngine:
             self._windows[run.source].finish(run.record.offset, outcome, more)
             if not self._unreleased:
                 asyncio.get_running_loop().call_soon(self._release_all)  # once for all that end in one go
-            self._unreleased.add(run.source)
+            self._unreleased[run.source] = None
 
     def _release_all(self) -> None:
         while self._unreleased:
-            tp = self._unreleased.pop()
+            tp, _ = self._unreleased.popitem()
             window = self._windows.get(tp)
             if window is not None:
                 self._release(tp, self._session, window)

@@ -7,6 +7,8 @@ its steps is what keeps records; why stands in DESIGN section 4, rules 1 to 4, 1
   open, and offsets read after it are stable; a producer that saw an error is never used again;
 * the changelog is read to its end by *position*: its last record is usually a transaction marker; what was read before
   a deadline or a fault stays in the local store, and the next opening goes on from there;
+* every transaction that moves offsets also writes them down in the changelog (rule 11): the broker forgets those of a
+  group that was away for a week. Offsets that the group has go before: setting them is how an operator decides;
 * the local store is written after the commit only, and one that failed while it was written is dropped;
 * the dead-letter table only answers questions, so it is filled behind an open lane.
 
@@ -19,10 +21,11 @@ generation and member id of its assignment. What it still publishes are copies.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from retryapp.core.errors import (
@@ -52,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 CLOCK_MARK = b"clock"
 """Key of a changelog record that is no row: its acknowledgement tells the broker's time, compaction leaves one."""
+PROGRESS_MARK = b"progress"
+"""Key of the changelog record that says how far the lane has come on each of its sources."""
 CLOSE_S = 3.0
 """Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
 _FORGET_S = 3600.0
@@ -71,6 +76,8 @@ class LaneSite:
     main: TopicPartition
     changelog: TopicPartition
     dlq: TopicPartition
+    topic_id: str = ""
+    """Id of the main topic: one that was made again has other offsets."""
     start_at_end: bool = False
     """Where a main topic without committed offsets begins: the app's `consumer_auto_offset_reset`."""
 
@@ -89,6 +96,8 @@ class LaneProtocol(ABC):
     member_id: str
     pending: PendingStore | None = None
     dead: DeadLetterStore | None = None
+    _progress: dict[str, int] = field(default_factory=dict)
+    """Next offset of each source topic, as last written down."""
     _doubted: bool = False
     _dead_keeper: asyncio.Task[None] | None = None
     _dead_filled: bool = False
@@ -168,7 +177,10 @@ class LaneProtocol(ABC):
     async def committed(self) -> Mapping[TopicPartition, int]:
         """See `ports.LaneTransport.committed`."""
         sources = self.place.sources
-        found = await self.fetch_committed()
+        found = dict(await self.fetch_committed())
+        missing = [tp for tp in sources if tp not in found]
+        if missing:
+            found |= await self._written_down(missing)
         bounds = await self.reader.bounds(sources)
         starts: dict[TopicPartition, int] = {}
         for tp in sources:
@@ -180,24 +192,33 @@ class LaneProtocol(ABC):
                 raise OffsetsGoneError(*tp, committed, first, end)
             else:
                 starts[tp] = committed
-        missing = [tp for tp in sources if tp not in found]
-        if len(missing) == len(sources) and (rows := await self._rows_ever()):
-            raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
+        self._progress = {tp.topic: offset for tp, offset in starts.items()}
         if missing:  # a start that is not written down would be decided anew after a crash
             await self.commit(LaneBatch(offsets={tp: starts[tp] for tp in missing}))
         return starts
 
-    async def _rows_ever(self) -> int:
-        """Count rows on the changelog, the first few; its offsets count owner marks and transactions too."""
-        rows = 0
+    async def _written_down(self, missing: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return where the lane was by its changelog, for sources without a committed offset.
 
-        def count(records: list[Any], _position: int) -> bool:
-            nonlocal rows
-            rows += sum(len(record.key or b"") == ROW_KEY_BYTES for record in records)
-            return rows > 0
+        Raises:
+            OffsetsMissingError: the lane has worked, all its offsets are gone, and an earlier retryapp, which wrote
+                none down, was the last to work.
+        """
+        rows, last = 0, b""
 
-        await self.reader.read(self.place.changelog, 0, count)
-        return rows
+        def look(records: list[Any], _position: int) -> None:
+            nonlocal rows, last
+            for record in records:
+                if record.key == PROGRESS_MARK:
+                    last = record.value or b""
+                else:
+                    rows += len(record.key or b"") == ROW_KEY_BYTES
+
+        await self.reader.read(self.place.changelog, 0, look)
+        noted = read_progress(last, self.place.topic_id, self.place.main.topic)
+        if rows and not noted and len(missing) == len(self.place.sources):
+            raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
+        return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}
 
     async def recover(self) -> None:
         """See `ports.LaneTransport.recover`."""
@@ -290,6 +311,9 @@ class LaneProtocol(ABC):
     async def _log(self, batch: LaneBatch) -> Acks:
         topic, partition = self.place.changelog
         changes = [*((row.key, row.value) for row in batch.puts), *((removal.key, None) for removal in batch.removes)]
+        if batch.offsets:
+            self._progress |= {tp.topic: offset for tp, offset in batch.offsets.items()}
+            changes.append((PROGRESS_MARK, progress_value(self._progress, self.place.topic_id)))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
     async def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -313,7 +337,7 @@ class LaneProtocol(ABC):
             raise self._dead_fault
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())
-        if batch.puts or batch.removes:
+        if receipt.changelog_offset is not None:
             self.pending.write(batch.puts, batch.removes, receipt.changelog_offset)
         dead = [
             DeadRow(offset, outgoing.headers)
@@ -350,6 +374,19 @@ class LaneProtocol(ABC):
 def clock_probe(changelog: TopicPartition) -> Outgoing:
     """Return a record whose acknowledgement tells the broker's time."""
     return Outgoing(changelog.topic, changelog.partition, CLOCK_MARK, b"", ())
+
+
+def progress_value(positions: Mapping[str, int], topic_id: str) -> bytes:
+    """Return what a progress mark says: the next offset by topic, and the id of the main topic."""
+    return json.dumps({"v": 1, "main": topic_id, "next": positions}).encode()
+
+
+def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
+    """Return the next offset by topic; nothing where there is no mark, and no main topic's that was made again."""
+    if not value:
+        return {}
+    told = json.loads(value)
+    return {topic: offset for topic, offset in told["next"].items() if topic != main or told["main"] == topic_id}
 
 
 async def _forget(dead: DeadLetterStore, first_offset: int) -> None:

@@ -187,8 +187,8 @@ class Runtime(Ownership):
     def _register_agents(self, handler: Handler) -> None:
         """One supervised Faust agent per topic; each event carries a batch."""
         for topic in handler.topology.consumed:
-            if topic not in self._feed.channels:
-                self._feed.channels[topic] = register_agent(self.app, topic, self._feed.accept)
+            if topic not in self.feed.channels:
+                self.feed.channels[topic] = register_agent(self.app, topic, self.feed.accept)
 
     # -- starting and stopping ----------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Runtime(Ownership):
         logger.info("Faust settings changed by retryapp: %s", self._changed)
         settings = self._client_settings()
         self._reader = TailReader(settings)
-        self._placer = Placer(
+        self.placer = Placer(
             make_transport=LaneMaker(
                 app=self.app,
                 delivery=self.options.delivery,
@@ -229,8 +229,8 @@ class Runtime(Ownership):
             random=self.random,
             observer=self.observer,
             tick_s=max(0.25, sum(served.partitions for served in self.served.values()) / 64),
-            pump=self._feed.pump,
-            forget=self._feed.forget,
+            pump=self.feed.pump,
+            forget=self.feed.forget,
         )
         for served in self.served.values():
             served.first.start()

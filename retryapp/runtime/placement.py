@@ -68,6 +68,7 @@ class LaneMaker:
             main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
+            topic_id=served.topic_id,
             pending_identity=StoreIdentity(
                 topic=topology.pending_changelog, topic_id=served.changelog_id, partition=partition
             ),

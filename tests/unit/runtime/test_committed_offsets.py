@@ -11,6 +11,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
 from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.engine.transport import PROGRESS_MARK, progress_value
 from retryapp.ports import LaneBatch, TopicPartition
 from retryapp.runtime.publisher import KafkaLane
 
@@ -64,7 +65,13 @@ def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaLane:
 
     monkeypatch.setattr(KafkaLane, "commit", commit)
     place: Any = SimpleNamespace(
-        name="app.orders.1", partition=1, sources=SOURCES, main=MAIN, changelog=CHANGELOG, start_at_end=False
+        name="app.orders.1",
+        partition=1,
+        sources=SOURCES,
+        main=MAIN,
+        changelog=CHANGELOG,
+        topic_id="now",
+        start_at_end=False,
     )
     anything: Any = None
     return KafkaLane(
@@ -133,6 +140,48 @@ async def test_a_topic_that_is_new_begins_at_its_start(lane: KafkaLane, topics: 
     del topics.committed[RETRY]
     assert await lane.committed() == {MAIN: 120, RETRY: 0, REDELIVERY: 7}
     assert topics.written == [{RETRY: 0}]
+
+
+def progress(main_id: str, **positions: int) -> Any:
+    """Return a changelog record that says how far a lane had come; `main`, `retry` and `redelivery` are its topics."""
+    names = {"main": MAIN.topic, "retry": RETRY.topic, "redelivery": REDELIVERY.topic}
+    told = {names[name]: offset for name, offset in positions.items()}
+    return SimpleNamespace(key=PROGRESS_MARK, value=progress_value(told, main_id))
+
+
+async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(lane: KafkaLane, topics: Topics) -> None:
+    """The broker forgets them when nobody was in the group for a week; the last record in the changelog counts."""
+    topics.committed = {}
+    topics.changelog = [
+        row(),
+        progress("now", main=110, retry=2, redelivery=7),
+        row(),
+        progress("now", main=130, retry=8),
+    ]
+    assert await lane.committed() == {MAIN: 130, RETRY: 8, REDELIVERY: 7}
+    assert topics.written == [{MAIN: 130, RETRY: 8, REDELIVERY: 7}]
+
+
+async def test_an_offset_that_the_group_has_goes_before(lane: KafkaLane, topics: Topics) -> None:
+    """Setting it is how an operator decides where to go on."""
+    topics.changelog = [progress("now", main=140, retry=8)]
+    del topics.committed[RETRY]
+    assert await lane.committed() == {MAIN: 120, RETRY: 8, REDELIVERY: 7}
+
+
+async def test_what_was_written_down_and_is_deleted_is_refused(lane: KafkaLane, topics: Topics) -> None:
+    """Retention went on while the group was away."""
+    topics.committed = {}
+    topics.changelog = [progress("now", main=90, retry=2, redelivery=7)]
+    with pytest.raises(OffsetsGoneError, match="up to 10 records were deleted unread"):
+        await lane.committed()
+
+
+async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: KafkaLane, topics: Topics) -> None:
+    """Its records are others."""
+    topics.committed = {}
+    topics.changelog = [row(), progress("before", main=500, retry=2, redelivery=7)]
+    assert await lane.committed() == {MAIN: 100, RETRY: 2, REDELIVERY: 7}
 
 
 async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaLane, topics: Topics) -> None:

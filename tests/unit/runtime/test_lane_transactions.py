@@ -23,6 +23,7 @@ from aiokafka.errors import (
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication, Seen
 from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.engine.transport import PROGRESS_MARK, progress_value
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.runtime import plain, publisher
 from retryapp.runtime.clients import ClientSettings
@@ -42,6 +43,14 @@ BATCH = LaneBatch(
 )
 PUBLISHED = [(RETRY.topic, b"k", b"late"), (DLQ.topic, b"k", b"dead")]
 LOGGED = [(CHANGELOG.topic, b"row", b"waits"), (CHANGELOG.topic, b"fired", None)]
+
+
+def progress(offsets: Mapping[TopicPartition, int]) -> Any:
+    """Return the changelog record that writes offsets down."""
+    return CHANGELOG.topic, PROGRESS_MARK, progress_value({tp.topic: at for tp, at in offsets.items()}, "")
+
+
+WRITTEN_DOWN = progress(BATCH.offsets)
 
 
 @dataclass
@@ -359,8 +368,8 @@ async def test_hand_offs_rows_and_offsets_move_in_one_transaction(lane: KafkaLan
     """Nothing of it outside, and the receipt tells where it came to lie."""
     await lane.fence()
     receipt = await lane.commit(BATCH)
-    assert kafka.asked == ["begin", *PUBLISHED, *LOGGED, ("app", {MAIN: 8, REDELIVERY: 3}), "commit"]
-    assert receipt == LaneReceipt([40, 41], 43)
+    assert kafka.asked == ["begin", *PUBLISHED, *LOGGED, WRITTEN_DOWN, ("app", BATCH.offsets), "commit"]
+    assert receipt == LaneReceipt([40, 41], 44)
 
 
 async def test_a_receipt_tells_of_each_record_whatever_batches_they_went_in(lane: KafkaLane, kafka: Kafka) -> None:
@@ -380,8 +389,16 @@ async def test_offsets_alone_move_in_a_transaction_too(lane: KafkaLane, kafka: K
     """A plain commit could come late, and move them back or past an open transaction."""
     await lane.fence()
     receipt = await lane.commit(LaneBatch(offsets={MAIN: 8}))
-    assert kafka.asked == ["begin", ("app", {MAIN: 8}), "commit"]
-    assert receipt == LaneReceipt([], None)
+    assert kafka.asked == ["begin", progress({MAIN: 8}), ("app", {MAIN: 8}), "commit"]
+    assert receipt == LaneReceipt([], 40)
+
+
+async def test_a_lane_writes_down_all_that_it_has_come_to(lane: KafkaLane, kafka: Kafka) -> None:
+    """Compaction leaves the last of these records: it has to tell of every source."""
+    await lane.fence()
+    await lane.commit(LaneBatch(offsets={MAIN: 8}))
+    await lane.commit(LaneBatch(offsets={RETRY: 2}))
+    assert kafka.asked[-3] == progress({MAIN: 8, RETRY: 2})
 
 
 async def test_nothing_is_committed_before_all_of_it_is_acknowledged(lane: KafkaLane, kafka: Kafka) -> None:
@@ -444,15 +461,16 @@ async def test_without_transactions_the_steps_are_the_same(plain_lane: KafkaLane
     assert "transactional_id" not in kafka.producers[0].options
     assert kafka.producers[0].options["enable_idempotence"]
     receipt = await plain_lane.commit(BATCH)
-    assert kafka.asked[:-1] == [*PUBLISHED, *LOGGED]
+    assert kafka.asked[:-1] == [*PUBLISHED, *LOGGED, WRITTEN_DOWN]
     assert [sorted(asked["topics"]) for asked in commits(kafka)] == [
         [(REDELIVERY.topic, [(1, 3, "")]), (MAIN.topic, [(1, 8, "")])]
     ]
-    assert receipt == LaneReceipt([40, 41], 43)
+    assert receipt == LaneReceipt([40, 41], 44)
 
 
 @pytest.mark.parametrize(
-    ("batch", "first"), [(BATCH, PUBLISHED), (LaneBatch(puts=BATCH.puts, offsets=BATCH.offsets), LOGGED[:1])]
+    ("batch", "first"),
+    [(BATCH, PUBLISHED), (LaneBatch(puts=BATCH.puts, offsets=BATCH.offsets), [*LOGGED[:1], WRITTEN_DOWN])],
 )
 async def test_without_transactions_each_step_waits_for_the_one_before(
     plain_lane: KafkaLane, kafka: Kafka, batch: LaneBatch, first: list[Any]

@@ -106,7 +106,7 @@ async def test_clients_are_told_what_the_app_was(runtime: Runtime, start: Start)
 async def test_a_position_that_is_gone_closes_its_lane(runtime: Runtime, start: Start) -> None:
     """It opens again and finds out what is gone; others go on, and one that was taken away meanwhile is nobody's."""
     placed = await start(runtime)
-    runtime._feed.placed[TopicPartition(MAIN, 0)] = placed
+    runtime.feed.placed[TopicPartition(MAIN, 0)] = placed
     runtime.intake.on_out_of_range(TopicPartition(MAIN, 1), 4)
     assert placed.lane._failure is None
     runtime.intake.on_out_of_range(TopicPartition(MAIN, 0), 4)
@@ -184,7 +184,7 @@ class Partition:
         anything: Any = self
         runtime.placed[MAIN, 0] = Placed(engine=anything, lane=anything, transport=anything, task=self.task)
         for tp in TPS:
-            runtime._feed.placed[tp] = runtime.placed[MAIN, 0]
+            runtime.feed.placed[tp] = runtime.placed[MAIN, 0]
 
     async def _live(self) -> None:
         await self.gone.wait()
@@ -221,11 +221,11 @@ async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(
         partition.said.append("revoked")
 
     monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_revoked", fausts_part)
-    monkeypatch.setattr(runtime._feed, "catch_up", lambda: partition.said.append("caught up"))
+    monkeypatch.setattr(runtime.feed, "catch_up", lambda: partition.said.append("caught up"))
     runtime.assigned = True
     await consumer.on_partitions_revoked({TP(MAIN, 0)})
     assert partition.said == ["caught up", 5.0, "finish", "committed", "end", "revoked"]
-    assert (runtime.placed, runtime._feed.placed, runtime.assigned) == ({}, {}, False)
+    assert (runtime.placed, runtime.feed.placed, runtime.assigned) == ({}, {}, False)
 
 
 async def test_a_revoke_forgets_what_waits_here_and_what_was_put_off(

@@ -1,0 +1,20 @@
+"""Deterministic simulation: the engine's own code over a simulated broker, disk, network and clock.
+
+One thread, virtual time, and one number says everything that happens: `simulate(seed)` runs a history of some records,
+some workers and some faults, and judges it. The same seed takes the same course, so a failure is replayed by its
+number::
+
+    result = simulate(27)
+    assert result.violation is None, result.plan
+
+`python -m retryapp.testing.simulation --seeds 100000` runs fresh ones on all processors, `--mutants` shows that planted
+faults of the protocol are found.
+"""
+
+from __future__ import annotations
+
+from retryapp.testing.simulation.history import History, Result, simulate
+from retryapp.testing.simulation.mutants import MUTANTS, Mutant, hunt
+from retryapp.testing.simulation.plan import Plan
+
+__all__ = ["MUTANTS", "History", "Mutant", "Plan", "Result", "hunt", "simulate"]

@@ -1,0 +1,121 @@
+"""Many histories: on all processors, with their sum, and with a failing one made as small as it gets."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from retryapp.testing.simulation.history import History, simulate
+from retryapp.testing.simulation.mutants import MUTANTS, hunt
+from retryapp.testing.simulation.plan import KINDS, Plan
+
+CHUNK = 50
+"""Histories that one process runs in a row."""
+
+_HAND_OFFS = ("fence", "produce", "offsets", "commit", "move")
+STATES = (
+    *(f"fault: {kind}" for kind in sorted(set(KINDS))),
+    *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
+    "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "parked", "fired", "succeeded", "dead",
+)  # fmt: skip
+"""What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """The sum of many histories."""
+
+    passed: int = 0
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    """Seed and violation."""
+    reached: Counter[str] = field(default_factory=Counter)
+    copies: int = 0
+    """Visible copies; with transactions there are none, or the history has failed."""
+    repeated: int = 0
+    """Handler calls of attempts that had begun before."""
+    steps: int = 0
+
+    def add(self, other: Summary) -> None:
+        """Add another sum to this one."""
+        self.passed += other.passed
+        self.failed += other.failed
+        self.reached += other.reached
+        self.copies += other.copies
+        self.repeated += other.repeated
+        self.steps += other.steps
+
+    @property
+    def missed(self) -> list[str]:
+        """States that no history came to."""
+        return [state for state in STATES if not self.reached[state]]
+
+
+def run_seeds(seeds: Sequence[int]) -> Summary:
+    """Run the histories of seeds in this process."""
+    summary = Summary()
+    for seed in seeds:
+        result = simulate(seed)
+        summary.steps += result.steps
+        summary.copies += result.copies
+        summary.repeated += result.repeated
+        summary.reached.update(result.reached)
+        if result.violation is None:
+            summary.passed += 1
+        else:
+            summary.failed.append((seed, result.violation))
+    return summary
+
+
+def run_everywhere(first: int, count: int, jobs: int) -> Iterator[Summary]:
+    """Run histories on several processors; yield the sum of each chunk as it is there."""
+    chunks = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run_seeds, chunks)
+
+
+def hunt_everywhere(seeds: int, jobs: int) -> Iterator[tuple[str, tuple[int, str] | None]]:
+    """Hunt every mutant; yield its name and what found it."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_hunt, [(number, seeds) for number in range(len(MUTANTS))])
+
+
+def _hunt(task: tuple[int, int]) -> tuple[str, tuple[int, str] | None]:
+    number, seeds = task
+    return MUTANTS[number].name, hunt(MUTANTS[number], range(1, seeds + 1), simulate)
+
+
+def minimise(plan: Plan, run: Callable[[Plan], str | None] | None = None) -> Plan:
+    """Return a smaller plan that breaks the same invariant: faults and records are left out as long as it does.
+
+    Args:
+        plan: one that fails.
+        run: returns the violation of a plan, or None; a history's unless given.
+    """
+    judge = run or (lambda each: History(each).run().violation)
+    found = judge(plan)
+    if found is None:
+        return plan
+    invariant = found.split()[0]
+    smaller = True
+    while smaller:
+        smaller = False
+        for shorter in _shorter(plan):
+            violation = judge(shorter)
+            if violation is not None and violation.split()[0] == invariant:
+                plan, smaller = shorter, True
+                break
+    return plan
+
+
+def _shorter(plan: Plan) -> Iterator[Plan]:
+    for at in range(len(plan.faults)):
+        yield replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
+    for at in range(len(plan.records)):
+        if len(plan.records) > 1:
+            yield replace(plan, records=plan.records[:at] + plan.records[at + 1 :])
+    if plan.workers > 1:
+        yield replace(plan, workers=plan.workers - 1)
+    if plan.partitions > 1 and all(number == 0 for _, number, _ in plan.records):
+        yield replace(plan, partitions=1)

@@ -1,0 +1,335 @@
+"""One history: what is sent, what goes wrong and when, all drawn from one number; and the run of it.
+
+Records come in during the first seconds, faults meanwhile and after; then everything heals, and the system gets time to
+come to rest. Each history is small: faults meet when little else is going on between them, and thousands of them run
+in a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from retryapp.core.hops import Outgoing
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.engine.handler import Delivery, Handler
+from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.testing.simulation.broker import Broker
+from retryapp.testing.simulation.disk import Disk, SimPendingStore
+from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
+from retryapp.testing.simulation.network import Network
+from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation, step
+from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
+from retryapp.testing.simulation.worker import SimWorker
+
+POLICY: Final = RetryPolicy("300ms 1s 3s", timeout="2s")
+WAITS_MS: Final = (300, 1_000, 3_000)
+LATER_MS: Final = 700
+LATE_MS: Final = 8_000.0
+"""Longest lateness where nothing went wrong: handlers that hang hold others up."""
+REST_S: Final = 240.0
+"""Longest time to come to rest after everything has healed."""
+SKEW_MS: Final = 20.0
+"""What two workers may differ by whose clocks are wrong: an acknowledgement's way."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a history."""
+
+    plan: Plan
+    violation: str | None
+    digest: str
+    """Of everything that handlers and committed readers saw, with times: the same plan gives the same."""
+    reached: Counter[str] = field(default_factory=Counter)
+    """Which faults and states it came to."""
+    steps: int = 0
+    copies: int = 0
+    repeated: int = 0
+
+
+class History:
+    """Runs a plan. See the module's text."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.loop = VirtualLoop()
+        self.random = Random(plan.seed ^ 0x5EED)  # noqa: S311 - a test
+        self.reached: Counter[str] = Counter()
+        self.network = Network(self.loop, self.random, self.reached)
+        self.topology = HandlerTopology("sim", "orders", delays_ms=POLICY.schedule.nominal_delays_ms)
+        topology = self.topology
+        names = Topics(
+            topology.main, topology.retry_topics[0], topology.redelivery, topology.dlq, topology.events,
+            topology.pending_changelog,
+        )  # fmt: skip
+        jumps = any(fault.kind == "clock jump" for fault in plan.faults)
+        self.oracle = Oracle(
+            names,
+            WAITS_MS,
+            later_ms=LATER_MS,
+            transactional=plan.transactional,
+            skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
+        )
+        self.broker = Broker(self.loop, names, plan.partitions)
+        self.broker.on_visible = self._appeared
+        self.broker.on_moved = self._moved
+        self.disks = [Disk() for _ in range(3)]
+        self.clocks_ms = list(plan.offsets_ms)
+        self.slots: list[SimWorker | None] = [None] * 3
+        self.down_until_s = [0.0] * 3
+        self.violation: str | None = None
+        self.observed: Counter[Event] = Counter()
+        self._trace = hashlib.blake2b(digest_size=8)
+        self._started = 0
+
+    # -- what it is told ----------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> float:
+        return self.loop.time() * 1000
+
+    def _note(self, *what: object) -> None:
+        self._trace.update(repr((round(self.loop.time(), 6), *what)).encode())
+
+    def _guard(self, judge: Callable[[], None]) -> None:
+        try:
+            judge()
+        except Violation as exc:
+            if self.violation is None:
+                self.violation = f"{exc} (at {self.loop.time() - BEGAN_S:.3f} s)"
+
+    def _appeared(self, tp: TopicPartition, records: list[Record]) -> None:
+        self._note("visible", tp, [record.offset for record in records])
+        self._guard(lambda: self.oracle.appeared(tp, records, self._now_ms()))
+
+    def _moved(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._guard(lambda: self.oracle.moved(offsets))
+
+    def _observe(self, worker: SimWorker, seen: Observation) -> None:
+        self.observed[seen.event] += seen.count
+        self.reached[seen.event.value] += 1
+        if seen.event is Event.LANE_OPENED and seen.partition is not None:
+            placed = worker.ownership.placed.get((self.topology.main, seen.partition))
+            store = placed.transport.pending if placed else None
+            if isinstance(store, SimPendingStore):
+                number = seen.partition
+                self._guard(lambda: self.oracle.recovered(number, store.rows()))
+
+    # -- handlers -----------------------------------------------------------------------------------------------
+
+    def _handler(self, worker: SimWorker) -> Handler:
+        async def handle(value: bytes, delivery: Delivery) -> None:
+            await self._handle(worker, value, delivery)
+
+        return Handler(function=handle, topology=self.topology, policy=POLICY, concurrency=2, max_in_flight=4)
+
+    async def _handle(self, worker: SimWorker, value: bytes, delivery: Delivery) -> None:
+        origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
+        script = value.decode().split(":")[1]
+        seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
+        started_ms = self._now_ms()
+        self._note("begun", worker.process.name, origin, attempt)
+        self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms))
+        now = step(script, attempt)
+        try:
+            if now == "T":
+                await asyncio.sleep(60)
+            await asyncio.sleep(1.2 if now == "D" else (delivery.origin.offset * 7 + attempt * 3) % 5 * 0.01)
+        except asyncio.CancelledError:
+            if now == "T":  # a time-out, or a worker that gives it up: only the first counts, and nobody here can tell
+                self.oracle.ended(origin, attempt, Call(worker.process.name, started_ms, self._now_ms(), fine=False))
+            raise
+        self._note("ended", worker.process.name, origin, attempt)
+        self.oracle.ended(origin, attempt, Call(worker.process.name, started_ms, self._now_ms(), fine=now in "SD"))
+        if now == "F":
+            raise ConnectionError("service answered 503")
+        if now == "R":
+            raise Reject("the script says so")
+        if now == "L":
+            raise RetryLater(after=f"{LATER_MS}ms")
+
+    # -- machines -----------------------------------------------------------------------------------------------
+
+    def _start(self, slot: int) -> None:
+        worker = self.slots[slot]
+        if worker is not None and worker.alive:
+            return
+        self._started += 1
+        worker = SimWorker(
+            f"worker-{slot}.{self._started}",
+            broker=self.broker,
+            network=self.network,
+            disk=self.disks[slot],
+            make_handler=self._handler,
+            transactional=self.plan.transactional,
+            offset_ms=self.clocks_ms[slot],
+            random=self.random,
+            observe=self._observe,
+        )
+        self.slots[slot] = worker
+        worker.start()
+
+    def _supervise(self) -> None:
+        """Start again what has died; the machines that are meant to run are the first ones."""
+        for slot in range(self.plan.workers):
+            worker = self.slots[slot]
+            if (worker is None or not worker.alive) and self.loop.time() >= self.down_until_s[slot]:
+                self._start(slot)
+        self.loop.call_later(0.5, self._supervise, context=self.network.context)
+
+    def _strike(self, fault: Fault) -> None:
+        """Have a fault happen."""
+        loop, slot, size = self.loop, fault.slot % self.plan.workers, fault.size
+        worker, now_s = self.slots[slot], self.loop.time()
+        alive = worker is not None and worker.alive
+        self._note("fault", fault.kind, slot)
+        self.reached[f"fault: {fault.kind}"] += 1
+        match fault.kind:
+            case "kill" | "kill, store lost" | "power cut" if alive and worker:
+                worker.process.kill()
+                self.down_until_s[slot] = now_s + 12 * size * size
+                if fault.kind == "kill, store lost":
+                    self.disks[slot].lose()
+                elif fault.kind == "power cut":
+                    self.disks[slot].lose_power(self.random)
+            case "kill at step" if alive and worker:
+                worker.process.kill_at_step = worker.process.steps + 1 + int(size * size * 400)
+            case "pause" if alive and worker:
+                worker.process.stopped = True
+                loop.call_later(0.2 + 24 * size * size, self._continue, worker, context=self.network.context)
+            case "terminate" if alive and worker:
+                worker.terminate()
+                self.down_until_s[slot] = now_s + 5 * size
+            case "broker down":
+                self.network.down_until_s = now_s + 0.2 + 15 * size * size
+            case "lossy":
+                self.network.lossy_until_s = now_s + 1 + 8 * size
+            case "slow":
+                self.network.slow_until_s = now_s + 1 + 8 * size
+            case "clock jump":
+                # a process counts time by the monotonic clock; the next one begins with the wrong time
+                self.clocks_ms[slot] += (size - 0.5) * 7_200_000
+            case "compact":
+                for number in range(self.plan.partitions):
+                    self.broker.compact(TopicPartition(self.topology.pending_changelog, number))
+            case "retention":
+                for topic in (*self.topology.retry_topics, self.topology.redelivery):
+                    for number in range(self.plan.partitions):
+                        tp = TopicPartition(topic, number)
+                        self.broker.delete_before(tp, self.broker.committed.get(tp, 0))
+            case "disk full":
+                self.disks[slot].full = 1 + int(size * 2)
+            case "offsets expire":  # all workers away for longer than the broker remembers a group
+                for each in self.slots:
+                    if each is not None and each.alive:
+                        each.process.kill()
+                self.broker.forget_group()
+            case "start":
+                self._start(fault.slot)  # one more, also where that machine was not meant to run
+            case _:
+                self.reached[f"fault in vain: {fault.kind}"] += 1
+
+    def _continue(self, worker: SimWorker) -> None:
+        if worker.alive:
+            worker.process.cont()
+
+    def _heal(self) -> None:
+        self.network.down_until_s = self.network.lossy_until_s = self.network.slow_until_s = 0.0
+        self.down_until_s = [0.0] * 3
+        for slot, worker in enumerate(self.slots):
+            self.disks[slot].full = 0
+            if worker is not None:
+                worker.process.kill_at_step = None
+                if worker.process.stopped:
+                    self._continue(worker)
+
+    def _send(self, number: int, script: str) -> None:
+        tp = TopicPartition(self.topology.main, number)
+        offset = self.broker.logs[tp].end
+        value = f"{number}.{offset}:{script}".encode()
+        out = Outgoing(tp.topic, number, b"k%d" % offset, value, (("trace", b"\xff%d" % offset),))
+        self.broker.append(tp, out)
+        self.oracle.add(self.broker.logs[tp].entries[-1].record, script)
+
+    # -- the run ------------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Run the plan to its end."""
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _told: None
+        try:
+            self.loop.run_until_complete(self._live())
+        except Stalled:
+            self.violation = self.violation or "I1: everybody waits for ever"
+        finally:
+            self.loop.abandon()  # its tasks end here: in dead processes, which have no say any more
+            sys.unraisablehook = hook
+        return Result(
+            self.plan,
+            self.violation,
+            self._trace.hexdigest(),
+            self.reached,
+            self.loop.steps,
+            self.oracle.copies,
+            self.oracle.repeated,
+        )
+
+    async def _live(self) -> None:
+        loop, context, began_s = self.loop, self.network.context, self.loop.time()
+        for at_s, number, script in self.plan.records:
+            loop.call_at(began_s + at_s, self._send, number, script, context=context)
+        for fault in self.plan.faults:
+            loop.call_at(began_s + fault.at_s, self._strike, fault, context=context)
+        self._supervise()
+        last_s = max([FEED_S, *(fault.at_s + 1 for fault in self.plan.faults)])
+        await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
+        self._heal()
+        until_s = loop.time() + REST_S
+        while self.violation is None and loop.time() < until_s:
+            await asyncio.sleep(0.5)
+            if self._at_rest():
+                await asyncio.sleep(2.0)
+                break
+        if self.violation is None:
+            self._guard(self._judge)
+
+    def _at_rest(self) -> bool:
+        if self.oracle.open_ends() or any(self.oracle.rows(number) for number in range(self.plan.partitions)):
+            return False
+        if any(log.open for log in self.broker.logs.values()):
+            return False
+        for number in range(self.plan.partitions):
+            for topic in self.topology.consumed:
+                tp = TopicPartition(topic, number)
+                records = self.broker.visible(tp)
+                if records and self.broker.committed.get(tp, 0) <= records[-1].offset:
+                    return False
+        return True
+
+    def _judge(self) -> None:
+        self.oracle.at_rest()
+        if not self._at_rest():
+            raise Violation("I4: not at rest in time")
+        visible = self.oracle.visible
+        for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
+            if self.observed[event] > visible[topic] or (
+                not self.plan.faults and self.observed[event] != visible[topic]
+            ):
+                raise Violation(f"I12: {self.observed[event]} observed as {event.value}, {visible[topic]} are visible")
+        if not self.plan.faults and self.oracle.latest_ms > LATE_MS:
+            raise Violation(f"I4: {self.oracle.latest_ms:.0f} ms late without a fault")
+        if not self.plan.faults and self.oracle.repeated:
+            raise Violation(f"I5: {self.oracle.repeated} calls repeated without a fault")
+
+
+def simulate(seed: int, *, transactional: bool | None = None) -> Result:
+    """Run the history of a seed."""
+    return History(Plan.of(seed, transactional=transactional)).run()

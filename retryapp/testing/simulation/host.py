@@ -1,0 +1,45 @@
+"""What the parts of a simulated worker know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import Protocol
+
+from retryapp.engine.ownership import Ownership
+from retryapp.ports import TopicPartition
+from retryapp.testing.simulation.broker import Broker
+from retryapp.testing.simulation.disk import Disk
+from retryapp.testing.simulation.loop import Process
+from retryapp.testing.simulation.network import Wire
+
+
+class Positions(Protocol):
+    """What lanes ask of the consumer."""
+
+    async def hold(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop fetching and make everything fetched so far stale."""
+        ...
+
+    async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Set positions and let records flow."""
+        ...
+
+
+class Host(Protocol):
+    """A worker process, as its client sees it."""
+
+    process: Process
+    broker: Broker
+    wire: Wire
+    disk: Disk
+    random: Random
+    ownership: Ownership
+    topics: Sequence[str]
+    early: dict[str, Mapping[TopicPartition, int]]
+    """For a planted fault: offsets that were read too early, by lane."""
+
+    @property
+    def client(self) -> Positions:
+        """Its consumer."""
+        ...

@@ -1,0 +1,158 @@
+"""A lane's primitives on the simulated broker; the order of the steps is the engine's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from retryapp.core.hops import Outgoing
+from retryapp.engine.transport import LaneProtocol
+from retryapp.ports import Sink, Standing, TopicPartition
+from retryapp.testing.simulation.disk import SimDeadLetterStore, SimPendingStore
+from retryapp.testing.simulation.host import Host
+
+_SLICE = 20
+"""Records that one request of a reading brings."""
+
+
+class SimAcks:
+    """`ports.Acks` of one request."""
+
+    def __init__(self, answer: asyncio.Future[tuple[list[int], int]] | None) -> None:
+        self._answer = answer
+
+    def on_appended(self, tell: Callable[[int], None]) -> bool:
+        """See `ports.Acks.on_appended`."""
+        if self._answer is None:
+            return False
+
+        def acknowledged(done: asyncio.Future[tuple[list[int], int]]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                tell(done.result()[1])
+
+        self._answer.add_done_callback(acknowledged)
+        return True
+
+    async def offsets(self) -> list[int]:
+        """See `ports.Acks.offsets`."""
+        return [] if self._answer is None else (await self._answer)[0]
+
+
+@dataclass(slots=True, kw_only=True)
+class SimLane(LaneProtocol):
+    """`engine.transport.LaneProtocol` on the simulated broker."""
+
+    worker: Host
+    epoch: int = -1
+
+    async def standing(self) -> Standing:
+        """See `LaneProtocol.standing`."""
+        broker = self.worker.broker
+        got: Standing = await self.worker.wire.request(
+            "prove", lambda: broker.heartbeat(self.member_id, self.generation)
+        )
+        return got
+
+    async def start_producer(self) -> None:
+        """See `LaneProtocol.start_producer`."""
+        if self.transactional:
+            broker = self.worker.broker
+            self.epoch = await self.worker.wire.request("fence", lambda: broker.init_producer(self.place.name))
+        else:
+            self.epoch = 0
+
+    def end_producer(self) -> asyncio.Task[None] | None:
+        """See `LaneProtocol.end_producer`."""
+        self.epoch = -1
+        return None
+
+    async def begin(self) -> None:
+        """See `LaneProtocol.begin`."""
+
+    async def send(self, records: Sequence[Outgoing]) -> SimAcks:
+        """See `LaneProtocol.send`."""
+        if not records:
+            return SimAcks(None)
+        if self.epoch < 0:
+            raise RuntimeError(f"lane {self.place.name} has no producer")
+        broker, name, epoch, sent = self.worker.broker, self.place.name, self.epoch, list(records)
+
+        def append() -> tuple[list[int], int]:
+            if self.transactional:
+                return broker.produce(name, epoch, sent), broker.now_ms()
+            return [broker.append(TopicPartition(out.topic, out.partition), out) for out in sent], broker.now_ms()
+
+        return SimAcks(self.worker.wire.request("produce", append))
+
+    async def send_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """See `LaneProtocol.send_offsets`."""
+        broker, told, epoch = self.worker.broker, dict(offsets), self.epoch
+        await self.worker.wire.request("offsets", lambda: broker.add_offsets(self.place.name, epoch, told))
+
+    async def end_transaction(self) -> None:
+        """See `LaneProtocol.end_transaction`."""
+        broker, epoch = self.worker.broker, self.epoch
+        await self.worker.wire.request("commit", lambda: broker.end_transaction(self.place.name, epoch))
+
+    async def move_offsets(self, offsets: Mapping[TopicPartition, int]) -> Standing:
+        """See `LaneProtocol.move_offsets`."""
+        broker, told = self.worker.broker, dict(offsets)
+        got: Standing = await self.worker.wire.request(
+            "move", lambda: broker.commit_offsets(self.member_id, self.generation, told)
+        )
+        return got
+
+    async def fetch_committed(self) -> Mapping[TopicPartition, int]:
+        """See `LaneProtocol.fetch_committed`."""
+        broker, sources = self.worker.broker, list(self.place.sources)
+        got: Mapping[TopicPartition, int] = await self.worker.wire.request(
+            "committed", lambda: broker.offsets_of(sources)
+        )
+        return got
+
+    async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
+        """See `LaneProtocol.reposition`."""
+        await self.worker.client.reposition(starts)
+
+    async def hold(self) -> None:
+        """See `ports.LaneTransport.hold`."""
+        await self.worker.client.hold(self.place.sources)
+
+    def open_stores(self) -> tuple[SimPendingStore, SimDeadLetterStore]:
+        """See `LaneProtocol.open_stores`."""
+        return SimPendingStore(self.worker.disk, self.place.name), SimDeadLetterStore()
+
+
+class PlainSimLane(SimLane):
+    """`SimLane` without transactions."""
+
+    transactional: ClassVar[bool] = False
+
+
+class SimReader:
+    """`ports.TopicReader` on the simulated broker."""
+
+    def __init__(self, worker: Host) -> None:
+        self._worker = worker
+
+    async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """See `ports.TopicReader.bounds`."""
+        broker, asked = self._worker.broker, list(tps)
+        got: dict[TopicPartition, tuple[int, int]] = await self._worker.wire.request(
+            "bounds", lambda: broker.bounds(asked)
+        )
+        return got
+
+    async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
+        """See `ports.TopicReader.read`."""
+        broker = self._worker.broker
+        first, end = (await self.bounds([tp]))[tp]
+        position = max(start, first)
+        while position < end:
+            records, position = await self._worker.wire.request("tail", partial(broker.read, tp, position, _SLICE))
+            if sink(records, position):
+                break
+        return end

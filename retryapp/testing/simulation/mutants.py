@@ -1,0 +1,283 @@
+"""Planted faults of the protocol: each must be found by the simulation, or it could not find real ones.
+
+A mutant replaces one step of the engine (or one property of the client that it relies on) while histories run, in the
+delivery mode in which it does harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from retryapp.core.decide import RetryAt, decide
+from retryapp.engine import deliver, fire, partition, transport
+from retryapp.engine.intake import Intake
+from retryapp.engine.lane import Lane
+from retryapp.engine.partition import PartitionEngine
+from retryapp.engine.placement import Placer
+from retryapp.engine.progress import OffsetWindow
+from retryapp.engine.transport import LaneProtocol
+from retryapp.ports import LaneBatch, LaneReceipt, Standing, TopicPartition
+from retryapp.testing.simulation.broker import Broker
+from retryapp.testing.simulation.consumer import SimConsumer
+from retryapp.testing.simulation.disk import SimPendingStore
+from retryapp.testing.simulation.lanes import SimLane
+
+EARLY_MS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A planted fault."""
+
+    name: str
+    transactional: bool
+    """The delivery mode in which it must be found."""
+    patches: tuple[tuple[Any, str, Any], ...]
+    """What is replaced: owner, attribute, by what."""
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Have the fault while this is entered."""
+        running = [patch.object(owner, name, new) for owner, name, new in self.patches]
+        for each in running:
+            each.start()
+        try:
+            yield
+        finally:
+            for each in reversed(running):
+                each.stop()
+
+
+# -- the order of writes ----------------------------------------------------------------------------------------------
+
+
+async def _offsets_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
+    if batch.offsets:
+        await self._commit_offsets(batch.offsets)
+    sent_ms = self.clock.counted_ms()
+    sent = await self._publish(batch)
+    self._anchor(sent_ms, sent)
+    published = await sent.offsets()
+    written = await (await self._log(batch)).offsets()
+    return LaneReceipt(published, max(written, default=None))
+
+
+async def _tombstone_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
+    written = await (await self._log(batch)).offsets()
+    sent_ms = self.clock.counted_ms()
+    sent = await self._publish(batch)
+    self._anchor(sent_ms, sent)
+    published = await sent.offsets()
+    if batch.offsets:
+        await self._commit_offsets(batch.offsets)
+    return LaneReceipt(published, max(written, default=None))
+
+
+async def _acks_unawaited(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
+    sent_ms = self.clock.counted_ms()
+    sent, logged = await self._publish(batch), await self._log(batch)
+    self._anchor(sent_ms, sent, logged)
+    if batch.offsets:
+        await self._commit_offsets(batch.offsets)
+    return LaneReceipt(await sent.offsets(), max(await logged.offsets(), default=None))
+
+
+async def _offsets_outside(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
+    """Offsets beside the transaction, as a plain commit of Faust's would move them."""
+    if batch.offsets:
+        self._check(await self.move_offsets(batch.offsets))
+    await self.begin()
+    sent_ms = self.clock.counted_ms()
+    sent, logged = await self._publish(batch), await self._log(batch)
+    self._anchor(sent_ms, sent, logged)
+    published, written = await sent.offsets(), await logged.offsets()
+    await self.end_transaction()
+    return LaneReceipt(published, max(written, default=None))
+
+
+async def _unknown_is_done(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
+    try:
+        return await _transact(self, batch)
+    except TimeoutError:
+        return LaneReceipt([0] * len(batch.publishes), 0)
+
+
+async def _store_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
+    """The local store before the commit, with the offset that the changelog would have."""
+    if self.pending is not None and (batch.puts or batch.removes):
+        self.pending.write(batch.puts, batch.removes, self.pending.next_offset + len(batch.puts) + len(batch.removes))
+    return await _transact(self, batch)
+
+
+_transact = LaneProtocol._transact
+
+
+async def _repeat(self: Lane) -> None:
+    """A turn whose commit is unknown is sent again, with a new producer, without looking at what there is."""
+    try:
+        await _lane_transact(self)
+    except TimeoutError:
+        await self._transport.fence()
+        self._urgent = sum(turn.urgent for turn in self._queue)
+        await _lane_transact(self)
+
+
+_lane_transact = Lane._transact
+
+# -- opening and ownership --------------------------------------------------------------------------------------------
+
+
+async def _read_before_fence(self: SimLane) -> Mapping[TopicPartition, int]:
+    return self.worker.early[self.place.name]
+
+
+async def _fence_late(self: LaneProtocol) -> None:
+    lane: Any = self
+    broker, sources = lane.worker.broker, list(lane.place.sources)
+    lane.worker.early[lane.place.name] = await lane.worker.wire.request("committed", lambda: broker.offsets_of(sources))
+    await lane.start_producer()
+
+
+async def _same_producer(self: SimLane) -> None:
+    """The epoch that the id has already: nobody is fenced, nothing is aborted."""
+    broker = self.worker.broker
+    producer = broker._producers.get(self.place.name)
+    self.epoch = broker.init_producer(self.place.name) if producer is None else producer.epoch
+
+
+async def _at_once(_self: Placer, _lane: Lane) -> None:
+    """Lanes open while the rebalance goes on."""
+
+
+async def _hold_nothing(_self: LaneProtocol) -> None:
+    """What was fetched before a lane opens stays."""
+
+
+def _never_stale(_self: Intake, _tp: TopicPartition, _stamp: object) -> bool:
+    return False
+
+
+def _any_generation(self: Broker, _member: str, _generation: int, offsets: Mapping[TopicPartition, int]) -> Standing:
+    self._move(offsets)
+    return Standing.MEMBER
+
+
+# -- progress and tables ----------------------------------------------------------------------------------------------
+
+
+def _finished_anywhere(self: OffsetWindow[Any]) -> list[Any]:
+    """Outcomes as they come: the offset passes what is still running."""
+    done = [entry for entry in self._entries if entry.done]
+    for entry in done:
+        self._entries.remove(entry)
+        self._bytes -= entry.size
+    return [entry.outcome for entry in done]
+
+
+async def _no_recovery(self: LaneProtocol) -> None:
+    """The local store is believed as it is."""
+    self.pending, self.dead = self.open_stores()
+
+
+async def _anew(_self: LaneProtocol, _missing: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    """Offsets that are gone begin anew."""
+    return {}
+
+
+def _lose_the_start(self: SimPendingStore, records: Any, next_offset: int) -> None:
+    """A recovery that begins one record too late."""
+    _recover(self, list(records)[1:], next_offset)
+
+
+_recover = SimPendingStore.recover
+
+
+def _rows_of_nobody(self: SimPendingStore, now_ms: int, limit: int, _claimed: Any = (), **more: Any) -> Any:
+    """Claims are not looked at: a row may be in two turns."""
+    return _due(self, now_ms, limit, (), **more)
+
+
+def _due_early(self: SimPendingStore, now_ms: int, limit: int, claimed: Any = (), **more: Any) -> Any:
+    return _due(self, now_ms + EARLY_MS, limit, claimed, **more)
+
+
+_due = SimPendingStore.due
+
+
+def _fire_anyway(handler: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
+    return _fire(handler, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
+
+
+_fire = fire.fire
+
+
+async def _startable(_run: Any, _due_at_ms: int) -> None:
+    """The handler does not look at the due time again."""
+
+
+def _unheard(_self: PartitionEngine, _due_at_ms: int, _committed: bool, _offsets: tuple[int, ...]) -> None:
+    """A row that was parked does not wake the firing task."""
+
+
+def _for_ever(policy: Any, **told: Any) -> Any:
+    """No attempt is the last one."""
+    decision = _decide(policy, **told)
+    return decision if isinstance(decision, RetryAt) else RetryAt(told["now_ms"] + 100, 100, "300ms")
+
+
+_decide = decide
+
+
+def _kept(self: LaneProtocol, batch: LaneBatch, receipt: LaneReceipt) -> None:
+    """Errors of the disk are passed over."""
+    try:
+        _apply(self, batch, receipt)
+    except Exception:  # noqa: BLE001 - that is the fault
+        self._doubted = False
+
+
+_apply = LaneProtocol.apply
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("offsets before the hand-off", False, ((LaneProtocol, "_go_in_steps", _offsets_first),)),
+    Mutant("tombstone before the redelivery", False, ((LaneProtocol, "_go_in_steps", _tombstone_first),)),
+    Mutant("offsets before the acknowledgements", False, ((LaneProtocol, "_go_in_steps", _acks_unawaited),)),
+    Mutant("offsets outside of the transaction", True, ((LaneProtocol, "_transact", _offsets_outside),)),
+    Mutant("an unknown commit is taken for done", True, ((LaneProtocol, "_transact", _unknown_is_done),)),
+    Mutant("an unknown commit is repeated", True, ((Lane, "_transact", _repeat),)),
+    Mutant("store written before the commit", True, ((LaneProtocol, "_transact", _store_first),)),
+    Mutant("errors of the disk passed over", True, ((LaneProtocol, "apply", _kept),)),
+    Mutant("offsets read before fencing", True,
+           ((LaneProtocol, "fence", _fence_late), (SimLane, "fetch_committed", _read_before_fence))),
+    Mutant("no fresh producer", True, ((SimLane, "start_producer", _same_producer),)),
+    Mutant("lanes open before the rebalance is over", True, ((Placer, "_wait_settled", _at_once),)),
+    Mutant("nothing is held before the seek", True, ((SimLane, "hold", _hold_nothing),)),
+    Mutant("fetches from before a hold", True, ((Intake, "_is_stale", _never_stale),)),
+    Mutant("offsets of any generation", False, ((Broker, "commit_offsets", _any_generation),)),
+    Mutant("uncommitted records are read", True, ((SimConsumer, "isolated", False),)),
+    Mutant("offsets pass what is running", True, ((OffsetWindow, "release", _finished_anywhere),)),
+    Mutant("positions are not written down", True, ((transport, "PROGRESS_MARK", b"nothing"),
+                                                    (LaneProtocol, "_written_down", _anew))),
+    Mutant("the store is not brought up to date", True, ((LaneProtocol, "recover", _no_recovery),)),
+    Mutant("recovery begins too late", True, ((SimPendingStore, "recover", _lose_the_start),)),
+    Mutant("rows in two turns", True, ((SimPendingStore, "due", _rows_of_nobody), (partition, "FIRE_LIMIT", 1))),
+    Mutant("fires early", True,
+           ((SimPendingStore, "due", _due_early), (partition, "fire", _fire_anyway),
+            (deliver, "_wait_until_startable", _startable))),
+    Mutant("the scheduler sleeps on", True, ((PartitionEngine, "_parked", _unheard),)),
+    Mutant("no attempt is the last", True, ((deliver, "decide", _for_ever),)),
+)  # fmt: skip
+
+
+def hunt(mutant: Mutant, seeds: Sequence[int], simulate: Callable[..., Any]) -> tuple[int, str] | None:
+    """Return the first seed that finds a mutant, with what it says; None when none does."""
+    with mutant.planted():
+        for seed in seeds:
+            result = simulate(seed, transactional=mutant.transactional)
+            if result.violation is not None:
+                return seed, result.violation
+    return None

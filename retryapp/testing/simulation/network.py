@@ -1,0 +1,103 @@
+"""Requests between a worker and the broker: they take time, come in order, and may get lost on either way.
+
+A request that was sent arrives whether its sender still lives or not. One that is lost, or whose answer is, ends with
+`TimeoutError` at the sender, who cannot tell the two apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextvars import Context
+from random import Random
+from typing import Any
+
+REQUEST_S = 6.0
+"""Request time-out."""
+
+
+class Network:
+    """What lies between all workers and the broker."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, random: Random, reached: Counter[str]) -> None:
+        self.loop = loop
+        self.random = random
+        self.reached = reached
+        self.context = Context()
+        """Of nobody: what is on its way does not die with a process."""
+        self.down_until_s = 0.0
+        """The broker does not answer before."""
+        self.lossy_until_s = 0.0
+        """A fifth of all requests or answers get lost before."""
+        self.slow_until_s = 0.0
+        """Requests take up to two seconds before."""
+
+
+class Wire:
+    """The connection of one worker: what it sends arrives in the order in which it was sent."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._last_s = 0.0
+
+    def request(self, name: str, effect: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Send a request.
+
+        Args:
+            name: of the kind of request.
+            effect: what it does at the broker; may raise what the broker answers, or return a future that it waits for.
+
+        Returns:
+            What is done with the answer.
+        """
+        network = self._network
+        loop = network.loop
+        answer: asyncio.Future[Any] = loop.create_future()
+        now_s = loop.time()
+        arrives_s = max(now_s + self._latency_s(now_s), self._last_s + 1e-5)
+        self._last_s = arrives_s
+
+        def time_out(what: str) -> None:
+            network.reached[f"{what} lost: {name}"] += 1
+            loop.call_at(max(loop.time(), now_s + REQUEST_S), fail, TimeoutError(name), context=network.context)
+
+        def fail(error: BaseException) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # looked at: nobody may be left to
+
+        def succeed(result: Any) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        def respond(result: Any) -> None:
+            if self._lost():
+                time_out("answer")
+            else:
+                loop.call_later(self._latency_s(loop.time()), succeed, result, context=network.context)
+
+        def arrive() -> None:
+            if loop.time() < network.down_until_s or self._lost():
+                time_out("request")
+                return
+            try:
+                result = effect()
+            except Exception as exc:  # noqa: BLE001 - the broker's answer
+                loop.call_later(self._latency_s(loop.time()), fail, exc, context=network.context)
+                return
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(lambda done: respond(done.result()), context=network.context)
+            else:
+                respond(result)
+
+        loop.call_at(arrives_s, arrive, context=network.context)
+        return answer
+
+    def _latency_s(self, now_s: float) -> float:
+        network = self._network
+        return network.random.uniform(0.001, 2.0 if now_s < network.slow_until_s else 0.008)
+
+    def _lost(self) -> bool:
+        network = self._network
+        return network.loop.time() < network.lossy_until_s and network.random.random() < 0.2

@@ -1,0 +1,296 @@
+"""What must hold of every history, judged from inputs, handler calls and what committed readers see.
+
+It shares no code with the engine: it reads header bytes by itself, knows the policy as a list of waits, and decides
+each record's fate from the script that its value carries. Numbers are those of the invariants: I1 conservation, I2 no
+fate undone, I3 never early, I4 bounded late, I5 attempts, I6 offsets, I7 stores, I8 bytes, I10 one owner, I12 metrics.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from retryapp.core.record import Record
+from retryapp.ports import TopicPartition
+
+Origin = tuple[int, int]
+"""Partition and offset of the first delivery."""
+
+
+class Violation(Exception):  # noqa: N818 - what a history shows, not a fault of the oracle
+    """An invariant does not hold."""
+
+
+class Call(NamedTuple):
+    """A handler call that has ended."""
+
+    worker: str
+    started_ms: float
+    ended_ms: float
+    fine: bool
+
+
+@dataclass(slots=True)
+class Story:
+    """What is known of one input record."""
+
+    record: Record
+    script: str
+    calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """By attempt."""
+    begun: Counter[int] = field(default_factory=Counter)
+    tiers: Counter[int] = field(default_factory=Counter)
+    """Visible tier records, by the attempt that failed."""
+    redelivered: Counter[int] = field(default_factory=Counter)
+    """The same of the redelivery topic."""
+    fates: list[str] = field(default_factory=list)
+    """Visible ends: `dead` or `done` (after a failure)."""
+    parked: set[int] = field(default_factory=set)
+    """Due times that were put into the changelog."""
+
+
+class Topics(NamedTuple):
+    """Names of the handler's topics."""
+
+    main: str
+    retry: str
+    redelivery: str
+    dlq: str
+    events: str
+    changelog: str
+
+
+class Oracle:
+    """See the module's text."""
+
+    def __init__(
+        self, topics: Topics, waits_ms: Sequence[int], *, later_ms: int, transactional: bool, skew_ms: float
+    ) -> None:
+        """Take what was promised.
+
+        Args:
+            topics: the handler's.
+            waits_ms: the policy: after failure n the n-th of them.
+            later_ms: what a handler asks for that raises `RetryLater`.
+            transactional: copies are not allowed.
+            skew_ms: how early a record may be by the broker's clock.
+        """
+        self.stories: dict[Origin, Story] = {}
+        self.copies = 0
+        """Hand-offs that a committed reader sees twice."""
+        self.repeated = 0
+        """Handler calls of an attempt that had begun before."""
+        self.latest_ms = 0.0
+        """Largest lateness of a call."""
+        self._topics = topics
+        self._waits_ms = waits_ms
+        self._later_ms = later_ms
+        self._transactional = transactional
+        self._skew_ms = skew_ms
+        self._moved: dict[TopicPartition, int] = {}
+        self._seen: dict[TopicPartition, list[Record]] = defaultdict(list)
+        self._rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
+        self.visible: Counter[str] = Counter()
+        """Visible records by topic."""
+
+    @property
+    def max_attempts(self) -> int:
+        """Deliveries that the policy allows."""
+        return len(self._waits_ms) + 1
+
+    def rows(self, partition: int) -> dict[bytes, bytes]:
+        """Return what the changelog of a partition comes to."""
+        return self._rows[partition]
+
+    # -- what happens -------------------------------------------------------------------------------------------
+
+    def add(self, record: Record, script: str) -> None:
+        """Take note of an input."""
+        self.stories[record.partition, record.offset] = Story(record, script)
+
+    def begun(
+        self, origin: Origin, attempt: int, due_at_ms: int | None, seen: tuple[object, ...], now_ms: float
+    ) -> None:
+        """A handler call begins."""
+        story = self._story(origin)
+        record = story.record
+        _must(seen == (record.key, record.value, record.headers, record.timestamp_ms), "I8", origin, f"saw {seen}")
+        _must(1 <= attempt <= self.max_attempts, "I5", origin, f"attempt {attempt}")
+        if attempt > 1:
+            failed = [call for call in story.calls[attempt - 1] if not call.fine]
+            _must(bool(failed), "I5", origin, f"attempt {attempt} before {attempt - 1} failed")
+            wait_ms = self._wait_ms(story, attempt - 1)
+            earliest_ms = min(call.ended_ms for call in failed) + wait_ms
+            _must(
+                now_ms >= earliest_ms - self._skew_ms - 1,
+                "I3",
+                origin,
+                f"attempt {attempt} {earliest_ms - now_ms} ms early",
+            )
+            _must(due_at_ms is not None, "I3", origin, "a retry without a due time")
+        self.latest_ms = max(self.latest_ms, now_ms - (due_at_ms or now_ms))
+        if story.begun[attempt]:
+            self.repeated += 1
+        story.begun[attempt] += 1
+
+    def ended(self, origin: Origin, attempt: int, call: Call) -> None:
+        """A handler call has ended."""
+        self._story(origin).calls[attempt].append(call)
+
+    def _wait_ms(self, story: Story, attempt: int) -> int:
+        return self._later_ms if step(story.script, attempt) == "L" else self._waits_ms[attempt - 1]
+
+    def appeared(self, tp: TopicPartition, records: list[Record], now_ms: float) -> None:
+        """Committed readers see records."""
+        topics = self._topics
+        self.visible[tp.topic] += len(records)
+        if tp.topic in (topics.retry, topics.redelivery):
+            self._seen[tp].extend(records)
+        for record in records:
+            if tp.topic == topics.changelog:
+                self._logged(record)
+            elif tp.topic == topics.events:
+                self._told(record)
+            elif tp.topic != topics.main:
+                self._handed(tp.topic, record, now_ms)
+
+    def _handed(self, topic: str, record: Record, now_ms: float) -> None:
+        topics = self._topics
+        ours = {name: value or b"" for name, value in record.headers}
+        origin = _origin(ours["retry-origin"].decode())
+        story, attempt = self._story(origin), int(ours["retry-attempt"])
+        foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
+        first = story.record
+        _must((record.key, record.value, foreign) == (first.key, first.value, first.headers), "I8", origin, topic)
+        if topic == topics.dlq:
+            self._end(origin, story, "dead")
+            return
+        _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
+        if topic == topics.retry:
+            if self._transactional:
+                _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
+            story.tiers[attempt] += 1
+            self._count_copy(origin, story.tiers[attempt], f"tier record of attempt {attempt}")
+            return
+        due_ms = int(ours["retry-due-ms"])
+        _must(now_ms >= due_ms - self._skew_ms - 1, "I3", origin, f"emitted {due_ms - now_ms} ms early")
+        story.redelivered[attempt] += 1
+        self._count_copy(origin, story.redelivered[attempt], f"redelivery after attempt {attempt}", "I10")
+
+    def _told(self, record: Record) -> None:
+        told = json.loads(record.value or b"{}")
+        if told.get("kind") == "succeeded":
+            origin = _origin(told["origin"])
+            self._end(origin, self._story(origin), "done")
+
+    def _end(self, origin: Origin, story: Story, fate: str) -> None:
+        _must(fate == self.fate(story.script), "I1", origin, f"{fate}, by script {story.script!r}")
+        story.fates.append(fate)
+        self._count_copy(origin, len(story.fates), f"end {fate}", "I2")
+
+    def _count_copy(self, origin: Origin, count: int, what: str, invariant: str = "I1") -> None:
+        if count > 1:
+            self.copies += 1
+            _must(not self._transactional, invariant, origin, f"{count} visible copies of a {what}")
+
+    def _logged(self, record: Record) -> None:
+        key = record.key or b""
+        if len(key) < 16:
+            return  # a mark
+        rows = self._rows[record.partition]
+        if record.value is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = record.value
+            self._story((record.partition, int.from_bytes(key[-8:], "big"))).parked.add(int.from_bytes(key[:8], "big"))
+
+    def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Committed offsets are about to move: everything that they pass has a durable fate."""
+        for tp, offset in offsets.items():
+            before = self._moved.get(tp, 0)
+            _must(offset >= before, "I6", (tp.partition, offset), f"{tp.topic} moves back from {before}")
+            self._moved[tp] = offset
+            if tp.topic == self._topics.main:
+                for at in range(before, offset):
+                    if (tp.partition, at) in self.stories:
+                        self._check_main((tp.partition, at))
+            else:
+                seen = self._seen[tp]
+                while seen and seen[0].offset < offset:
+                    self._check_passed(tp.topic, seen.pop(0))
+
+    def _check_main(self, origin: Origin) -> None:
+        story = self.stories[origin]
+        fine = any(call.fine for call in story.calls[1])
+        _must(fine or bool(story.tiers[1]) or bool(story.fates), "I6", origin, "passed without a fate")
+
+    def _check_passed(self, topic: str, record: Record) -> None:
+        ours = {name: value or b"" for name, value in record.headers}
+        origin = _origin(ours["retry-origin"].decode())
+        story, attempt = self._story(origin), int(ours["retry-attempt"])
+        if topic == self._topics.retry:
+            kept = int(ours["retry-due-ms"]) in story.parked
+            _must(kept or bool(story.fates), "I6", origin, f"tier record of attempt {attempt} passed and not parked")
+        else:
+            kept = bool(story.tiers[attempt + 1]) or bool(story.fates)
+            _must(kept, "I6", origin, f"attempt {attempt + 1} passed without an outcome")
+
+    def recovered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
+        """A lane has opened with these rows."""
+        if self._transactional:
+            _must(dict(rows) == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def open_ends(self) -> list[Origin]:
+        """Return the inputs that have no fate yet."""
+        return [origin for origin, story in self.stories.items() if not self._settled(story)]
+
+    def _settled(self, story: Story) -> bool:
+        if story.fates:
+            return True
+        return any(call.fine for call in story.calls[1]) and not story.tiers[1]
+
+    def at_rest(self) -> None:
+        """Judge the end, when nothing is on its way any more."""
+        for origin, story in self.stories.items():
+            _must(self._settled(story), "I1", origin, "lost")
+            expected = self.fate(story.script)
+            failed_first = step(story.script, 1) not in "SD"
+            _must(bool(story.fates) == (failed_first or expected == "dead"), "I1", origin, f"ends {story.fates}")
+        for partition, rows in self._rows.items():
+            _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
+
+    def fate(self, script: str) -> str:
+        """Return what a record's script comes to under the policy."""
+        for attempt in range(1, self.max_attempts + 1):
+            now = step(script, attempt)
+            if now in "SD":
+                return "done"
+            if now == "R":
+                return "dead"
+        return "dead"
+
+    def _story(self, origin: Origin) -> Story:
+        story = self.stories.get(origin)
+        if story is None:
+            raise Violation(f"I1 {origin}: nobody sent this record")
+        return story
+
+
+def step(script: str, attempt: int) -> str:
+    """Return what a script says for an attempt; its last letter goes on."""
+    return script[min(attempt, len(script)) - 1]
+
+
+def _origin(text: str) -> Origin:
+    _, partition, offset = text.rsplit("/", 2)
+    return int(partition), int(offset)
+
+
+def _must(holds: bool, invariant: str, origin: Origin, what: str) -> None:
+    if not holds:
+        raise Violation(f"{invariant} {origin[0]}/{origin[1]}: {what}")

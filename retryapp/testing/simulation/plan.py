@@ -1,0 +1,91 @@
+"""What happens in a history: records, faults and when, all drawn from one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
+"""What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
+reject, later."""
+FEED_S: Final = 5.0
+FAULTS_S: Final = 14.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong at a time."""
+
+    at_s: float
+    kind: str
+    slot: int
+    """Which machine, where it is one's fault."""
+    size: float
+    """Between 0 and 1: how long or how much."""
+
+    def __str__(self) -> str:
+        """Return it as one line."""
+        return f"{self.at_s:6.2f} s  {self.kind} (machine {self.slot}, {self.size:.2f})"
+
+
+KINDS: Final = (
+    "kill", "kill", "kill at step", "kill at step", "kill, store lost", "power cut", "pause", "pause", "terminate",
+    "broker down", "lossy", "slow", "clock jump", "compact", "retention", "disk full", "start",
+    "offsets expire",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens in a history."""
+
+    seed: int
+    transactional: bool
+    partitions: int
+    workers: int
+    offsets_ms: tuple[float, ...]
+    """What the clocks of the machines are wrong by."""
+    records: tuple[tuple[float, int, str], ...]
+    """When, on which partition, with which script."""
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def of(cls, seed: int, *, transactional: bool | None = None) -> Plan:
+        """Draw a plan.
+
+        Args:
+            seed: says everything.
+            transactional: the delivery mode, where it is given.
+        """
+        random = Random(seed)  # noqa: S311 - a test
+        drawn = random.random() < 0.7
+        partitions, workers = random.randint(1, 2), random.choice((1, 2, 2, 3))
+        skewed = random.random() < 0.15
+        offsets = tuple(random.uniform(-7_200_000, 7_200_000) if skewed else 0.0 for _ in range(3))
+        count = random.randint(3, 12)
+        records = tuple(
+            (random.uniform(0.0, FEED_S), random.randrange(partitions), random.choice(SCRIPTS)) for _ in range(count)
+        )
+        faults = tuple(
+            Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
+            for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))
+        )
+        return cls(
+            seed=seed,
+            transactional=drawn if transactional is None else transactional,
+            partitions=partitions,
+            workers=workers,
+            offsets_ms=offsets,
+            records=tuple(sorted(records)),
+            faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        )
+
+    def __str__(self) -> str:
+        """Return the plan as lines."""
+        mode = "exactly_once" if self.transactional else "at_least_once"
+        head = (
+            f"seed {self.seed}: {mode}, {self.partitions} partitions, {self.workers} workers, clocks {self.offsets_ms}"
+        )
+        sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
+        return "\n".join([head, *sent, *map(str, self.faults)])

@@ -1,0 +1,222 @@
+"""A simulated worker process: the engine's own code over a simulated client, disk and clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from retryapp.core.record import Record
+from retryapp.core.skew import BrokerSkew
+from retryapp.engine.handler import Handler
+from retryapp.engine.ownership import Ownership
+from retryapp.engine.partition import PartitionEngine
+from retryapp.engine.placement import Membership, Placer, Served
+from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.transport import LaneSite
+from retryapp.ports import Observation, TopicPartition
+from retryapp.testing.simulation.broker import Broker
+from retryapp.testing.simulation.consumer import SimConsumer
+from retryapp.testing.simulation.disk import Disk
+from retryapp.testing.simulation.lanes import PlainSimLane, SimLane, SimReader
+from retryapp.testing.simulation.loop import Process
+from retryapp.testing.simulation.network import Network, Wire
+
+TOPIC_ID = "simulated"
+MAX_BYTES = 1 << 20
+GRACE_S = 4.0
+CONCURRENCY = 2
+
+
+class SimClock:
+    """`ports.Clock` of a machine whose clock is wrong by `offset_ms`, corrected as a worker's is."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, offset_ms: float) -> None:
+        self.offset_ms = offset_ms
+        self.skew = BrokerSkew()
+        self._loop = loop
+
+    @property
+    def trusted(self) -> bool:
+        """See `ports.Clock.trusted`."""
+        return self.skew.trusted
+
+    @property
+    def known(self) -> bool:
+        """See `ports.Clock.known`."""
+        return self.skew.known
+
+    def counted_ms(self) -> float:
+        """See `ports.Clock.counted_ms`."""
+        return self._loop.time() * 1000 + self.offset_ms
+
+    def wall_ms(self) -> int:
+        """See `ports.Clock.wall_ms`."""
+        return int(self.counted_ms() + self.skew.correction_ms)
+
+    def monotonic_s(self) -> float:
+        """See `ports.Clock.monotonic_s`."""
+        return self._loop.time()
+
+    def anchor(self, *, sent_ms: float, acked_ms: float, appended_ms: int) -> None:
+        """See `ports.Clock.anchor`."""
+        self.skew.observe(sent_ms=sent_ms, acked_ms=acked_ms, appended_ms=appended_ms, at_s=self._loop.time())
+
+    async def sleep(self, seconds: float) -> None:
+        """See `ports.Clock.sleep`."""
+        await asyncio.sleep(seconds)
+
+
+class _Channel:
+    """`ports.Way` through an agent's queue."""
+
+    def __init__(self, accept: Callable[[Any], None]) -> None:
+        self._accept = accept
+
+    def put_now(self, batch: Any) -> bool:
+        """See `ports.Way.put_now`."""
+        asyncio.get_running_loop().call_soon(self._accept, batch)
+        return True
+
+
+class SimWorker:
+    """One worker process, from its start to its end."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        broker: Broker,
+        network: Network,
+        disk: Disk,
+        make_handler: Callable[[SimWorker], Handler],
+        transactional: bool,
+        offset_ms: float,
+        random: Random,
+        observe: Callable[[SimWorker, Observation], None],
+    ) -> None:
+        """Take what it runs on.
+
+        Args:
+            name: of the process.
+            broker: the cluster.
+            network: the way there.
+            disk: of its machine.
+            make_handler: makes the user's handler of this process.
+            transactional: the delivery mode.
+            offset_ms: what its machine's clock is wrong by.
+            random: everything that varies.
+            observe: told what it observes.
+        """
+        loop = network.loop
+        self.process = Process(name)
+        self.broker = broker
+        self.disk = disk
+        self.wire = Wire(network)
+        self.random = random
+        self.clock = SimClock(loop, offset_ms)
+        self.consumer = SimConsumer(self)
+        self.reader = SimReader(self)
+        self.ended = False
+        """It ended by itself, in order."""
+        self.early: dict[str, Mapping[TopicPartition, int]] = {}
+        self._observe = observe
+        self._lane_type = SimLane if transactional else PlainSimLane
+        self.handler = make_handler(self)
+        self.topics: Sequence[str] = self.handler.topology.consumed
+        self.ownership = Ownership(clock=self.clock, observer=self, to_record=_itself, drain_s=GRACE_S)
+        self.ownership.intake.topics = frozenset(self.topics)
+        self.ownership.intake.attach(self.consumer)
+
+    @property
+    def client(self) -> SimConsumer:
+        """See `host.Host.client`."""
+        return self.consumer
+
+    def observe(self, observation: Observation) -> None:
+        """See `ports.Observer.observe`."""
+        self._observe(self, observation)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, or is stopped."""
+        return not self.process.dead and not self.ended
+
+    def start(self) -> None:
+        """Start it."""
+        self.process.context.run(self._start)
+
+    def _start(self) -> None:
+        ownership, handler = self.ownership, self.handler
+        served = Served(
+            handler,
+            DeliveryPool(CONCURRENCY, "deliver"),
+            DeliveryPool(CONCURRENCY, "redeliver"),
+            partitions=self.broker.partitions,
+            topic_id=TOPIC_ID,
+            max_bytes=MAX_BYTES,
+        )
+        ownership.served[handler.main] = served
+        feed = ownership.feed
+        for topic in self.topics:
+            feed.channels[topic] = _Channel(feed.accept)
+        ownership.placer = Placer(
+            make_transport=self._make_transport,
+            settled=lambda: self.consumer.settled,
+            end_process=lambda _why: self.process.kill(),
+            patience_s=60.0,
+            clock=self.clock,
+            random=self.random,
+            observer=self,
+            tick_s=0.25,
+            pump=feed.pump,
+            forget=feed.forget,
+        )
+        served.first.start()
+        served.again.start()
+        self._tasks = [asyncio.ensure_future(each) for each in (self.consumer.live(), self.consumer.fetch())]
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        doubted = self.ownership.catch_up()
+        asyncio.get_running_loop().call_later(1.0 if doubted else 10.0, self._catch_up)
+
+    def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> SimLane:
+        topology, number = served.handler.topology, engine.partition
+        return self._lane_type(
+            place=LaneSite(
+                name=f"{topology.prefix}.{number}",
+                group=topology.group,
+                partition=number,
+                sources=engine.sources,
+                main=TopicPartition(topology.main, number),
+                changelog=TopicPartition(topology.pending_changelog, number),
+                dlq=TopicPartition(topology.dlq, number),
+                topic_id=TOPIC_ID,
+            ),
+            reader=self.reader,
+            clock=self.clock,
+            generation=membership.generation,
+            member_id=membership.member_id,
+            worker=self,
+        )
+
+    def terminate(self) -> None:
+        """Ask it to end, as SIGTERM does."""
+        self.process.context.run(lambda: asyncio.ensure_future(self._end()))
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.ownership.suspend(GRACE_S)
+        member = f"{self.process.name}-{self.consumer.number}"
+        with contextlib.suppress(TimeoutError):  # then the session ends by itself
+            await self.wire.request("leave", lambda: self.broker.leave(member))
+        self.ended = True
+        self.process.kill()
+
+
+def _itself(found: Record) -> Record:
+    return found

@@ -1,0 +1,90 @@
+"""Histories of the retry protocol in virtual time: every invariant holds, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from retryapp.testing.simulation import History, Plan, simulate
+from retryapp.testing.simulation.campaign import Summary, minimise, run_seeds
+
+SEEDS = 3_000
+PART = 250
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    """The sum of all histories that this module runs."""
+    return Summary()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_every_invariant_holds(first: int, summary: Summary) -> None:
+    """Nothing is lost, early, tried too often or handed off twice, and everything comes to rest."""
+    part = run_seeds(range(first, first + PART))
+    summary.add(part)
+    assert part.failed == []
+
+
+def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
+    """A fault that never happens proves nothing (I13)."""
+    if summary.passed < SEEDS:
+        pytest.skip("only a part of the histories was run")
+    assert summary.missed == []
+    assert summary.repeated > 0
+
+
+def test_a_seed_takes_the_same_course_again() -> None:
+    """Also in another process: a failure can be looked at."""
+    seed = next(seed for seed in range(100) if len(Plan.of(seed).faults) > 2)
+    code = f"from retryapp.testing.simulation import simulate; print(simulate({seed}).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": order},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for order in ("1", "2")
+    }
+    assert digests == {simulate(seed).digest}
+
+
+def test_another_seed_takes_another_course() -> None:
+    """The digest tells histories apart."""
+    assert simulate(1).digest != simulate(2).digest
+
+
+def test_a_failing_plan_is_made_as_small_as_it_gets() -> None:
+    """What does not matter is left out."""
+    plan = replace(Plan.of(3), partitions=1, records=tuple((at_s, 0, script) for at_s, _, script in Plan.of(3).records))
+    wanted = plan.records[-1]
+
+    def judge(each: Plan) -> str | None:
+        return "I1 0/0: lost" if wanted in each.records else None
+
+    small = minimise(plan, judge)
+    assert (small.records, small.faults, small.workers) == ((wanted,), (), 1)
+
+
+def test_a_plan_shows_what_happens() -> None:
+    """Somebody has to understand it."""
+    plan = Plan.of(27)
+    told = str(plan)
+    assert told.startswith("seed 27: ")
+    assert all(str(fault) in told for fault in plan.faults)
+    assert told.count("record on") == len(plan.records)
+
+
+def test_what_nobody_delivers_is_told() -> None:
+    """The judge does not only look at what happens."""
+    history = History(replace(Plan.of(1), workers=1, faults=()))
+    history._start = lambda slot: None  # type: ignore[method-assign]
+    violation = history.run().violation
+    assert violation is not None
+    assert violation.startswith("I1 ")
