@@ -21,6 +21,7 @@ from retryapp.testing.lane import MemoryLaneTransport, Pause, Step
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.partition import MemoryPartition
 from retryapp.testing.plain import MemoryPlainTransport
+from retryapp.testing.script import Script, Seen
 from retryapp.testing.tables import MemoryDeadLetterTable, MemoryPendingTable
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "MemoryPlainTransport",
     "Pause",
     "RecordingObserver",
+    "Script",
     "ScriptedRandom",
+    "Seen",
     "Step",
     "VirtualClock",
     "deliver_once",

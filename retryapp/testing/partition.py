@@ -41,6 +41,8 @@ from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.plain import MemoryPlainTransport
 
 _ROUNDS = 200
+_LOOK_MS = 1_000
+"""How much time passes at once while handlers run."""
 _MAX_BYTES = 1_048_576
 _TRANSPORTS = {
     DeliveryMode.EXACTLY_ONCE: MemoryLaneTransport,
@@ -174,6 +176,27 @@ class MemoryPartition:
         """Let time pass in one step, and let what follows happen."""
         self.clock.advance(ms)
         await self.settle()
+
+    async def to_rest(self, longest_ms: int = 366 * 86_400_000) -> int:
+        """Let time pass until nothing waits and no handler runs; return the milliseconds that it took.
+
+        Time goes on to what is next: a row that is due, or (while handlers run) a timer of theirs.
+
+        Raises:
+            AssertionError: there is no end to it within `longest_ms`.
+        """
+        began_ms = self.clock.wall_ms()
+        while True:
+            passed_ms = self.clock.wall_ms() - began_ms
+            if not self.engine.in_flight and not self.waiting:
+                return passed_ms
+            if passed_ms > longest_ms:
+                raise AssertionError(f"still {self.engine.in_flight} in flight, {dict(self.waiting)} waiting")
+            next_due_ms = None
+            if self.transport.pending is not None and not self.engine.in_flight:
+                _, next_due_ms = self.transport.pending.due(0, 0)
+            wait_ms = _LOOK_MS if next_due_ms is None else next_due_ms - self.clock.wall_ms()
+            await self.advance(max(1, wait_ms))
 
     async def settle(self, rounds: int = _ROUNDS) -> None:
         """Let every task run until it waits for time or for the test (plain functions in threads: use `until`).

@@ -17,7 +17,8 @@ from retryapp.cli.main import cli
 def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
     """Find the click command that a command line starts, and its arguments."""
     if command[:2] == ["python", "-m"]:
-        main = import_module(command[2]).main
+        module = import_module(command[2])
+        main = module.main if hasattr(module, "main") else import_module(f"{command[2]}.__main__").main
         assert isinstance(main, click.Command)
         return main, command[3:]
     if command[0] == "faust":

@@ -1,0 +1,108 @@
+"""Handlers that do what a list says, attempt by attempt; and what was called when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.engine.handler import Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One call of a scripted handler."""
+
+    value: Any
+    attempt: int
+    at_ms: int
+    """Milliseconds since the first call of all."""
+    came_to: str
+    """``ok``, ``stopped`` (a time-out, or the worker gave it up), or the type of the error."""
+
+
+Step = str | BaseException | type[BaseException]
+
+
+class Script:
+    """A handler that fails as it is told, then does what the handler under test does.
+
+    Steps, one for each attempt of a record: ``"fail"``, ``"hang"`` (until it is stopped), ``"reject"``, ``"later 90s"``
+    (asks for a wait), ``"ok"``, or an exception to raise. After the last of them the handler is called::
+
+        charge = Script("fail", "hang", then=charge_card)
+        async with MemoryPartition(charge, RetryPolicy("5m 1h", timeout="30s")) as orders:
+            await orders.send(b"order 1")
+            await orders.to_rest()
+        assert [(seen.attempt, seen.came_to) for seen in charge.calls] == [
+            (1, "ConnectionError"), (2, "stopped"), (3, "ok"),
+        ]
+    """
+
+    def __init__(self, *steps: Step, then: Callable[..., Awaitable[Any]] | None = None) -> None:
+        """Take what to do.
+
+        Args:
+            steps: see the class.
+            then: called with the value and the delivery at every attempt behind the steps; without it they succeed.
+
+        Raises:
+            ValueError: there is no such step.
+            InvalidDurationError: it is no time to ask for.
+        """
+        for step in steps:
+            if isinstance(step, str) and step not in ("fail", "hang", "reject", "ok") and not step.startswith("later "):
+                raise ValueError(f"expected fail, hang, reject, ok, 'later 90s' or an exception, got {step!r}")
+            if isinstance(step, str) and step.startswith("later "):
+                parse_duration_ms(step.removeprefix("later "))
+        self.calls: list[Seen] = []
+        """What was called, in the order in which the calls ended."""
+        self._steps = steps
+        self._then = then
+        self._began_s: float | None = None
+        self._by_record: defaultdict[str, list[Seen]] = defaultdict(list)
+
+    async def __call__(self, value: Any, delivery: Delivery) -> None:
+        """Be called as a handler."""
+        now_s = asyncio.get_running_loop().time()
+        self._began_s = now_s if self._began_s is None else self._began_s
+        at_ms = round((now_s - self._began_s) * 1000)
+        came_to = "ok"
+        try:
+            await self._do(value, delivery)
+        except asyncio.CancelledError:
+            came_to = "stopped"
+            raise
+        except BaseException as exc:
+            came_to = type(exc).__name__
+            raise
+        finally:
+            seen = Seen(value, delivery.attempt, at_ms, came_to)
+            self.calls.append(seen)
+            self._by_record[delivery.failure_id].append(seen)
+
+    def of(self, failure_id: str) -> list[Seen]:
+        """Return the calls for one record."""
+        return list(self._by_record[failure_id])
+
+    async def _do(self, value: Any, delivery: Delivery) -> None:
+        if delivery.attempt > len(self._steps):
+            if self._then is not None:
+                await self._then(value, delivery)
+            return
+        step = self._steps[delivery.attempt - 1]
+        if not isinstance(step, str):
+            raise step
+        match step.split():
+            case ["fail"]:
+                raise ConnectionError(f"scripted failure of attempt {delivery.attempt}")
+            case ["hang"]:
+                await asyncio.Event().wait()
+            case ["reject"]:
+                raise Reject("scripted")
+            case ["later", wait]:
+                raise RetryLater(after=wait)

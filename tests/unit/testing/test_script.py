@@ -1,0 +1,77 @@
+"""Scripted handlers, time that runs to rest, and the fixture."""
+
+from __future__ import annotations
+
+import pytest
+
+from retryapp import RetryPolicy
+from retryapp.core.errors import InvalidDurationError
+from retryapp.engine.handler import Delivery
+from retryapp.testing import MemoryPartition, Script
+from retryapp.testing.fixtures import StartPartition, start_partition
+
+__all__ = ["start_partition"]
+
+
+def told(script: Script) -> list[tuple[int, int, str]]:
+    """Return what was called: attempt, time, what it came to."""
+    return [(seen.attempt, seen.at_ms, seen.came_to) for seen in script.calls]
+
+
+async def test_a_script_is_followed_attempt_by_attempt(start_partition: StartPartition) -> None:
+    """Each step at its time, then the handler."""
+    called: list[bytes] = []
+
+    async def handler(value: bytes, _delivery: Delivery) -> None:
+        called.append(value)
+
+    script = Script("fail", "hang", "later 90s", ValueError("odd"), then=handler)
+    orders = await start_partition(script, RetryPolicy("5m*4", timeout="30s"))
+    await orders.send(b"order 1")
+    took_ms = await orders.to_rest()
+    assert told(script) == [
+        (1, 0, "ConnectionError"),
+        (2, 300_000, "stopped"),
+        (3, 630_000, "RetryLater"),
+        (4, 720_000, "ValueError"),
+        (5, 1_020_000, "ok"),
+    ]
+    assert called == [b"order 1"]
+    assert took_ms == 1_020_000
+    assert orders.dead_letters == []
+
+
+async def test_each_record_has_its_own_attempts(start_partition: StartPartition) -> None:
+    """And its own calls."""
+    script = Script("fail")
+    orders = await start_partition(script, "1s")
+    await orders.send(b"a", b"b")
+    await orders.to_rest()
+    by_record = [script.of(f"app/orders@kq8G0bTz/0/{offset}") for offset in range(2)]
+    assert [[(seen.value, seen.attempt) for seen in seens] for seens in by_record] == [
+        [(b"a", 1), (b"a", 2)],
+        [(b"b", 1), (b"b", 2)],
+    ]
+
+
+async def test_what_is_rejected_is_dead(start_partition: StartPartition) -> None:
+    """At once, and nothing waits."""
+    orders = await start_partition(Script("reject"), "5m")
+    await orders.send(b"order 1")
+    assert [letter.reason for letter in orders.dead_letters] == ["rejected"]
+    assert await orders.to_rest() == 0
+
+
+async def test_what_never_ends_is_told() -> None:
+    """A handler without a time-out worth the name, for longer than the test gives it."""
+    async with MemoryPartition(Script("hang"), RetryPolicy("1s", timeout="1d")) as orders:
+        await orders.send(b"order 1")
+        with pytest.raises(AssertionError, match="1 in flight"):
+            await orders.to_rest(longest_ms=60_000)
+
+
+@pytest.mark.parametrize("step", ["sleep", "later", "later soon", ""])
+def test_an_unknown_step_is_refused(step: str) -> None:
+    """Not when it is its turn, in the middle of a test."""
+    with pytest.raises((ValueError, InvalidDurationError), match=r"expected|duration"):
+        Script("ok", step)
