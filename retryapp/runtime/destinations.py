@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
@@ -16,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
 from retryapp.core.publication import Seen
+from retryapp.engine.threads import Threads
 from retryapp.kafka import AccessDeniedError, KafkaConnection
 from retryapp.kafka.connection import named_error
 
@@ -30,6 +30,7 @@ class KafkaDestinations:
         """Args: connection: how to reach the cluster; asked at the first look."""
         self._connection = connection
         self._client: AdminClient | None = None  # it must outlive its futures
+        self._threads = Threads(keep=1)  # daemons: a process that ends does not wait for a broker
 
     async def look(self, topic: str) -> Seen | None:
         """See `ports.destinations.DestinationReader.look`.
@@ -38,7 +39,11 @@ class KafkaDestinations:
             BrokerUnreachableError: no broker answered.
             KafkaRequestError: one answered with an error.
         """
-        return await asyncio.to_thread(self._look, topic)
+        ended = await self._threads.run(self._look, topic, name=f"look-at-{topic}")
+        if ended.error is not None:
+            raise ended.error
+        seen: Seen | None = ended.result
+        return seen
 
     def _look(self, topic: str) -> Seen | None:
         client = self._made()
