@@ -180,7 +180,7 @@ class Stage:
         Returns:
             Record number to the moment at which it was meant to be sent, epoch nanoseconds.
         """
-        producer = self.connection.client(Producer, acks="all", linger_ms=0)
+        producer = self.connection.client(Producer, acks="all", linger_ms=5)
         began_ns = time.time_ns() + 50_000_000
         intended: dict[int, int] = {}
         for index, record in enumerate(wanted):

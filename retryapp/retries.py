@@ -130,6 +130,7 @@ class Retries:
         concurrency: int = 1,
         tiers: str | Tiers = Tiers.SINGLE,
         max_in_flight: int = 1000,
+        max_crashes: int = 3,
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -142,6 +143,8 @@ class Retries:
             concurrency: handler runs at once per worker; redeliveries have the same number for themselves.
             tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
             max_in_flight: records per partition that may be taken in and not settled.
+            max_crashes: a record that was running alone when its worker ended without a word, so many times, is dead
+                with reason `crashed`.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -156,6 +159,8 @@ class Retries:
             raise InvalidSettingError("concurrency", concurrency, "at least 1")
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
+        if max_crashes < 1:
+            raise InvalidSettingError("max_crashes", max_crashes, "at least 1")
 
         def declare(function: F) -> F:
             topology = HandlerTopology(
@@ -168,6 +173,7 @@ class Retries:
                 value_type=value,
                 concurrency=concurrency,
                 max_in_flight=max_in_flight,
+                max_crashes=max_crashes,
                 destinations=self._destinations,
             )
             others = [known for known in self.topologies if known.main != topic]

@@ -156,6 +156,23 @@ def encode_row(row: PendingRow) -> bytes:
     return b"".join((fixed, table, row.key or b"", row.value or b"", *parts))
 
 
+def row_header(raw: bytes, name: bytes) -> bytes | None:
+    """Return the value of a row's first header of a name, without reading the others; None when there is none.
+
+    Raises:
+        NewerRowError, DamagedRowError: see ``decode_row``.
+    """
+    lengths, at = _lengths(raw)
+    at += max(0, lengths[0]) + max(0, lengths[1])
+    wanted = len(name)
+    for i in range(2, len(lengths), 2):
+        length = lengths[i + 1]
+        if lengths[i] == wanted and raw.startswith(name, at):
+            return None if length < 0 else raw[at + wanted : at + wanted + length]
+        at += lengths[i] + (length if length > 0 else 0)
+    return None
+
+
 def decode_row(raw: bytes) -> PendingRow:
     """Read a row back.
 
@@ -163,9 +180,23 @@ def decode_row(raw: bytes) -> PendingRow:
         NewerRowError: a newer retryapp wrote it.
         DamagedRowError: no version that any will write, or lengths that do not add up to exactly these bytes.
     """
+    lengths, at = _lengths(raw)
+    nulls = lengths.count(-1)
+    ends = tuple(accumulate((max(0, length) for length in lengths) if nulls else lengths, initial=at))
+    pieces: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
+    if nulls:
+        pieces = [None if length == -1 else piece for piece, length in zip(pieces, lengths, strict=True)]
+    key, value, *parts = pieces
+    names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
+    _, timestamp_ms, *_ = _FIXED.unpack_from(raw)
+    return PendingRow(key, value, tuple(zip(names, parts[1::2], strict=True)), timestamp_ms)
+
+
+def _lengths(raw: bytes) -> tuple[tuple[int, ...], int]:
+    """Return the lengths of key, value, and each header's name and value, and where these parts begin."""
     if len(raw) < _FIXED.size:
         raise DamagedRowError("row", f"{len(raw)} bytes, fewer than the {_FIXED.size} of an empty one")
-    version, timestamp_ms, key_length, value_length, count = _FIXED.unpack_from(raw)
+    version, _, key_length, value_length, count = _FIXED.unpack_from(raw)
     if version != ROW_VERSION:
         if ROW_VERSION < version < _VERSIONS_END:
             raise NewerRowError(version, ROW_VERSION)
@@ -177,10 +208,4 @@ def decode_row(raw: bytes) -> PendingRow:
     nulls = lengths.count(-1)
     if min(lengths) < -1 or sum(lengths) + nulls != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    ends = tuple(accumulate((max(0, length) for length in lengths) if nulls else lengths, initial=at))
-    pieces: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
-    if nulls:
-        pieces = [None if length == -1 else piece for piece, length in zip(pieces, lengths, strict=True)]
-    key, value, *parts = pieces
-    names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
-    return PendingRow(key, value, tuple(zip(names, parts[1::2], strict=True)), timestamp_ms)
+    return lengths, at

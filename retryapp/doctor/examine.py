@@ -19,6 +19,7 @@ from retryapp.doctor.groups import judge_group, judge_offsets
 from retryapp.doctor.releases import ask_features, judge_release
 from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import judge_plan, judge_replicas, known_tiers
+from retryapp.engine.transport import PROGRESS_MARK
 from retryapp.kafka import (
     KafkaAdmin,
     KafkaConnection,
@@ -201,13 +202,13 @@ class _Cluster:
         committed = self.reader.committed(self.subject.group, partitions)
         ranges = {name: self.admin.offsets(name) for name in partitions}
 
-        def has_rows(changelog: str, partition: int) -> bool:
+        def lost(changelog: str, partition: int) -> bool:
             if changelog not in replicas or partition >= replicas[changelog].partitions:
                 return False
-            records = read_topic(self.subject.connection, changelog, partitions=[partition])
-            return any(len(record.key or b"") == ROW_KEY_BYTES for record in records)
+            keys = {r.key for r in read_topic(self.subject.connection, changelog, partitions=[partition])}
+            return PROGRESS_MARK not in keys and any(len(key or b"") == ROW_KEY_BYTES for key in keys)
 
-        yield from judge_offsets(self.topologies, committed, ranges, has_rows)
+        yield from judge_offsets(self.topologies, committed, ranges, lost)
 
     def _clock(self, replicas: Mapping[str, ReplicaFacts]) -> Iterator[Finding]:
         measured: list[clock.Measured] = []

@@ -62,7 +62,7 @@ def judge_offsets(
     topologies: Sequence[HandlerTopology],
     committed: Committed,
     ranges: Ranges,
-    has_rows: Callable[[str, int], bool],
+    lost: Callable[[str, int], bool],
 ) -> Iterator[Finding]:
     """Say which committed offsets are missing, or point outside their topic.
 
@@ -70,13 +70,14 @@ def judge_offsets(
         topologies: the handlers.
         committed: topic → partition → committed offset.
         ranges: topic → partition → what the topic keeps, of the topics that exist.
-        has_rows: asked for a changelog and a partition whose offsets are all missing: did anything ever wait there?
+        lost: asked for a changelog and a partition whose offsets are all missing: did anything ever wait there, and
+            does the changelog not say how far the lane had come?
     """
     for topology in topologies:
         topics = [topic for topic in topology.consumed if topic in ranges]
         found = [
             *_outside(topics, committed, ranges),
-            *_missing(topology, topics, committed, ranges, has_rows),
+            *_missing(topology, topics, committed, ranges, lost),
         ]
         yield from found
         if topics and not found:
@@ -108,11 +109,11 @@ def _missing(
     topics: Sequence[str],
     committed: Committed,
     ranges: Ranges,
-    has_rows: Callable[[str, int], bool],
+    lost: Callable[[str, int], bool],
 ) -> Iterator[Finding]:
     numbers = sorted({number for topic in topics for number in ranges[topic]})
     bare = [n for n in numbers if all(n not in committed.get(topic, {}) for topic in topics)]
-    forgotten = [n for n in bare if has_rows(topology.pending_changelog, n)]
+    forgotten = [n for n in bare if lost(topology.pending_changelog, n)]
     subject = f"offsets of {topology.main}"
     if forgotten:
         yield Finding(
@@ -125,4 +126,8 @@ def _missing(
             f"kafka-consumer-groups.sh --reset-offsets --topic {topology.main} with --to-datetime or --to-earliest",
         )
     elif bare:
-        yield note(subject, f"none yet for {len(bare)} of {len(numbers)} partitions", why="a worker sets them")
+        yield note(
+            subject,
+            f"none yet for {len(bare)} of {len(numbers)} partitions",
+            why="a worker sets them: anew, or where it was by its changelog",
+        )

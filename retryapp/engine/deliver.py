@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retryapp.core.classify import Failure, classify
-from retryapp.core.decide import RetryAt, decide
+from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, decide
 from retryapp.core.errors import DamagedMetadataError, RetryAppError, UnreadableRecordsError
 from retryapp.core.hops import (
     Outgoing,
@@ -47,6 +47,17 @@ class HandlerTimeoutError(RetryAppError):
     def __init__(self, handler: str, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
         super().__init__(f"handler {handler} did not finish within {timeout_ms} ms (RetryPolicy(timeout=…))")
+
+
+class WorkerCrashedError(RetryAppError):
+    """A record was running alone each time that a worker ended without a word; it is not tried again."""
+
+    def __init__(self, handler: str, times: int) -> None:
+        self.times = times
+        super().__init__(
+            f"{times} workers ended while this record ran alone in handler {handler} (killed, out of memory, exit): "
+            f"it is not run again (max_crashes)"
+        )
 
 
 class UnprintableError(RetryAppError):
@@ -92,6 +103,18 @@ async def deliver(run: Run) -> Outcome:
 def timed_out(run: Run) -> Turn:
     """Return the turn of a run that goes on after its time-out."""
     return _failed(run, _too_long(run.station.handler), run.station.clock.wall_ms())
+
+
+def crashed(run: Run, times: int) -> Turn:
+    """Return the turn of a record that has ended so many workers while it ran alone; it is not run again."""
+    station, record = run.station, run.record
+    if record.topic == station.handler.main:
+        run.seen = arriving(record) if record.headers else record
+    elif (buried := _begin_again(run)) is not None:
+        return buried
+    now_ms = run.started_ms = station.clock.wall_ms()
+    error = WorkerCrashedError(station.handler.name, times)
+    return _Failed(run, now_ms).turn(_judge(error, station.handler), Dead(DeadReason.CRASHED))
 
 
 def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
@@ -315,10 +338,10 @@ class _Failed:
     run: Run
     failed_ms: int
 
-    def turn(self, failure: Failure) -> Turn:
+    def turn(self, failure: Failure, decision: Decision | None = None) -> Turn:
         run, station = self.run, self.run.station
         handler, delivery, record = station.handler, delivery_of(run), run.record
-        decision = decide(
+        decision = decision or decide(
             handler.policy,
             attempt=delivery.attempt,
             first_failed_ms=first_failed_ms(run.metadata, self.failed_ms),

@@ -111,6 +111,8 @@ class Handler:
     max_in_flight: int = 1000
     """Records per source partition that are taken in and not settled yet."""
     max_in_flight_bytes: int = 16 * 1024 * 1024
+    max_crashes: int = 3
+    """A record that was running alone when its worker ended, so many times, is dead."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
     """Topics that it may publish to; None: it cannot."""
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)

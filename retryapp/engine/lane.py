@@ -316,6 +316,8 @@ class Lane:
                 await self._transact()
             self._tick_due = False
             if self._ending() and not self._queue:
+                async with asyncio.timeout(self._limits.commit_s):
+                    await self._transport.rest()
                 return
             if self._queue and not self._urgent and self._timer is None:
                 self._timer = loop.call_later(self._limits.tick_s, self._tick)
@@ -369,7 +371,11 @@ class Lane:
             if turn.urgent:
                 self._urgent -= 1
             if turn.source is not None:
-                batch.offsets[turn.source] = turn.next_offset
+                reached = batch.offsets.get(turn.source, self._positions.get(turn.source, 0))
+                batch.offsets[turn.source] = max(reached, turn.next_offset)  # offsets never move back
+                batch.notes.pop(turn.source, None)
+                if turn.note is not None:
+                    batch.notes[turn.source] = turn.note
             batch.publishes.extend(turn.publishes)
             batch.puts.extend(turn.puts)
             batch.removes.extend(turn.removes)

@@ -8,34 +8,24 @@ their outcomes ignored, and everything is read again by whoever opens next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from retryapp.core.errors import LaneClosedError
+from retryapp.core.lives import Suspected
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
-from retryapp.engine.fire import Ahead, fire
+from retryapp.engine.firing import Firing
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.progress import OffsetWindow, ProgressTally
 from retryapp.engine.run import Outcome, Run, Station
+from retryapp.engine.suspects import Suspects
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, PendingTable, Source, TopicPartition
 
-FIRE_LIMIT = 500
-"""Rows in one firing."""
-FIRE_BYTES = 1 << 20
-"""Bytes of rows in one firing; a larger row fires alone."""
-FIRE_QUEUED_BYTES = 8 << 20
-"""Bytes of rows in firings that are not committed yet; the last firing may pass it."""
-FIRE_AHEAD = 2_000
-"""Fired records that the handler may have before it."""
-NEVER_MS = 1 << 62
-MAX_SLEEP_S = 60.0
-"""Longest sleep of the firing task; it wakes earlier for an earlier row."""
-BLOCKED_SLEEP_S = 0.25
-"""The same while there is no room for what is due."""
 ABORT_WAIT_S = 2.0
 """Longest wait of a drain for handlers that it has given up: the grace is what they had before."""
 PROGRESS_MS = 60_000
@@ -58,6 +48,7 @@ class PartitionEngine:
         self.station = station
         self.partition = partition
         self.lane: Lane
+        self.firing: Firing
         topology = station.handler.topology
         self._main = TopicPartition(topology.main, partition)
         self._redelivery = TopicPartition(topology.redelivery, partition)
@@ -65,23 +56,17 @@ class PartitionEngine:
         self._first = first
         self._again = again
         self._source = source
-        self._pending: PendingTable | None = None
         self._session = 0
         self._draining = False
         self._windows: dict[TopicPartition, OffsetWindow[Outcome]] = {}
         self._running: dict[Run, None] = {}
         """In the order in which they began: whatever ends them all takes the same course each time."""
         self._settled = asyncio.Event()
-        self._claimed: set[bytes] = set()
-        self._claimed_bytes = 0
-        self._ahead = Ahead()
-        self._fire_wake = asyncio.Event()
-        self._fire_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        """What goes on as long as the session: firing, and what runs alone."""
+        self._suspects: dict[TopicPartition, Suspects] = {}
         self._tally = ProgressTally(0, 0)
         self._last_main = 0
-        self._fire_blocked = False
-        self._next_due_ms = 0
-        """What the firing task sleeps towards: an earlier row wakes it."""
         self._unreleased: dict[TopicPartition, None] = {}
 
     # -- session ------------------------------------------------------------------------------------------------
@@ -90,6 +75,11 @@ class PartitionEngine:
     def sources(self) -> tuple[TopicPartition, ...]:
         """Partitions whose records come here."""
         return (self._main, *sorted(self._retry), self._redelivery)
+
+    @property
+    def delivering(self) -> tuple[TopicPartition, TopicPartition]:
+        """The sources whose records run in the handler."""
+        return self._main, self._redelivery
 
     @property
     def in_flight(self) -> int:
@@ -112,28 +102,46 @@ class PartitionEngine:
     def _alive(self, session: int) -> bool:
         return session == self._session and not self._draining
 
-    def begin(self, session: int, starts: Mapping[TopicPartition, int], pending: PendingTable) -> None:
-        """Begin a session; the lane has just opened."""
+    def begin(
+        self,
+        session: int,
+        starts: Mapping[TopicPartition, int],
+        pending: PendingTable,
+        suspicions: Mapping[TopicPartition, Suspected] | None = None,
+    ) -> None:
+        """Begin a session; the lane has just opened.
+
+        Args:
+            session: its number.
+            starts: where each source begins.
+            pending: what waits.
+            suspicions: what may have ended a worker, by source.
+        """
         self._session = session
         self._windows = {tp: OffsetWindow() for tp in starts}
         self._unreleased.clear()
-        self._claimed = set()
-        self._claimed_bytes = 0
-        self._ahead = Ahead()
-        self._pending = pending
+        self.firing = Firing(self.station, self.lane, self.partition, session, pending)
         self._tally = ProgressTally(starts[self._main], self.station.clock.wall_ms())
-        self._fire_task = asyncio.create_task(self._fire_loop(session), name=f"fire-{self.lane.name}")
+        self._suspects = {
+            tp: Suspects(self.station, self.lane, session, found=found, submit=self._pool(tp).submit)
+            for tp, found in (suspicions or {}).items()
+        }
+        works = [self.firing.run(), *(each.run() for each in self._suspects.values())]
+        self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
 
     def end(self) -> None:
         """End the session: nothing of it counts any more."""
         self._session = -1
-        self._pending = None
         self._windows = {}
         for run in list(self._running):
             run.abort()
-        if self._fire_task is not None:
-            self._fire_task.cancel()
-            self._fire_task = None
+        self._end_tasks()
+
+    def _end_tasks(self) -> None:
+        for task in self._tasks:
+            self.firing.over = True
+            task.cancel()
+        self._tasks.clear()
 
     async def drain(self, deadline_s: float) -> None:
         """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them.
@@ -142,9 +150,7 @@ class PartitionEngine:
             deadline_s: longest wait before they are given up; after that at most `ABORT_WAIT_S` more.
         """
         self._draining = True
-        if self._fire_task is not None:
-            self._fire_task.cancel()
-            self._fire_task = None
+        self._end_tasks()
         for run in list(self._running):
             if not run.begun:
                 run.abort()  # what has not begun does not begin now
@@ -198,13 +204,16 @@ class PartitionEngine:
         if tp in self._retry:
             self._park(tp, session, window, records)
             return
-        pool = self._first if tp == self._main else self._again
-        station = self.station
+        station, suspects = self.station, self._suspects.get(tp)
+        submit = self._pool(tp).submit if suspects is None else suspects.add
         now_ms = station.clock.wall_ms()
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
-            pool.submit(Run(self, station, record, source=tp, session=session))
+            submit(Run(self, station, record, source=tp, session=session))
+
+    def _pool(self, tp: TopicPartition) -> DeliveryPool:
+        return self._first if tp == self._main else self._again
 
     def _park(self, tp: TopicPartition, session: int, window: OffsetWindow[Outcome], records: Sequence[Record]) -> None:
         station = self.station
@@ -218,9 +227,8 @@ class PartitionEngine:
         self._release(tp, session, window)
 
     def _parked(self, due_at_ms: int, committed: bool, _offsets: tuple[int, ...]) -> None:
-        if committed and due_at_ms < self._next_due_ms:
-            self._next_due_ms = due_at_ms
-            self._fire_wake.set()
+        if committed:
+            self.firing.parked(due_at_ms)
 
     def begun(self, run: Run) -> None:
         """See `run.RunOwner.begun`."""
@@ -231,8 +239,13 @@ class PartitionEngine:
         self._running.pop(run, None)
         if not self._running:
             self._settled.set()
-        if run.session != self._session:
-            return
+        if run.session == self._session:
+            self._take(run, outcome, fault)
+        if run.on_end is not None:
+            self._release_all()  # whoever waits for the end may move offsets: what has ended goes before
+            run.on_end()
+
+    def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         if fault is not None:
             self.lane.fail(fault)
         elif outcome is not None:
@@ -266,9 +279,7 @@ class PartitionEngine:
             if self.station.clock.wall_ms() - self._tally.since_ms >= PROGRESS_MS:
                 self._note_progress(session)
         elif tp == self._redelivery:
-            self._ahead.finished(turns[-1].next_offset)
-            if self._fire_blocked:
-                self._fire_wake.set()
+            self.firing.delivered(turns[-1].next_offset)
         if len(window) <= self.station.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
             self._source.wanted(tp)
 
@@ -312,89 +323,13 @@ class PartitionEngine:
 
     def on_room(self) -> None:
         """The lane has committed: there may be room for what waited."""
-        if self._fire_blocked:
-            self._fire_wake.set()
+        self.firing.room()
 
-    # -- firing -------------------------------------------------------------------------------------------------
-
-    async def _fire_loop(self, session: int) -> None:
+    async def _guard(self, session: int, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._fire_until_over(session)
+            await work
         except LaneClosedError:
             return
-        except Exception as exc:  # noqa: BLE001 - without this task nothing would ever fire again, in silence
+        except Exception as exc:  # noqa: BLE001 - without it nothing would ever fire, or run, again, in silence
             if session == self._session:
                 self.lane.fail(exc)
-
-    async def _fire_until_over(self, session: int) -> None:
-        clock = self.station.clock
-        while self._alive(session):
-            await self.lane.ready()  # one look and one turn for all that is due by then
-            if not clock.trusted:
-                await asyncio.sleep(BLOCKED_SLEEP_S)
-                continue
-            self._fire_wake.clear()
-            self._next_due_ms = 0  # whatever is parked meanwhile is looked at by the scan, or wakes
-            next_due_ms = await self._fire_due(session)
-            self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
-            wait_s = MAX_SLEEP_S
-            if next_due_ms is not None and not self._fire_blocked:
-                # not compared with "is it due": a row may become due between the scan and this line
-                wait_s = min(wait_s, (next_due_ms - clock.wall_ms()) / 1000)
-            elif self._fire_blocked:
-                wait_s = BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
-            if wait_s > 0:
-                try:
-                    async with asyncio.timeout(wait_s):
-                        await self._fire_wake.wait()
-                except TimeoutError:
-                    pass
-            else:
-                await asyncio.sleep(0)
-
-    async def _fire_due(self, session: int) -> int | None:
-        """Queue what is due, as far as there is room; return the next due time."""
-        station, pending = self.station, self._pending
-        while pending is not None and self._alive(session):
-            limit = min(FIRE_LIMIT, FIRE_AHEAD - len(self._ahead), self.lane.room)
-            if self._claimed_bytes >= FIRE_QUEUED_BYTES:
-                limit = 0
-            self._fire_blocked = limit <= 0
-            now_ms = station.clock.wall_ms()
-            rows, next_due_ms = pending.due(now_ms, max(0, limit), self._claimed, max_bytes=FIRE_BYTES)
-            if not rows:
-                return next_due_ms
-            turn = fire(
-                station.handler,
-                rows,
-                partition=self.partition,
-                now_ms=now_ms,
-                topic_id=station.topic_id,
-                max_bytes=station.max_bytes,
-            )
-            keys = [key for key, _ in rows]
-            size = sum(len(value) for _, value in rows)
-            redelivered = [n for n, out in enumerate(turn.publishes) if out.topic == self._redelivery.topic]
-            turn.on_settled = self._on_fired(session, keys, size, redelivered)
-            self._claimed.update(keys)
-            self._claimed_bytes += size
-            self._ahead.queued(len(redelivered))
-            self.lane.submit(session, turn)
-            if next_due_ms is None or next_due_ms > now_ms:
-                return next_due_ms
-            await asyncio.sleep(0)  # many partitions have a flood at once: others in the event loop come between
-        return None
-
-    def _on_fired(
-        self, session: int, keys: list[bytes], size: int, redelivered: list[int]
-    ) -> Callable[[bool, tuple[int, ...]], None]:
-        def settled(committed: bool, offsets: tuple[int, ...]) -> None:
-            if session != self._session:
-                return
-            self._claimed.difference_update(keys)
-            self._claimed_bytes -= size
-            self._ahead.fired(len(redelivered), [offsets[n] for n in redelivered] if committed else ())
-            if self._fire_blocked:
-                self._fire_wake.set()
-
-        return settled

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
@@ -81,6 +81,10 @@ class Placer:
     observer: Observer
     tick_s: float
     """Longest wait of an offset that comes with nothing else; the more lanes, the longer."""
+    life: str
+    """Names this process among all that ever were."""
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a record runs that may have killed a worker."""
     pump: Callable[[TopicPartition], None]
     """Called when an engine has room for records of a partition."""
     forget: Callable[[TopicPartition], None]
@@ -101,6 +105,8 @@ class Placer:
                 random=self.random,
                 topic_id=served.topic_id,
                 max_bytes=served.max_bytes,
+                life=self.life,
+                alone=self.alone,
             ),
             partition=partition,
             first=served.first,
@@ -117,7 +123,7 @@ class Placer:
         def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
             if transport.pending is None:
                 raise RuntimeError(f"lane {transport.place.name} opened without its table")
-            engine.begin(session, starts, transport.pending)
+            engine.begin(session, starts, transport.pending, transport.suspicions)
             for tp in engine.sources:
                 self.forget(tp)
             self._note_policy(handler, transport.place.partition, engine, session)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from retryapp.core.metadata import RetryMetadata
@@ -28,6 +29,10 @@ class Station:
     """Short id of the main topic."""
     max_bytes: int
     """Largest record that our topics take."""
+    life: str = "?"
+    """Names this process among all that ever were; see `core.lives`."""
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
+    """Held while a record runs that may have killed a worker; shared by all partitions of this one."""
 
 
 class RunAbortedError(Exception):
@@ -80,8 +85,8 @@ class Run:
     """One delivery on its way: queued, begun, ended or given up."""
 
     __slots__ = (
-        "aborted", "begun", "deadline_s", "delivery", "given_up", "metadata", "outbox", "overdue", "owner", "record",
-        "seen", "session", "source", "started_ms", "started_s", "station", "task", "watch",
+        "aborted", "begun", "deadline_s", "delivery", "given_up", "metadata", "on_end", "outbox", "overdue", "owner",
+        "record", "seen", "session", "source", "started_ms", "started_s", "station", "task", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +113,8 @@ class Run:
         """It ran longer than the policy allows."""
         self.given_up = False
         """It went on after it was told to stop; its outcome does not count any more."""
+        self.on_end: Callable[[], None] | None = None
+        """Called when its owner was told of its end."""
         self.watch: Watch | None = None
         self.task: asyncio.Task[Any] | None = None
         self.deadline_s = 0.0

@@ -36,11 +36,13 @@ from retryapp.core.errors import (
     StoreBrokenError,
 )
 from retryapp.core.hops import Outgoing
+from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import (
     Acks,
     Clock,
+    Committed,
     DeadLetterStore,
     DeadRow,
     LaneBatch,
@@ -76,6 +78,8 @@ class LaneSite:
     main: TopicPartition
     changelog: TopicPartition
     dlq: TopicPartition
+    delivering: Sequence[TopicPartition] = ()
+    """The sources whose records run in handlers."""
     topic_id: str = ""
     """Id of the main topic: one that was made again has other offsets."""
     start_at_end: bool = False
@@ -94,6 +98,10 @@ class LaneProtocol(ABC):
     clock: Clock
     generation: int
     member_id: str
+    life: str = "?"
+    """Names this process among all that ever were."""
+    suspicions: dict[TopicPartition, Suspected] = field(default_factory=dict)
+    """What may have ended a worker, by source, as the last opening found."""
     pending: PendingStore | None = None
     dead: DeadLetterStore | None = None
     _progress: dict[str, int] = field(default_factory=dict)
@@ -130,7 +138,7 @@ class LaneProtocol(ABC):
         """Hand records to the producer; those of one partition keep their order."""
 
     @abstractmethod
-    async def send_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Put offsets into the transaction."""
 
     @abstractmethod
@@ -138,11 +146,11 @@ class LaneProtocol(ABC):
         """Commit the transaction."""
 
     @abstractmethod
-    async def move_offsets(self, offsets: Mapping[TopicPartition, int]) -> Standing:
+    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
         """Commit offsets outside of any transaction, as the member of the assignment."""
 
     @abstractmethod
-    async def fetch_committed(self) -> Mapping[TopicPartition, int]:
+    async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         """Return the committed offsets of the sources that have one."""
 
     @abstractmethod
@@ -177,7 +185,8 @@ class LaneProtocol(ABC):
     async def committed(self) -> Mapping[TopicPartition, int]:
         """See `ports.LaneTransport.committed`."""
         sources = self.place.sources
-        found = dict(await self.fetch_committed())
+        offsets = await self.fetch_committed()
+        found = {tp: each.offset for tp, each in offsets.items()}
         missing = [tp for tp in sources if tp not in found]
         if missing:
             found |= await self._written_down(missing)
@@ -193,8 +202,17 @@ class LaneProtocol(ABC):
             else:
                 starts[tp] = committed
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
-        if missing:  # a start that is not written down would be decided anew after a crash
-            await self.commit(LaneBatch(offsets={tp: starts[tp] for tp in missing}))
+        self.suspicions, told = {}, {}
+        for tp in self.place.delivering:
+            text = offsets[tp].note if tp in offsets else ""
+            mark, suspected = suspicion(parse_mark(text), self.life, start=starts[tp], end=bounds[tp][1])
+            if suspected is not None:
+                self.suspicions[tp] = suspected
+            if mark.text != text:
+                told[tp] = mark.text
+        # a start that is not written down would be decided anew after a crash, and a mark comes before what it tells of
+        if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing}:
+            await self.commit(LaneBatch(offsets=noted, notes=told))
         return starts
 
     async def _written_down(self, missing: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -287,7 +305,7 @@ class LaneProtocol(ABC):
         sent, logged = await self._publish(batch), await self._log(batch)
         self._anchor(sent_ms, sent, logged)
         if batch.offsets:
-            await self.send_offsets(batch.offsets)
+            await self.send_offsets(self._noted(batch))
         published, written = await sent.offsets(), await logged.offsets()
         await self.end_transaction()
         return LaneReceipt(published, max(written, default=None))
@@ -302,8 +320,20 @@ class LaneProtocol(ABC):
         self._anchor(sent_ms, logged)
         written = await logged.offsets()
         if batch.offsets:
-            await self._commit_offsets(batch.offsets)
+            await self._commit_offsets(self._noted(batch))
         return LaneReceipt(published, max(written, default=None))
+
+    def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
+        """Return the offsets of a batch with what stands beside them."""
+        goes_on = Mark(alone=False, count=0, life=self.life).text
+        usual = {tp: goes_on if tp in self.place.delivering else "" for tp in batch.offsets}
+        return {tp: Committed(offset, batch.notes.get(tp, usual[tp])) for tp, offset in batch.offsets.items()}
+
+    async def rest(self) -> None:
+        """See `ports.LaneTransport.rest`."""
+        clean = {tp: self._progress[tp.topic] for tp in self.place.delivering if tp.topic in self._progress}
+        if clean:
+            await self.commit(LaneBatch(offsets=clean, notes=dict.fromkeys(clean, "")))
 
     async def _publish(self, batch: LaneBatch) -> Acks:
         return await self.send(batch.publishes)
@@ -316,7 +346,7 @@ class LaneProtocol(ABC):
             changes.append((PROGRESS_MARK, progress_value(self._progress, self.place.topic_id)))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
-    async def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def _commit_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self._check(await self.move_offsets(offsets))
 
     def _anchor(self, sent_ms: float, *several: Acks) -> None:

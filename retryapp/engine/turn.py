@@ -27,6 +27,8 @@ class Turn:
     """Partition whose offset this turn settles; None for a firing, which no record causes."""
     next_offset: int = -1
     """Offset after the settled record; meaningful with `source`."""
+    note: str | None = None
+    """What is to stand beside the offset, where it is not what any worker says that goes on."""
     publishes: tuple[Outgoing, ...] = ()
     puts: tuple[Row, ...] = ()
     removes: tuple[Removal, ...] = ()
@@ -41,7 +43,7 @@ class Turn:
     @property
     def urgent(self) -> bool:
         """Tell whether the turn changes more than an offset and so must not wait for the next offsets-only commit."""
-        return bool(self.publishes or self.puts or self.removes)
+        return bool(self.publishes or self.puts or self.removes or self.note is not None)
 
     @property
     def size(self) -> int:

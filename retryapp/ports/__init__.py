@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from retryapp.ports.broker import (
     Acks,
+    Committed,
     DeadLetterStore,
     Flow,
     Passage,
@@ -52,6 +53,7 @@ from retryapp.ports.view import (
 __all__ = [
     "Acks",
     "Clock",
+    "Committed",
     "DeadEntry",
     "DeadLetterStore",
     "DeadLetterTable",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from retryapp.ports.flow import DeadLetterTable, PendingTable, TopicPartition
 
@@ -17,6 +17,14 @@ class Standing(StrEnum):
     """Still a member, but the assignment is ending."""
     GONE = "gone"
     """No member of that generation any more."""
+
+
+class Committed(NamedTuple):
+    """A committed offset of the group."""
+
+    offset: int
+    note: str
+    """The metadata beside it."""
 
 
 class Acks(Protocol):

@@ -139,6 +139,8 @@ class LaneBatch:
     publishes: list[Outgoing] = field(default_factory=list)
     puts: list[Row] = field(default_factory=list)
     removes: list[Removal] = field(default_factory=list)
+    notes: dict[TopicPartition, str] = field(default_factory=dict)
+    """What is to stand beside an offset; what a worker that goes on says there, unless given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,10 @@ class LaneTransport(Protocol):
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
         """Commit a batch in one transaction. Whatever it raises, the outcome is unknown and the lane must reopen."""
+        ...
+
+    async def rest(self) -> None:
+        """Note durably that nothing runs any more: the lane is let go in order."""
         ...
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -225,6 +226,7 @@ class Runtime(Ownership):
             settled=lambda: self.consumer.settled,
             end_process=end_process,
             patience_s=patience_s(self.app),
+            life=secrets.token_hex(4),
             clock=self.clock,
             random=self.random,
             observer=self.observer,

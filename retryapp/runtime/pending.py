@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from rocksdict import WriteBatch
@@ -24,7 +25,7 @@ from rocksdict import WriteBatch
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import HeaderReader
 from retryapp.core.names import RETRY_TIER
-from retryapp.core.rows import ORIGIN_OFFSET_AT, ROW_KEY_BYTES, decode_row, due_bound, parse_row_key
+from retryapp.core.rows import ORIGIN_OFFSET_AT, ROW_KEY_BYTES, due_bound, parse_row_key, row_header
 from retryapp.ports import Removal, Row
 from retryapp.runtime.store import Store, StoreIdentity
 
@@ -32,6 +33,7 @@ _INDEX = b"\x01"
 _ROWS_START = b"\x00"
 _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
+_TIER_NAME = RETRY_TIER.encode()
 _PURGE_ROWS = 5_000
 """Removed rows that may lie before the first live one until a range delete covers them."""
 
@@ -46,12 +48,18 @@ def tier_of(value: bytes | None) -> str:
     if value is None:
         return "?"
     try:
-        for name, raw in decode_row(value).headers:
-            if name == RETRY_TIER and raw is not None:
-                return HeaderReader({name: raw}).name(name)
-    except (DamagedRowError, DamagedMetadataError):
-        pass
-    return "?"
+        raw = row_header(value, _TIER_NAME)
+    except DamagedRowError:
+        return "?"
+    return "?" if raw is None else _tier_text(raw)
+
+
+@lru_cache(maxsize=256)  # there are a few, and each row of a recovery names one
+def _tier_text(raw: bytes) -> str:
+    try:
+        return HeaderReader({RETRY_TIER: raw}).name(RETRY_TIER)
+    except DamagedMetadataError:
+        return "?"
 
 
 class _Changes:

@@ -56,6 +56,7 @@ class LaneMaker:
             clock=self.clock,
             generation=membership.generation,
             member_id=membership.member_id,
+            life=engine.station.life,
         )
 
     def _place(self, served: Served, engine: PartitionEngine) -> LanePlace:
@@ -68,6 +69,7 @@ class LaneMaker:
             main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
+            delivering=engine.delivering,
             topic_id=served.topic_id,
             pending_identity=StoreIdentity(
                 topic=topology.pending_changelog, topic_id=served.changelog_id, partition=partition

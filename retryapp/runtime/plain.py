@@ -15,7 +15,7 @@ from aiokafka.errors import for_code
 from aiokafka.protocol.commit import OffsetCommitRequest
 from faust.assignor.partition_assignor import PartitionAssignor
 
-from retryapp.ports import Standing, TopicPartition
+from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.runtime.publisher import KafkaLane, standing_of
 
 PROTOCOL = "faust-at-least-once"
@@ -38,11 +38,11 @@ class PlainLane(KafkaLane):
     def _new_producer(self) -> AIOKafkaProducer:
         return AIOKafkaProducer(enable_idempotence=True, **self._producer_options())
 
-    async def move_offsets(self, offsets: Mapping[TopicPartition, int]) -> Standing:
+    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
         """See `LaneProtocol.move_offsets`."""
         by_topic: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
-        for tp, offset in offsets.items():
-            by_topic[tp.topic].append((tp.partition, offset, ""))
+        for tp, each in offsets.items():
+            by_topic[tp.topic].append((tp.partition, each.offset, each.note))
 
         async def commit(client: AIOKafkaConsumer) -> set[type[BaseException]]:
             coordinator = client._coordinator

@@ -30,7 +30,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from retryapp.core.hops import Outgoing
 from retryapp.engine.transport import LaneProtocol, LaneSite
-from retryapp.ports import Standing, TopicPartition
+from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.runtime.batches import Sent, send_all
 from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
 from retryapp.runtime.consumer import RetryConsumer
@@ -130,9 +130,9 @@ class KafkaLane(LaneProtocol):
             self._foreign = sent
         return sent
 
-    async def send_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """See `LaneProtocol.send_offsets`."""
-        told = {ClientTopicPartition(*tp): OffsetAndMetadata(offset, "") for tp, offset in offsets.items()}
+        told = {ClientTopicPartition(*tp): OffsetAndMetadata(*each) for tp, each in offsets.items()}
         try:
             await self._open_producer().send_offsets_to_transaction(told, self.place.group)
         except TopicAuthorizationFailedError as exc:  # of the transaction's topics; their batches are told nothing
@@ -144,17 +144,21 @@ class KafkaLane(LaneProtocol):
         """See `LaneProtocol.end_transaction`."""
         await self._open_producer().commit_transaction()
 
-    async def move_offsets(self, offsets: Mapping[TopicPartition, int]) -> Standing:
+    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
         """See `LaneProtocol.move_offsets`; `runtime.plain` can."""
         raise NotImplementedError(f"lane {self.place.name} moves offsets in transactions only")
 
-    async def fetch_committed(self) -> Mapping[TopicPartition, int]:
+    async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         """See `LaneProtocol.fetch_committed`."""
         client_tps = [ClientTopicPartition(*tp) for tp in self.place.sources]
         got: Mapping[Any, OffsetAndMetadata] = await self.consumer.in_thread(
             lambda c: c._coordinator.fetch_committed_offsets(client_tps)
         )
-        return {TopicPartition(*tp): found.offset for tp, found in got.items() if found.offset >= 0}
+        return {
+            TopicPartition(*tp): Committed(found.offset, found.metadata or "")
+            for tp, found in got.items()
+            if found.offset >= 0
+        }
 
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
         """See `LaneProtocol.reposition`."""

@@ -248,6 +248,9 @@ class MemoryLaneTransport:
             raise FencedError("another producer has taken the lane's transactional id")
         return receipts[0]
 
+    async def rest(self) -> None:
+        """See `ports.LaneTransport.rest`; here nobody looks for marks."""
+
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """See `ports.LaneTransport.apply`."""
         fault = self._begin(Step.APPLY)

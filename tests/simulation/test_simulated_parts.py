@@ -12,7 +12,7 @@ import pytest
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.rows import row_key
-from retryapp.ports import Removal, Row, Standing, TopicPartition
+from retryapp.ports import Committed, Removal, Row, Standing, TopicPartition
 from retryapp.testing.simulation.broker import Broker, FencedError, OutOfRangeError
 from retryapp.testing.simulation.disk import Disk, SimPendingStore
 from retryapp.testing.simulation.loop import Process, Stalled, VirtualLoop
@@ -140,7 +140,7 @@ def test_a_transaction_is_seen_whole_or_not_at_all() -> None:
     def story(broker: Broker) -> None:
         epoch = broker.init_producer("p")
         broker.produce("p", epoch, [out(b"1"), out(b"2", B)])
-        broker.add_offsets("p", epoch, {A: 7})
+        broker.add_offsets("p", epoch, {A: Committed(7, "note")})
         assert (broker.visible(A), broker.bounds([A])[A], broker.committed) == ([], (0, 0), {})
         broker.end_transaction("p", epoch)
         assert [record.value for record in broker.visible(A) + broker.visible(B)] == [b"1", b"2"]
@@ -158,7 +158,7 @@ def test_a_new_producer_ends_and_fences_the_former_one() -> None:
         new = broker.init_producer("p")
         for attempt in (
             lambda: broker.produce("p", old, [out(b"late")]),
-            lambda: broker.add_offsets("p", old, {A: 1}),
+            lambda: broker.add_offsets("p", old, {A: Committed(1, "")}),
             lambda: broker.end_transaction("p", old),
         ):
             with pytest.raises(FencedError):
@@ -244,7 +244,7 @@ def test_a_group_gives_each_partition_to_one_member() -> None:
         assert (first, second) == (2, 2)
         assert (mine | others, mine & others) == ({0, 1}, set())
         assert broker.heartbeat("one", 1) is Standing.GONE
-        assert broker.commit_offsets("one", 1, {A: 3}) is Standing.GONE
+        assert broker.commit_offsets("one", 1, {A: Committed(3, "")}) is Standing.GONE
         for _ in range(12):
             await asyncio.sleep(1)
             standing = broker.heartbeat("one", 2)

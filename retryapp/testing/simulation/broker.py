@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
-from retryapp.ports import Standing, TopicPartition
+from retryapp.ports import Committed, Standing, TopicPartition
 
 SESSION_S = 10.0
 REBALANCE_S = 30.0
@@ -42,7 +42,7 @@ class Txn:
         """True: committed; False: aborted."""
         self.first: dict[TopicPartition, int] = {}
         """First offset on each partition."""
-        self.offsets: dict[TopicPartition, int] = {}
+        self.offsets: dict[TopicPartition, Committed] = {}
         """Group offsets that move with it."""
 
 
@@ -88,6 +88,8 @@ class Broker:
                 tp = TopicPartition(topic, number)
                 self.logs[tp] = Log()
         self.committed: dict[TopicPartition, int] = {}
+        self.notes: dict[TopicPartition, str] = {}
+        """What stands beside the committed offsets."""
         self.generation = 0
         self.preparing = False
         self._members: dict[str, _Member] = {}
@@ -214,7 +216,7 @@ class Broker:
         txn = self._txn(name, epoch)
         return [self.append(TopicPartition(out.topic, out.partition), out, txn) for out in records]
 
-    def add_offsets(self, name: str, epoch: int, offsets: Mapping[TopicPartition, int]) -> None:
+    def add_offsets(self, name: str, epoch: int, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Have group offsets move with a transaction.
 
         Raises:
@@ -263,9 +265,11 @@ class Broker:
 
     # -- the group ----------------------------------------------------------------------------------------------
 
-    def _move(self, offsets: Mapping[TopicPartition, int]) -> None:
-        self.on_moved(offsets)
-        self.committed.update(offsets)
+    def _move(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        told = {tp: each.offset for tp, each in offsets.items()}
+        self.on_moved(told)
+        self.committed.update(told)
+        self.notes.update({tp: each.note for tp, each in offsets.items()})
 
     def join(self, member: str) -> asyncio.Future[tuple[int, frozenset[int]]]:
         """Join the group; what is returned is done when the rebalance is, with the generation and partition numbers."""
@@ -311,7 +315,7 @@ class Broker:
         known.seen_s = self._loop.time()
         return Standing.REBALANCING if self.preparing else Standing.MEMBER
 
-    def commit_offsets(self, member: str, generation: int, offsets: Mapping[TopicPartition, int]) -> Standing:
+    def commit_offsets(self, member: str, generation: int, offsets: Mapping[TopicPartition, Committed]) -> Standing:
         """Move group offsets, for a member of the present generation."""
         if member not in self._members or generation != self.generation:
             return Standing.GONE
@@ -323,10 +327,11 @@ class Broker:
         for name in list(self._members):
             self.leave(name)
         self.committed.clear()
+        self.notes.clear()
 
-    def offsets_of(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def offsets_of(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """Return the committed offsets that there are."""
-        return {tp: self.committed[tp] for tp in tps if tp in self.committed}
+        return {tp: Committed(self.committed[tp], self.notes[tp]) for tp in tps if tp in self.committed}
 
 
 def _sound(entry: Entry) -> bool:

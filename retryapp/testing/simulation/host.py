@@ -7,7 +7,7 @@ from random import Random
 from typing import Protocol
 
 from retryapp.engine.ownership import Ownership
-from retryapp.ports import TopicPartition
+from retryapp.ports import Committed, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.disk import Disk
 from retryapp.testing.simulation.loop import Process
@@ -36,7 +36,7 @@ class Host(Protocol):
     random: Random
     ownership: Ownership
     topics: Sequence[str]
-    early: dict[str, Mapping[TopicPartition, int]]
+    early: dict[str, Mapping[TopicPartition, Committed]]
     """For a planted fault: offsets that were read too early, by lane."""
 
     @property

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from retryapp.core.hops import Outgoing
 from retryapp.engine.transport import LaneProtocol
-from retryapp.ports import Sink, Standing, TopicPartition
+from retryapp.ports import Committed, Sink, Standing, TopicPartition
 from retryapp.testing.simulation.disk import SimDeadLetterStore, SimPendingStore
 from retryapp.testing.simulation.host import Host
 
@@ -87,7 +87,7 @@ class SimLane(LaneProtocol):
 
         return SimAcks(self.worker.wire.request("produce", append))
 
-    async def send_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """See `LaneProtocol.send_offsets`."""
         broker, told, epoch = self.worker.broker, dict(offsets), self.epoch
         await self.worker.wire.request("offsets", lambda: broker.add_offsets(self.place.name, epoch, told))
@@ -97,7 +97,7 @@ class SimLane(LaneProtocol):
         broker, epoch = self.worker.broker, self.epoch
         await self.worker.wire.request("commit", lambda: broker.end_transaction(self.place.name, epoch))
 
-    async def move_offsets(self, offsets: Mapping[TopicPartition, int]) -> Standing:
+    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
         """See `LaneProtocol.move_offsets`."""
         broker, told = self.worker.broker, dict(offsets)
         got: Standing = await self.worker.wire.request(
@@ -105,10 +105,10 @@ class SimLane(LaneProtocol):
         )
         return got
 
-    async def fetch_committed(self) -> Mapping[TopicPartition, int]:
+    async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         """See `LaneProtocol.fetch_committed`."""
         broker, sources = self.worker.broker, list(self.place.sources)
-        got: Mapping[TopicPartition, int] = await self.worker.wire.request(
+        got: Mapping[TopicPartition, Committed] = await self.worker.wire.request(
             "committed", lambda: broker.offsets_of(sources)
         )
         return got

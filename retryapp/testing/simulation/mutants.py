@@ -13,14 +13,15 @@ from typing import Any
 from unittest.mock import patch
 
 from retryapp.core.decide import RetryAt, decide
-from retryapp.engine import deliver, fire, partition, transport
+from retryapp.core.lives import Mark
+from retryapp.engine import deliver, fire, firing, suspects, transport
 from retryapp.engine.intake import Intake
 from retryapp.engine.lane import Lane
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.placement import Placer
 from retryapp.engine.progress import OffsetWindow
 from retryapp.engine.transport import LaneProtocol
-from retryapp.ports import LaneBatch, LaneReceipt, Standing, TopicPartition
+from retryapp.ports import Committed, LaneBatch, LaneReceipt, Standing, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.consumer import SimConsumer
 from retryapp.testing.simulation.disk import SimPendingStore
@@ -57,7 +58,7 @@ class Mutant:
 
 async def _offsets_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     if batch.offsets:
-        await self._commit_offsets(batch.offsets)
+        await self._commit_offsets(self._noted(batch))
     sent_ms = self.clock.counted_ms()
     sent = await self._publish(batch)
     self._anchor(sent_ms, sent)
@@ -73,7 +74,7 @@ async def _tombstone_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     self._anchor(sent_ms, sent)
     published = await sent.offsets()
     if batch.offsets:
-        await self._commit_offsets(batch.offsets)
+        await self._commit_offsets(self._noted(batch))
     return LaneReceipt(published, max(written, default=None))
 
 
@@ -82,14 +83,14 @@ async def _acks_unawaited(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     sent, logged = await self._publish(batch), await self._log(batch)
     self._anchor(sent_ms, sent, logged)
     if batch.offsets:
-        await self._commit_offsets(batch.offsets)
+        await self._commit_offsets(self._noted(batch))
     return LaneReceipt(await sent.offsets(), max(await logged.offsets(), default=None))
 
 
 async def _offsets_outside(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     """Offsets beside the transaction, as a plain commit of Faust's would move them."""
     if batch.offsets:
-        self._check(await self.move_offsets(batch.offsets))
+        self._check(await self.move_offsets(self._noted(batch)))
     await self.begin()
     sent_ms = self.clock.counted_ms()
     sent, logged = await self._publish(batch), await self._log(batch)
@@ -131,7 +132,7 @@ _lane_transact = Lane._transact
 # -- opening and ownership --------------------------------------------------------------------------------------------
 
 
-async def _read_before_fence(self: SimLane) -> Mapping[TopicPartition, int]:
+async def _read_before_fence(self: SimLane) -> Mapping[TopicPartition, Committed]:
     return self.worker.early[self.place.name]
 
 
@@ -161,7 +162,9 @@ def _never_stale(_self: Intake, _tp: TopicPartition, _stamp: object) -> bool:
     return False
 
 
-def _any_generation(self: Broker, _member: str, _generation: int, offsets: Mapping[TopicPartition, int]) -> Standing:
+def _any_generation(
+    self: Broker, _member: str, _generation: int, offsets: Mapping[TopicPartition, Committed]
+) -> Standing:
     self._move(offsets)
     return Standing.MEMBER
 
@@ -219,7 +222,7 @@ async def _startable(_run: Any, _due_at_ms: int) -> None:
     """The handler does not look at the due time again."""
 
 
-def _unheard(_self: PartitionEngine, _due_at_ms: int, _committed: bool, _offsets: tuple[int, ...]) -> None:
+def _unheard(_self: firing.Firing, _due_at_ms: int) -> None:
     """A row that was parked does not wake the firing task."""
 
 
@@ -230,6 +233,34 @@ def _for_ever(policy: Any, **told: Any) -> Any:
 
 
 _decide = decide
+
+
+class _Forgetful(Mark):
+    """A mark that says that its record never started before."""
+
+    @property
+    def text(self) -> str:
+        return Mark(alone=True, count=1, life=self.life).text
+
+
+async def _only_starts(self: suspects.Suspects, run: Any, offset: int, mark: Mark) -> None:
+    """The next suspect starts while the mark of the last one stands."""
+    if mark.alone:
+        await _note(self, run, offset, mark)
+
+
+_note = suspects.Suspects._note
+
+
+def _told_too_early(self: PartitionEngine, run: Any, outcome: Any, fault: Any) -> None:
+    """Whoever waits for a record's end hears of it before its turn has gone to the lane."""
+    on_end, run.on_end = run.on_end, None
+    _ended(self, run, outcome, fault)
+    if on_end is not None:
+        on_end()
+
+
+_ended = PartitionEngine.ended
 
 
 def _kept(self: LaneProtocol, batch: LaneBatch, receipt: LaneReceipt) -> None:
@@ -264,11 +295,14 @@ MUTANTS: tuple[Mutant, ...] = (
                                                     (LaneProtocol, "_written_down", _anew))),
     Mutant("the store is not brought up to date", True, ((LaneProtocol, "recover", _no_recovery),)),
     Mutant("recovery begins too late", True, ((SimPendingStore, "recover", _lose_the_start),)),
-    Mutant("rows in two turns", True, ((SimPendingStore, "due", _rows_of_nobody), (partition, "FIRE_LIMIT", 1))),
+    Mutant("rows in two turns", True, ((SimPendingStore, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
     Mutant("fires early", True,
-           ((SimPendingStore, "due", _due_early), (partition, "fire", _fire_anyway),
+           ((SimPendingStore, "due", _due_early), (firing, "fire", _fire_anyway),
             (deliver, "_wait_until_startable", _startable))),
-    Mutant("the scheduler sleeps on", True, ((PartitionEngine, "_parked", _unheard),)),
+    Mutant("the scheduler sleeps on", True, ((firing.Firing, "parked", _unheard),)),
+    Mutant("nobody counts crashes", True, ((suspects, "Mark", _Forgetful),)),
+    Mutant("marks of suspects stay", True, ((suspects.Suspects, "_note", _only_starts),)),
+    Mutant("a mark passes what has ended", True, ((PartitionEngine, "ended", _told_too_early),)),
     Mutant("no attempt is the last", True, ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Final
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
-reject, later."""
+reject, later. X ends the worker."""
 FEED_S: Final = 5.0
 FAULTS_S: Final = 14.0
 
@@ -67,6 +67,9 @@ class Plan:
         records = tuple(
             (random.uniform(0.0, FEED_S), random.randrange(partitions), random.choice(SCRIPTS)) for _ in range(count)
         )
+        if random.random() < 0.05:  # one that ends its worker each time that it runs
+            at, script = random.randrange(count), random.choice(("X", "FX"))
+            records = (*records[:at], (*records[at][:2], script), *records[at + 1 :])
         faults = tuple(
             Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
             for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))

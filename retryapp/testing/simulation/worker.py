@@ -16,7 +16,7 @@ from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.transport import LaneSite
-from retryapp.ports import Observation, TopicPartition
+from retryapp.ports import Committed, Observation, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.consumer import SimConsumer
 from retryapp.testing.simulation.disk import Disk
@@ -121,7 +121,7 @@ class SimWorker:
         self.reader = SimReader(self)
         self.ended = False
         """It ended by itself, in order."""
-        self.early: dict[str, Mapping[TopicPartition, int]] = {}
+        self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
         self._observe = observe
         self._lane_type = SimLane if transactional else PlainSimLane
         self.handler = make_handler(self)
@@ -167,6 +167,7 @@ class SimWorker:
             settled=lambda: self.consumer.settled,
             end_process=lambda _why: self.process.kill(),
             patience_s=60.0,
+            life=self.process.name,
             clock=self.clock,
             random=self.random,
             observer=self,
@@ -195,11 +196,13 @@ class SimWorker:
                 changelog=TopicPartition(topology.pending_changelog, number),
                 dlq=TopicPartition(topology.dlq, number),
                 topic_id=TOPIC_ID,
+                delivering=engine.delivering,
             ),
             reader=self.reader,
             clock=self.clock,
             generation=membership.generation,
             member_id=membership.member_id,
+            life=engine.station.life,
             worker=self,
         )
 

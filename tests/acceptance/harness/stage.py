@@ -34,6 +34,8 @@ class HandlerSpec:
     tiers: str = "single"
     concurrency: int = 8
     timeout: str = "30s"
+    publishes: str = ""
+    """Topic to which each attempt publishes a result before it asks the service; none where empty."""
 
 
 @dataclass(slots=True)

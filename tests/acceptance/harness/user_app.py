@@ -92,7 +92,12 @@ def declare(wanted: dict[str, Any]) -> None:
     async def handle(value: Any, delivery: Delivery) -> None:
         if wanted["value"] == "bytes" and value != delivery.raw_value:
             raise RuntimeError("a handler of bytes gets the bytes")
+        if wanted["publishes"]:
+            result = {"id": value["id"], "attempt": delivery.attempt, "idempotency_key": delivery.idempotency_key}
+            delivery.publish(value.get("to", wanted["publishes"]), result, key=delivery.key)
         await call_service(wanted["topic"], _told(delivery))
+        if isinstance(value, dict) and value.get("kills") == delivery.attempt:
+            os.kill(os.getpid(), signal.SIGKILL)  # as a record does on which the process runs out of memory
 
 
 def arm(crash: dict[str, Any]) -> None:
@@ -100,8 +105,8 @@ def arm(crash: dict[str, Any]) -> None:
 
     Args:
         crash: `point`: class (as in `places`) and method; `moment`: `before`, `during` or `after` the call; `holding`:
-            which part of the lane's batch must not be empty for a call to count, or nothing; `after`: so many calls
-            that count go well before.
+            which part of the lane's batch must not be empty for a call to count, or nothing; `to`: a topic for which it
+            must hold a record, if that matters; `after`: so many calls that count go well before.
     """
     from aiokafka import AIOKafkaProducer
 
@@ -123,6 +128,8 @@ def arm(crash: dict[str, Any]) -> None:
         nonlocal passed
         holding = crash["holding"]
         if holding and not getattr(batch.get(), holding, None):
+            return False
+        if "to" in crash and all(out.topic != crash["to"] for out in getattr(batch.get(), "publishes", ())):
             return False
         passed += 1
         return passed > crash["after"]

@@ -23,8 +23,10 @@ from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Pause, Step, VirtualClock
 
 DLQ, EVENTS = TopicPartition("app.orders.dlq", 0), TopicPartition("app.orders.events", 0)
+OUT = TopicPartition("payments", 0)
+"""Every attempt publishes there, before it does anything else."""
 Copy = tuple[str, bytes, int]
-"""What a failure leaves behind: station, value, number of the attempt that ended."""
+"""What a record leaves behind: station, value, number of the attempt that ended."""
 
 
 class BankDownError(Exception):
@@ -53,8 +55,11 @@ ROUNDS = 15
 """Turns of the event loop in one tick."""
 
 SENT = (b"fine 0", b"slow 1", b"once 2", b"hopeless 3", b"fine 4", b"fatal 5", b"slow-once 6", b"fine 7", b"once 8")
-_ONCE = (("retry", 1), ("redelivery", 1), ("succeeded", 2))
+_ONCE = (("retry", 1), ("redelivery", 1), ("succeeded", 2), ("published", 2))
+_FINE = (("published", 1),)
 _LEFT = {
+    b"fine": _FINE,
+    b"slow": _FINE,
     b"once": _ONCE,
     b"slow-once": _ONCE,
     b"hopeless": (("retry", 1), ("redelivery", 1), ("retry", 2), ("redelivery", 2), ("exhausted", 3)),
@@ -103,6 +108,7 @@ class World:
         """Do what the value says, the same at each repetition of an attempt."""
         kind = value.split()[0]
         self.runs.append((value, delivery.attempt, self.clock.wall_ms(), delivery.due_at_ms or 0))
+        delivery.publish(OUT.topic, value, key=b"%d" % delivery.attempt)
         if kind.startswith(b"slow"):
             await self.clock.sleep(SLOW_MS / 1000)
         if kind == b"fatal":
@@ -216,6 +222,7 @@ class World:
         left = Counter[Copy](
             (m.reason or tp.topic.rsplit(".", 1)[-1], r.value or b"", m.attempt) for tp, r, m in copies
         )
+        left.update(("published", r.value or b"", int(r.key or b"")) for r in self.kafka.read(OUT))
         left.update(("succeeded", self._value(event.failure_id), event.attempt) for event in successes)
         assert left == EXPECTED if exact else set(left) == set(EXPECTED), where
         assert self.finished == set(SENT) - HOPELESS, where

@@ -177,7 +177,7 @@ def state_of(worker: MemoryPartition, world: World) -> tuple[object, ...]:
     return (
         len(worker.transport.calls), len(world.runs), len(world.finished), len(world.unsent), worker.clock.sleeping,
         lane.state, lane.session, len(lane._queue), lane._rest is None, engine.in_flight, engine._draining,
-        len(engine._running), len(engine._claimed), len(engine._unreleased), len(engine._ahead),
+        len(engine._running), len(engine.firing.claimed), len(engine._unreleased), len(engine.firing.ahead),
         tuple(worker._next.values()),
     )  # fmt: skip
 

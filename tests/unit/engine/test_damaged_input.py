@@ -42,7 +42,7 @@ async def test_a_damaged_row_is_told() -> None:
         table = partition.transport.pending
         assert table is not None
         table.write([Row(key, b"no row", "1s")], [], None)
-        partition.engine._fire_wake.set()
+        partition.engine.firing.wake.set()
         await partition.settle()
         changelog = "app.orders.pending.changelog"
         assert told(partition) == [(Event.DAMAGED, changelog, 7, None), (Event.DEAD, changelog, 7, "damaged")]

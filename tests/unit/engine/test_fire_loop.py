@@ -38,7 +38,7 @@ async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once()
 
         table.due = slow_scan
         await partition.advance(950)
-        partition.engine._fire_wake.set()
+        partition.engine.firing.wake.set()
         await partition.settle()
         assert attempts == [1, 2]
 
@@ -59,7 +59,7 @@ async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytes
             raise faults.pop()
         return fire(*arguments, **more)
 
-    monkeypatch.setattr("retryapp.engine.partition.fire", faulty)
+    monkeypatch.setattr("retryapp.engine.firing.fire", faulty)
     async with MemoryPartition(fail_once, "1s") as partition:
         await partition.send(b"x")
         await partition.advance(1_000)
@@ -82,11 +82,10 @@ async def test_a_fault_of_an_ended_session_leaves_the_next_one_alone() -> None:
     async with MemoryPartition(fail, "1s") as partition:
         session = partition.lane.session
 
-        async def late(_session: int) -> None:
+        async def late() -> None:
             partition.engine._session = session + 1
             raise ValueError("the store is closed")
 
-        partition.engine._fire_until_over = late  # type: ignore[method-assign]
-        await partition.engine._fire_loop(session)
+        await partition.engine._guard(session, late())
         await partition.settle()
         assert partition.observer.of(Event.LANE_FAILED) == []

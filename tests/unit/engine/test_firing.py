@@ -9,7 +9,7 @@ from doubles import REDELIVERY, BankDownError, Gate, MakeStation, down, offsets
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.rows import row_key
-from retryapp.engine import partition as engine_partition
+from retryapp.engine import firing as engine_firing
 from retryapp.engine.fire import fire
 from retryapp.engine.lane import LaneLimits
 from retryapp.testing import MemoryPartition, Step
@@ -22,13 +22,13 @@ async def test_a_row_is_in_one_turn_only_while_its_firing_is_not_committed() -> 
         gate = orders.transport.pause(Step.COMMIT)
         await orders.advance(1_000)
         for _ in range(5):
-            orders.engine._fire_wake.set()
+            orders.engine.firing.wake.set()
             await orders.advance(10)
-        assert len(orders.engine._claimed) == 1
+        assert len(orders.engine.firing.claimed) == 1
         gate.set()
         await orders.settle()
         assert offsets(orders.records(REDELIVERY.topic)) == [0]
-        assert len(orders.engine._claimed) == 0
+        assert len(orders.engine.firing.claimed) == 0
 
 
 async def test_a_firing_that_was_not_committed_fires_again_after_the_lane_is_open() -> None:
@@ -57,8 +57,8 @@ async def test_a_firing_whose_commit_was_not_acknowledged_is_not_repeated() -> N
 
 async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood waits in the table, in due order, not on the topic."""
-    monkeypatch.setattr(engine_partition, "FIRE_AHEAD", 5)
-    monkeypatch.setattr(engine_partition, "FIRE_LIMIT", 3)
+    monkeypatch.setattr(engine_firing, "FIRE_AHEAD", 5)
+    monkeypatch.setattr(engine_firing, "FIRE_LIMIT", 3)
     gate = Gate()
     async with MemoryPartition(gate, "1s", concurrency=2) as orders:
         for n in range(12):
@@ -71,17 +71,17 @@ async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(mon
         assert len(orders.records(REDELIVERY.topic)) == 5
         gate.let(b"00")
         await orders.settle()
-        assert (len(orders.records(REDELIVERY.topic)), len(orders.engine._ahead)) == (6, 5)
+        assert (len(orders.records(REDELIVERY.topic)), len(orders.engine.firing.ahead)) == (6, 5)
         while gate.running:
             gate.let(next(iter(gate.running)))
             await orders.settle()
         assert offsets(orders.records(REDELIVERY.topic)) == list(range(12))
-        assert (orders.waiting, len(orders.engine._ahead)) == ({}, 0)
+        assert (orders.waiting, len(orders.engine.firing.ahead)) == ({}, 0)
 
 
 async def test_a_firing_is_bounded_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood becomes several turns."""
-    monkeypatch.setattr(engine_partition, "FIRE_LIMIT", 3)
+    monkeypatch.setattr(engine_firing, "FIRE_LIMIT", 3)
     async with MemoryPartition(down, "1s 1h", limits=LaneLimits(turns=1)) as orders:
         await orders.send(*(b"%d" % n for n in range(7)))
         before = len(orders.transport.batches)

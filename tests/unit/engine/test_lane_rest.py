@@ -90,7 +90,7 @@ async def test_rows_that_become_due_while_the_lane_is_busy_fire_in_one_turn() ->
         await orders.advance(970)
         for _ in range(3):
             await orders.advance(10)
-        assert len(orders.engine._claimed) == 1
+        assert len(orders.engine.firing.claimed) == 1
         gate.set()
         await orders.settle()
         assert len(orders.records(REDELIVERY.topic)) == 1

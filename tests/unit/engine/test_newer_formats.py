@@ -71,7 +71,7 @@ async def test_a_row_of_a_newer_format_stays_where_it_is(waiting: Record) -> Non
         table = orders.transport.pending
         assert table is not None
         table.write([Row(key, metadata, "1s")], [], None)
-        orders.engine._fire_wake.set()
+        orders.engine.firing.wake.set()
         await orders.settle()
         assert any(o.event is Event.LANE_FAILED and "upgrade" in (o.message or "") for o in orders.observer.seen)
         assert table.get(key) == metadata

@@ -10,6 +10,7 @@ import pytest
 from aiokafka.structs import OffsetAndMetadata
 
 from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
+from retryapp.core.lives import Suspected
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.transport import PROGRESS_MARK, progress_value
 from retryapp.ports import LaneBatch, TopicPartition
@@ -22,6 +23,10 @@ CHANGELOG = TopicPartition("app.orders.pending.changelog", 1)
 SOURCES = (MAIN, RETRY, REDELIVERY)
 
 
+OURS = "r0:this"
+"""What a life writes beside the offsets that it moves."""
+
+
 class Topics:
     """The broker as the lane asks it: what is committed, what the topics have."""
 
@@ -30,6 +35,8 @@ class Topics:
         self.bounds_of: dict[TopicPartition, tuple[int, int]] = {MAIN: (100, 150), RETRY: (0, 9), REDELIVERY: (7, 7)}
         self.changelog: list[Any] = []
         self.written: list[dict[TopicPartition, int]] = []
+        self.notes: dict[TopicPartition, str] = {MAIN: OURS, REDELIVERY: OURS}
+        self.noted: list[dict[TopicPartition, str]] = []
 
     async def in_thread(self, function: Any) -> Any:
         """See `RetryConsumer.in_thread`."""
@@ -37,7 +44,7 @@ class Topics:
 
     async def fetch_committed_offsets(self, tps: Sequence[Any]) -> dict[Any, OffsetAndMetadata]:
         """Return what is committed, as the client's coordinator does: nothing for what is not."""
-        return {tp: OffsetAndMetadata(self.committed[tp], "") for tp in tps if tp in self.committed}
+        return {tp: OffsetAndMetadata(self.committed[tp], self.notes.get(tp, "")) for tp in tps if tp in self.committed}
 
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """See `TailReader.bounds`."""
@@ -62,6 +69,7 @@ def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaLane:
 
     async def commit(_self: KafkaLane, batch: LaneBatch) -> None:
         topics.written.append(batch.offsets)
+        topics.noted.append(batch.notes)
 
     monkeypatch.setattr(KafkaLane, "commit", commit)
     place: Any = SimpleNamespace(
@@ -70,6 +78,7 @@ def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaLane:
         sources=SOURCES,
         main=MAIN,
         changelog=CHANGELOG,
+        delivering=(MAIN, REDELIVERY),
         topic_id="now",
         start_at_end=False,
     )
@@ -82,6 +91,7 @@ def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaLane:
         clock=anything,
         generation=1,
         member_id="m",
+        life="this",
     )
 
 
@@ -182,6 +192,32 @@ async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: Ka
     topics.committed = {}
     topics.changelog = [row(), progress("before", main=500, retry=2, redelivery=7)]
     assert await lane.committed() == {MAIN: 100, RETRY: 2, REDELIVERY: 7}
+
+
+async def test_a_life_marks_where_it_begins(lane: KafkaLane, topics: Topics) -> None:
+    """Before any record runs, or its end would look like that of nobody."""
+    topics.notes = {}
+    await lane.committed()
+    assert topics.written == [{MAIN: 120, REDELIVERY: 7}]
+    assert topics.noted == [{MAIN: OURS, REDELIVERY: OURS}]
+    assert lane.suspicions == {}
+
+
+async def test_what_two_lives_did_not_get_past_is_suspect(lane: KafkaLane, topics: Topics) -> None:
+    """Each source by itself; the count goes on."""
+    topics.notes = {MAIN: "r1:other", REDELIVERY: "r0:other"}
+    topics.bounds_of[REDELIVERY] = (7, 9)
+    await lane.committed()
+    assert topics.noted == [{MAIN: "r2:this", REDELIVERY: "r1:this"}]
+    assert lane.suspicions == {MAIN: Suspected(0, 150)}
+
+
+async def test_a_record_that_was_running_alone_is_known_by_its_mark(lane: KafkaLane, topics: Topics) -> None:
+    """It is written again when the record starts once more, not before."""
+    topics.notes = {MAIN: "s2:other", REDELIVERY: OURS}
+    await lane.committed()
+    assert topics.noted == []
+    assert lane.suspicions == {MAIN: Suspected(2, 150)}
 
 
 async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaLane, topics: Topics) -> None:

@@ -506,3 +506,41 @@ async def test_without_transactions_a_refused_commit_ends_the_session(plain_lane
     await plain_lane.fence()
     with pytest.raises(NotMemberError):
         await plain_lane.commit(BATCH)
+
+
+# -- what stands beside offsets ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def marking(make_lane: MakeLane) -> KafkaLane:
+    """A lane without transactions, whose requests show what stands beside offsets."""
+    lane = make_lane(PlainLane)
+    lane.place.delivering = (MAIN, REDELIVERY)
+    lane.life = "this"
+    return lane
+
+
+def notes(kafka: Kafka) -> list[dict[str, str]]:
+    """Return what was written beside offsets, by topic, of each commit."""
+    return [{topic: note for topic, ((_, _, note),) in asked["topics"]} for asked in commits(kafka)]
+
+
+async def test_offsets_say_whose_life_moved_them(marking: KafkaLane, kafka: Kafka) -> None:
+    """Those behind which records run; a record that starts alone is marked before it does."""
+    await marking.fence()
+    await marking.commit(LaneBatch(offsets={MAIN: 8, RETRY: 2}))
+    await marking.commit(LaneBatch(offsets={MAIN: 9, REDELIVERY: 3}, notes={MAIN: "s1:this"}))
+    assert notes(kafka) == [
+        {MAIN.topic: "r0:this", RETRY.topic: ""},
+        {MAIN.topic: "s1:this", REDELIVERY.topic: "r0:this"},
+    ]
+
+
+async def test_a_lane_that_is_let_go_in_order_says_so(marking: KafkaLane, kafka: Kafka) -> None:
+    """Where it stands, and nothing beside it."""
+    await marking.fence()
+    await marking.commit(LaneBatch(offsets={MAIN: 8, RETRY: 2, REDELIVERY: 3}))
+    await marking.rest()
+    assert notes(kafka)[-1] == {MAIN.topic: "", REDELIVERY.topic: ""}
+    offsets = {topic: offset for topic, ((_, offset, _),) in [*commits(kafka)][-1]["topics"]}
+    assert offsets == {MAIN.topic: 8, REDELIVERY.topic: 3}

@@ -129,6 +129,7 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
         settled=lambda: bool(consumer.settled),
         end_process=end_process,
         patience_s=patience_s(runtime.app),
+        life="life",
         clock=runtime.clock,
         random=runtime.random,
         observer=runtime.observer,

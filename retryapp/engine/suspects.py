@@ -1,0 +1,96 @@
+"""Records that may have killed their worker run one at a time, each with a durable mark before it starts (rule 15).
+
+Without it a record that ends its process would do so for ever: nobody is left to count. The mark is written by the
+record's own lane, beside the offset that has not passed it yet (`core.lives`); only one suspect runs in a worker at a
+time, so the mark that the next life finds names the one that it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from retryapp.core.errors import LaneClosedError
+from retryapp.core.lives import Mark, Suspected
+from retryapp.engine.deliver import crashed
+from retryapp.engine.lane import Lane
+from retryapp.engine.run import Run, Station
+from retryapp.engine.turn import Turn
+
+
+class Suspects:
+    """The records of one source that were there when a life ended: as many of them as may have been running."""
+
+    def __init__(
+        self, station: Station, lane: Lane, session: int, *, found: Suspected, submit: Callable[[Run], None]
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            station: what deliveries share.
+            lane: writes the marks.
+            session: of the lane.
+            found: which they are.
+            submit: runs a record as any other.
+        """
+        self._station = station
+        self._lane = lane
+        self._session = session
+        self._crashes = found.crashes
+        self._upto = found.upto
+        self._left = station.handler.max_in_flight  # those behind them cannot have run before
+        self._submit = submit
+        self._queue: deque[Run] = deque()
+        self._wake = asyncio.Event()
+
+    def add(self, run: Run) -> None:
+        """Take a record, in offset order."""
+        if self._left <= 0 or run.record.offset >= self._upto:
+            self._submit(run)
+        else:
+            self._left -= 1
+            self._queue.append(run)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Run them one at a time.
+
+        Raises:
+            LaneClosedError: the session is over.
+        """
+        while True:
+            while not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            run, crashes, self._crashes = self._queue.popleft(), self._crashes, 0
+            async with self._station.alone:
+                await self._run_alone(run, crashes)
+
+    async def _run_alone(self, run: Run, crashes: int) -> None:
+        owner = run.owner
+        if crashes >= self._station.handler.max_crashes:
+            run.on_end = lambda: None  # its turn has to go before the next mark
+            owner.begun(run)
+            owner.ended(run, crashed(run, crashes), None)
+            return
+        await self._note(run, run.record.offset, Mark(alone=True, count=crashes + 1, life=self._station.life))
+        ended = asyncio.Event()
+        run.on_end = ended.set
+        self._submit(run)
+        await ended.wait()
+        # before another starts, or this one's mark would stand when that one ends the worker
+        await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._station.life))
+
+    async def _note(self, run: Run, offset: int, mark: Mark) -> None:
+        """Write down durably how far the source has come and what runs there; behind what was released before."""
+        marked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def settled(committed: bool, _offsets: tuple[int, ...]) -> None:
+            if not marked.done():
+                marked.set_result(committed)
+
+        turn = Turn(source=run.source, next_offset=offset, note=mark.text, on_settled=settled)
+        self._lane.submit(self._session, turn)
+        if not await marked:
+            raise LaneClosedError(self._lane.name, "its session ended before a suspect was marked")

@@ -1,0 +1,167 @@
+"""Records that may have killed a worker run one at a time, each marked before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from retryapp.core.lives import Suspected
+from retryapp.engine.handler import Delivery
+from retryapp.ports import TopicPartition
+from retryapp.testing import MemoryPartition, Step
+
+MAIN = TopicPartition("orders", 0)
+
+Start = Callable[..., Awaitable[MemoryPartition]]
+
+
+class Gate:
+    """A handler that notes who runs and waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.running: list[bytes] = []
+        self.most = 0
+        self.done: list[bytes] = []
+        self.open = asyncio.Event()
+
+    async def __call__(self, value: bytes, _delivery: Delivery) -> None:
+        """Be called as a handler."""
+        self.running.append(value)
+        self.most = max(self.most, len(self.running))
+        await self.open.wait()
+        self.running.remove(value)
+        self.done.append(value)
+
+
+@pytest.fixture
+async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    """Start a partition whose first session finds suspects behind its main offset."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(handler: Gate, crashes: int, upto: int = 100, **options: object) -> MemoryPartition:
+            made = MemoryPartition(handler, "1s", **options)  # type: ignore[arg-type]
+            begin_session = made.engine.begin
+            monkeypatch.setattr(
+                made.engine,
+                "begin",
+                lambda *told: begin_session(*told, {MAIN: Suspected(crashes, upto)} if told[0] == 1 else {}),
+            )
+            return await stack.enter_async_context(made)
+
+        yield begin
+
+
+def marks(orders: MemoryPartition) -> list[tuple[int, str]]:
+    """Return offsets of the main topic and what was written beside them, of each transaction that has such a note."""
+    return [
+        (batch.offsets[MAIN], batch.notes[MAIN].removesuffix(":?"))
+        for batch in orders.transport.batches
+        if MAIN in batch.notes
+    ]
+
+
+async def test_suspects_run_one_at_a_time_in_order(start: Start) -> None:
+    """Whatever the handler's concurrency; each is marked at its own offset."""
+    gate = Gate()
+    orders = await start(gate, 0, concurrency=4)
+    await orders.send(b"a", b"b", b"c")
+    assert gate.running == [b"a"]
+    assert marks(orders) == [(0, "s1")]
+    gate.open.set()
+    await orders.advance(1_000)
+    assert (gate.done, gate.most) == ([b"a", b"b", b"c"], 1)
+    assert marks(orders) == [(0, "s1"), (1, "r0"), (1, "s1"), (2, "r0"), (2, "s1"), (3, "r0")]
+
+
+async def test_no_suspect_starts_before_its_mark_is_durable(start: Start) -> None:
+    """Or nobody would know which one it was."""
+    gate = Gate()
+    orders = await start(gate, 0)
+    marking = orders.transport.pause(Step.COMMIT)
+    await orders.send(b"a")
+    assert (marking.reached, gate.running) == (True, [])
+    marking.set()
+    await orders.settle()
+    assert gate.running == [b"a"]
+
+
+async def test_the_count_goes_on_where_the_last_life_left_it(start: Start) -> None:
+    """For the first of them only."""
+    gate = Gate()
+    gate.open.set()
+    orders = await start(gate, 2)
+    await orders.send(b"a", b"b")
+    await orders.advance(1_000)
+    assert marks(orders) == [(0, "s3"), (1, "r0"), (1, "s1"), (2, "r0")]
+
+
+async def test_a_record_that_killed_too_many_is_dead_and_the_next_one_runs(start: Start) -> None:
+    """It is not called again."""
+    gate = Gate()
+    gate.open.set()
+    orders = await start(gate, 3)
+    await orders.send(b"a", b"b")
+    await orders.advance(1_000)
+    (letter,) = orders.dead_letters
+    assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 1, 0)
+    assert "3 workers ended while this record ran alone" in letter.error_message
+    assert gate.done == [b"b"]
+
+
+async def test_how_many_is_the_handlers_to_say(start: Start) -> None:
+    """`max_crashes`."""
+    gate = Gate()
+    orders = await start(gate, 1, max_crashes=1)
+    await orders.send(b"a")
+    assert [letter.reason for letter in orders.dead_letters] == ["crashed"]
+
+
+async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:
+    """As many may have run before as are taken in at once."""
+    gate = Gate()
+    gate.open.set()
+    orders = await start(gate, 0, concurrency=4, max_in_flight=2)
+    await orders.send(b"a", b"b")
+    await orders.advance(1_000)
+    gate.open.clear()
+    await orders.send(b"c", b"d")
+    await orders.settle()
+    assert gate.running == [b"c", b"d"]
+    assert [offset for offset, mark in marks(orders) if mark == "s1"] == [0, 1]
+
+
+async def test_the_next_suspect_waits_until_the_mark_of_the_last_one_is_gone(start: Start) -> None:
+    """Else whoever ends the worker then would have the blame put on the one before."""
+    gate = Gate()
+    gate.open.set()
+    orders = await start(gate, 0)
+    clearing = orders.transport.pause(Step.COMMIT, after=1)
+    await orders.send(b"a", b"b")
+    assert (clearing.reached, gate.done) == (True, [b"a"])
+    clearing.set()
+    await orders.to_rest()
+    assert gate.done == [b"a", b"b"]
+
+
+async def test_what_came_after_the_end_is_not_suspect(start: Start) -> None:
+    """It runs beside those that are."""
+    gate = Gate()
+    orders = await start(gate, 0, upto=2, concurrency=4)
+    await orders.send(b"a", b"b", b"c", b"d")
+    assert sorted(gate.running) == [b"a", b"c", b"d"]
+    assert marks(orders) == [(0, "s1")]
+
+
+async def test_a_session_that_ends_lets_its_suspects_go(start: Start) -> None:
+    """The next one reads them again, and finds nothing suspect here."""
+    gate = Gate()
+    orders = await start(gate, 0, concurrency=4)
+    await orders.send(b"a", b"b")
+    orders.lane.fail(RuntimeError("the broker went away"))
+    await orders.settle()
+    gate.running.clear()
+    await orders.advance(10_000)
+    assert gate.running == [b"a", b"b"]
