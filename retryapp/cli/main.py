@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "top": "Watch a running group.",
     "pending": "Look at records that wait.",
     "dead": "Look at dead letters.",
+    "ledger": "Count what has become of every record.",
     "broker": "Run a real single-node Kafka for development.",
 }
 """Name and summary; each is ``command`` in the module ``retryapp.cli.<name>``, loaded when it is used."""

@@ -160,22 +160,28 @@ def _value(entry: PendingEntry) -> bytes:
         return entry.value
 
 
-def parse_when(text: str, now_ms: int) -> int:
+def parse_when(text: str, now_ms: int, *, option: str = "--due-before", back: bool = False) -> int:
     """Return an instant, epoch milliseconds, from a length from now or a UTC time.
+
+    Args:
+        text: what was given.
+        now_ms: the time, epoch milliseconds.
+        option: to which option.
+        back: a length counts into the past.
 
     Raises:
         click.BadParameter: it is neither.
     """
     if _DURATION.fullmatch(text.strip()):
         try:
-            return now_ms + parse_duration_ms(text)
+            return now_ms + (-1 if back else 1) * parse_duration_ms(text)
         except InvalidDurationError as error:
-            raise click.BadParameter(str(error), param_hint="--due-before") from error
+            raise click.BadParameter(str(error), param_hint=option) from error
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise click.BadParameter(
-            f"{text!r}: expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')", param_hint="--due-before"
+            f"{text!r}: expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')", param_hint=option
         ) from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 

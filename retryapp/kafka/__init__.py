@@ -20,7 +20,8 @@ from retryapp.kafka.errors import (
 )
 from retryapp.kafka.owner import OwnerMark, check_owner_mark, claim_owner_mark, read_owner_mark, write_owner_mark
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, apply_plan, ensure_topics, plan_topics
-from retryapp.kafka.reader import fold_changelog, read_changelog, read_record, read_topic
+from retryapp.kafka.positions import OpenTransactionError, Positions
+from retryapp.kafka.reader import fold_changelog, read_changelog, read_offsets, read_record, read_topic
 
 __all__ = [
     "AccessDeniedError",
@@ -32,12 +33,14 @@ __all__ = [
     "KafkaConnection",
     "KafkaRequestError",
     "OffsetRange",
+    "OpenTransactionError",
     "OwnerMark",
     "OwnerMismatchError",
     "OwnerUnknownError",
     "Plan",
     "PlanOptions",
     "PlanStep",
+    "Positions",
     "Problem",
     "ReplicationTooLowError",
     "TopicState",
@@ -50,6 +53,7 @@ __all__ = [
     "fold_changelog",
     "plan_topics",
     "read_changelog",
+    "read_offsets",
     "read_owner_mark",
     "read_record",
     "read_topic",

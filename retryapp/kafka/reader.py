@@ -53,7 +53,7 @@ def read_topic(
         stop: offset per partition before which to stop; default, and at most: the committed end.
         silence_s: give up when no broker sends anything for so long.
 
-    Yields:
+    Returns:
         Records, in offset order within a partition; partitions interleave.
 
     Raises:
@@ -61,6 +61,35 @@ def read_topic(
         BrokerUnreachableError: no broker answered, or none for ``silence_s``.
         AccessDeniedError: we may not read it.
     """
+    return _read(connection, topic, _record, partitions=partitions, start=start, stop=stop, silence_s=silence_s)
+
+
+def read_offsets(
+    connection: KafkaConnection,
+    topic: str,
+    *,
+    partitions: Iterable[int] | None = None,
+    start: Mapping[int, int] | None = None,
+    stop: Mapping[int, int] | None = None,
+    silence_s: float = DEFAULT_SILENCE_S,
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (partition, offset, timestamp in ms) of the committed records of a topic, without looking into them.
+
+    Arguments, order and errors are those of ``read_topic``; records that it cannot take apart are told here too.
+    """
+    return _read(connection, topic, _place, partitions=partitions, start=start, stop=stop, silence_s=silence_s)
+
+
+def _read(
+    connection: KafkaConnection,
+    topic: str,
+    convert: Callable[[Message], T],
+    *,
+    partitions: Iterable[int] | None,
+    start: Mapping[int, int] | None,
+    stop: Mapping[int, int] | None,
+    silence_s: float,
+) -> Iterator[T]:
     ranges = KafkaAdmin(connection).offsets(topic, partitions)
     todo: dict[int, int] = {}
     places = []
@@ -75,7 +104,7 @@ def read_topic(
     consumer = _consumer(connection)
     try:
         consumer.assign(places)
-        yield from _drain(consumer, connection, topic, todo, silence_s)
+        yield from _drain(consumer, connection, topic, todo, silence_s, convert)
     finally:
         consumer.close()
 
@@ -144,9 +173,14 @@ def _consumer(connection: KafkaConnection) -> Consumer:
 
 
 def _drain(
-    consumer: Consumer, connection: KafkaConnection, topic: str, todo: dict[int, int], silence_s: float
-) -> Iterator[Record]:
-    """Yield records until every partition of ``todo`` (partition → end offset) is done."""
+    consumer: Consumer,
+    connection: KafkaConnection,
+    topic: str,
+    todo: dict[int, int],
+    silence_s: float,
+    convert: Callable[[Message], T],
+) -> Iterator[T]:
+    """Yield converted records until every partition of ``todo`` (partition → end offset) is done."""
     silent_s = 0.0
     hints: list[str] = []
     while todo:
@@ -168,7 +202,7 @@ def _drain(
                 continue
             offset = _offset(message)
             if error is None and offset < todo[number]:
-                yield _record(message)
+                yield convert(message)
             if offset >= todo[number] - (1 if error is None else 0):
                 del todo[number]
                 consumer.incremental_unassign([TopicPartition(topic, number)])
@@ -190,6 +224,13 @@ def _offset(message: Message) -> int:
     if offset is None:  # the library's type allows it; a fetched message and an end-of-partition event have one
         raise RuntimeError(f"message of {message.topic()}[{message.partition()}] without an offset")
     return offset
+
+
+def _place(message: Message) -> tuple[int, int, int]:
+    partition = message.partition()
+    if partition is None:
+        raise RuntimeError(f"message of {message.topic()} without a partition")
+    return partition, _offset(message), message.timestamp()[1]
 
 
 def _record(message: Message) -> Record:

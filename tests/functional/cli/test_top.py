@@ -169,5 +169,5 @@ def test_without_workers_it_reads_the_topics(shop: Any, retryapp: Callable[..., 
 
 def test_looking_does_not_load_the_runtime() -> None:
     """Commands that look start without Faust: it takes longer to import than all the rest."""
-    code = "import sys, retryapp.cli.top, retryapp.cli.pending; sys.exit('faust' in sys.modules)"
+    code = "import sys, retryapp.cli.top, retryapp.cli.pending, retryapp.cli.ledger; sys.exit('faust' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

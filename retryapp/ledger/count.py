@@ -1,0 +1,341 @@
+"""One partition's count: takes traces, workers' own counts and the main topic's offsets, and says what they add up to.
+
+1. `tell` and `note` take in what lies on our topics, in any order.
+2. `judge` follows every record that has a trace to its fate at the cut.
+3. `see` takes the received records of the main topic, in order. Those without a trace were done at their first
+   delivery: whatever fails leaves one, in the transaction that moves the offset.
+4. `close` compares, and returns the balance.
+
+What a worker says of itself (`progress` events: so many received, so many failed, between two offsets) is not counted
+but held against the count: a record that is lost with all its traces shows there, and nowhere else.
+
+Bounds: 26 bytes for each trace and some 200 for each record that has one, a few numbers for each `progress` event, what
+does not add up; nothing for a record that never failed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Final
+
+from retryapp.core.lifecycle import Progress
+from retryapp.core.record import Origin, failure_id
+from retryapp.ledger.journey import Cut, Fate, Fault, Journey, Problem, follow
+from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
+
+CLOCKS_MS: Final = 60_000
+"""Workers' and brokers' clocks may differ by so much where a time of one is compared with one of the other."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Balance:
+    """What one partition, or a handler, comes to: received = all the others up to ``lost``."""
+
+    received: int = 0
+    """Records of the main topic that the group's offset has passed, and failed ones that it no longer keeps."""
+    done: int = 0
+    pending: int = 0
+    held: int = 0
+    dead: int = 0
+    discarded: int = 0
+    unknown: int = 0
+    """Records whose fate the topics no longer tell."""
+    lost: int = 0
+    recovered: int = 0
+    """Of those done: after a failure."""
+    to_park: int = 0
+    """Of those pending: on a retry topic, not in the table yet."""
+    redelivered: int = 0
+    """Of those pending: on the redelivery topic, not handled yet."""
+    expired_offsets: int = 0
+    """Offsets at the beginning that the main topic no longer keeps, and of which no trace tells."""
+    unread_offsets: int = 0
+    """Offsets of the main topic that the group has not passed."""
+    copies: int = 0
+    """Hand-offs beyond the first of each."""
+
+    def add(self, other: Balance) -> None:
+        """Add another partition's."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+@dataclass(slots=True)
+class _Range:
+    """What workers have counted between two offsets, and how many records the topic has there."""
+
+    told: Progress
+    where: str
+    seen: int = 0
+
+
+class PartitionCount:
+    """See the module's text."""
+
+    def __init__(self, *, partition: int, topics: Topics, topic_id: str, start: int = 0) -> None:
+        """Count nothing yet.
+
+        Args:
+            partition: its number.
+            topics: the handler's.
+            topic_id: short id of the main topic as it is now.
+            start: offset of the main topic at which to begin; what was received before is left out.
+        """
+        self.partition = partition
+        self.problems: list[Problem] = []
+        self.balance = Balance()
+        self._topics = topics
+        self._topic_id = topic_id
+        self._start = start
+        self._traces: dict[tuple[str, int] | int, bytes] = {}
+        self._nobody: list[tuple[Trace, str]] = []
+        self._buried: dict[int, list[tuple[int, int]]] = {}
+        self._ranges: list[_Range] = []
+        self._damaged: list[tuple[int, int]] = []
+        self._fates: dict[int, Fate] = {}
+        self._offsets: list[int] = []
+        self._cut: Cut
+        self._open: list[_Range] = []
+        self._next_range = 0
+
+    @property
+    def buried(self) -> dict[int, list[tuple[int, int]]]:
+        """Topic → offsets there that a dead letter stands for."""
+        return self._buried
+
+    def tell(self, told: Told) -> None:
+        """Take in what a record of ours tells."""
+        if told.buried is not None:
+            topic, first, last = told.buried
+            self._buried.setdefault(topic, []).append((first, last))
+        elif told.nobody is not None:
+            self._nobody.append((told.trace, told.nobody))
+        elif told.topic_id == self._topic_id:
+            if told.offset >= self._start:
+                self._traces[told.offset] = self._traces.get(told.offset, b"") + pack(told.trace)
+                if told.last_offset > told.offset:
+                    self._damaged.append((told.offset, told.last_offset))
+        elif self._start == 0:
+            former = told.topic_id, told.offset
+            self._traces[former] = self._traces.get(former, b"") + pack(told.trace)
+
+    def note(self, told: Progress, where: str) -> None:
+        """Take in what workers have counted.
+
+        Args:
+            told: the event.
+            where: its coordinates.
+        """
+        if told.from_offset >= self._start:
+            self._ranges.append(_Range(told, where))
+
+    def check_offset(self, topic: int, committed: int, *, begin: int, end: int) -> None:
+        """Compare a committed offset with its topic.
+
+        Args:
+            topic: index of a consumed topic.
+            committed: the group's offset in it.
+            begin: first offset that it kept before the group was asked.
+            end: where it ended after that.
+        """
+        where = f"{self._topics.names[topic]}[{self.partition}]"
+        if committed < begin:
+            text = (
+                f"{begin - committed} offsets of {where} were deleted before the group, at {committed}, had read them"
+            )
+            self._problem(Fault.DELETED, text)
+        elif committed > end:
+            text = f"the group's offset {committed} lies behind the end of {where}, {end}: it was made anew, or cut off"
+            self._problem(Fault.OFFSETS, text)
+
+    def judge(self, cut: Cut) -> None:
+        """Follow every record that has left a trace."""
+        self._cut = cut
+        received_to = cut.committed[0]
+        ahead: list[tuple[int, Trace]] = []
+        while self._traces:
+            key, raw = self._traces.popitem()
+            traces = unpack(raw)
+            if isinstance(key, int) and key >= received_to:
+                sure = [trace for trace in traces if cut.sure(trace)]
+                if sure:
+                    ahead.append((key, sure[-1]))
+                continue
+            topic_id, offset = (self._topic_id, key) if isinstance(key, int) else key
+            journey = follow(traces, cut)
+            self._add(journey)
+            self._tell_faults(journey, topic_id, offset)
+            if isinstance(key, int):
+                self._fates[key] = journey.fate
+            else:
+                self.balance.received += 1
+        self._tell_ahead(sorted(ahead), received_to)
+        self._tell_nobody()
+        self._offsets = sorted(self._fates)
+        inside = [each for each in self._ranges if each.told.to_offset <= received_to]
+        self._ranges = sorted(inside, key=lambda each: each.told.from_offset)
+
+    def see(self, offset: int, timestamp_ms: int) -> None:
+        """Take in a received record of the main topic."""
+        balance = self.balance
+        balance.received += 1
+        if self._fates.pop(offset, None) is None:
+            if self._is_damaged(offset):
+                balance.dead += 1
+            elif self._cut.keeps([self._topics.dlq], timestamp_ms):
+                balance.done += 1
+            else:
+                balance.unknown += 1  # it may have died, and its letter be gone
+        ranges = self._ranges
+        while self._next_range < len(ranges) and ranges[self._next_range].told.from_offset <= offset:
+            self._open.append(ranges[self._next_range])
+            self._next_range += 1
+        for each in self._open:
+            if offset < each.told.to_offset:
+                each.seen += 1
+        if self._open and self._open[0].told.to_offset <= offset:
+            self._open = [each for each in self._open if each.told.to_offset > offset]
+
+    def close(self, *, first_kept: int, compacted: bool = False) -> Balance:
+        """Compare what was counted.
+
+        Args:
+            first_kept: first offset that the main topic keeps, asked for after it was read.
+            compacted: the main topic drops records in its midst.
+        """
+        expired = 0
+        for offset in sorted(self._fates):
+            self.balance.received += 1
+            if offset < first_kept:
+                expired += 1
+            elif not compacted and not self._is_damaged(offset):
+                self._problem(Fault.STRANGER, "the main topic has no such record", offset=offset)
+        if self._start <= first_kept:
+            self.balance.expired_offsets = max(0, first_kept - self._start - expired)
+        for each in self._ranges:
+            if each.told.from_offset >= first_kept and not compacted:
+                self._compare(each)
+        self.problems.sort(key=lambda problem: -1 if problem.offset is None else problem.offset)
+        return self.balance
+
+    # -- what is wrong ------------------------------------------------------------------------------------------
+
+    def _compare(self, each: _Range) -> None:
+        told = each.told
+        where = f"{self._topics.main}[{self.partition}]@{told.from_offset} to {told.to_offset - 1}"
+        # a batch that could not be read counts as one for the workers
+        inside = [r for r in self._damaged if told.from_offset <= r[0] < told.to_offset]
+        if not inside and each.seen != told.received:
+            text = f"workers received {told.received} records in {where}, the topic has {each.seen}"
+            self._problem(Fault.COUNTS, text, where=(each.where,))
+        traced = bisect_left(self._offsets, told.to_offset) - bisect_left(self._offsets, told.from_offset)
+        kept = self._cut.keeps([*self._topics.retry, self._topics.dlq], told.from_ms - CLOCKS_MS)
+        if traced < told.failed and kept:
+            missing = told.failed - traced
+            self.balance.lost += missing
+            self.balance.done -= missing
+            text = f"{told.failed} records failed in {where}, {traced} of them left a trace"
+            self._problem(Fault.LOST, text, where=(each.where,))
+        elif traced > told.failed and not self._cut.copies_allowed:
+            text = f"{told.failed} records failed in {where}, and {traced} have traces of a failure"
+            self._problem(Fault.COUNTS, text, where=(each.where,))
+
+    def _tell_faults(self, journey: Journey, topic_id: str, offset: int) -> None:
+        cut = self._cut
+        last = None if journey.last is None else station_text(journey.last)
+        for fault, traces, text in journey.faults:
+            where = tuple(cut.place(trace) for trace in traces)
+            self._problem(fault, text, offset=offset, topic_id=topic_id, station=last, where=where)
+
+    def _tell_ahead(self, ahead: list[tuple[int, Trace]], committed: int) -> None:
+        if not ahead or self._cut.copies_allowed:  # without transactions a copy comes before the offset
+            return
+        if committed == 0:
+            text = f"{len(ahead)} records have left traces, and the group has no offset in {self._topics.main}"
+            self._problem(Fault.OFFSETS, text, where=(self._cut.place(ahead[0][1]),))
+            return
+        for offset, last in ahead:
+            text = f"it was handed over, and the group's offset {committed} has not passed it: it is delivered again"
+            where = (self._cut.place(last),)
+            self._problem(Fault.AHEAD, text, offset=offset, station=station_text(last), where=where)
+
+    def _tell_nobody(self) -> None:
+        for trace, text in self._nobody:
+            buried = any(first <= trace.offset <= last for first, last in self._buried.get(trace.topic, ()))
+            text = f"{text}; it has a dead letter" if buried else text
+            where = (self._cut.place(trace),)
+            self._problem(Fault.NOBODY, text, station=station_text(trace), where=where)
+
+    def _problem(
+        self,
+        fault: Fault,
+        text: str,
+        *,
+        offset: int | None = None,
+        topic_id: str | None = None,
+        station: str | None = None,
+        where: tuple[str, ...] = (),
+    ) -> None:
+        identity = record = None
+        if offset is not None:
+            origin = Origin(self._topics.main, topic_id or self._topic_id, self.partition, offset)
+            identity = failure_id(self._topics.group, origin)
+            record = f"{self._topics.main}[{self.partition}]@{offset}"
+        self.problems.append(
+            Problem(
+                fault=fault,
+                partition=self.partition,
+                failure_id=identity,
+                record=record,
+                offset=offset,
+                station=station,
+                where=where,
+                text=text,
+            )
+        )
+
+    # -- counting -----------------------------------------------------------------------------------------------
+
+    def _add(self, journey: Journey) -> None:
+        balance, fate, last = self.balance, journey.fate, journey.last
+        balance.copies += journey.copies
+        if fate is Fate.DONE:
+            balance.done += 1
+            balance.recovered += 1
+        elif fate is Fate.PENDING:
+            balance.pending += 1
+            balance.to_park += last is not None and last.station is Station.RETRY
+            balance.redelivered += last is not None and last.station is Station.REDELIVERY
+        elif fate is Fate.DEAD:
+            balance.dead += 1
+        elif fate is Fate.UNKNOWN:
+            balance.unknown += 1
+        else:
+            balance.lost += 1
+
+    def _is_damaged(self, offset: int) -> bool:
+        return any(first <= offset <= last for first, last in self._damaged)
+
+
+def station_text(trace: Trace) -> str:
+    """Say where a trace is, for people."""
+    attempt = f"attempt {trace.attempt}"
+    places = {
+        Station.RETRY: f"retry topic, {attempt} failed",
+        Station.ROW: f"pending table, {attempt} failed",
+        Station.REDELIVERY: f"redelivery topic, {attempt} failed",
+        Station.DEAD: f"dead-letter topic, {attempt} failed",
+        Station.SUCCEEDED: f"events topic, {attempt} succeeded",
+    }
+    again = f", replay {trace.replays}" if trace.replays else ""
+    return places[trace.station] + again
+
+
+def total(balances: Iterator[Balance]) -> Balance:
+    """Add balances up."""
+    whole = Balance()
+    for balance in balances:
+        whole.add(balance)
+    return whole

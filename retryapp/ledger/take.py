@@ -1,0 +1,287 @@
+"""Taking a ledger: the handler's topics are read once each, up to its bounds, and counted by partition.
+
+Our topics first, then the main topic: what it has and no trace tells of was done at its first delivery. Nobody is asked
+but the broker; there is no group membership, and no worker notices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.errors import DamagedEventError, InvalidDurationError, TopicMissingError
+from retryapp.core.lifecycle import Progress
+from retryapp.core.record import Record
+from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_offsets, read_topic
+from retryapp.ledger.bounds import Bounds, OnWait, take_bounds
+from retryapp.ledger.count import Balance, PartitionCount, total
+from retryapp.ledger.journey import WHOLE, Cut, Problem
+from retryapp.ledger.traces import Station, Told, Topics, told_by, told_by_event, told_by_row
+
+T = TypeVar("T")
+
+STEP: Final = 2_000
+"""Progress is told after so many records."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the topic that is read, how many offsets have been passed, and how many there are in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What the topics of one handler come to."""
+
+    group: str
+    main: str
+    since_ms: int | None
+    copies_allowed: bool
+    partitions: Mapping[int, Balance]
+    problems: tuple[Problem, ...]
+    """All that does not add up, by partition and offset."""
+    unread_events: int
+    """Records of the events topic that are no event known here."""
+
+    @property
+    def total(self) -> Balance:
+        """All partitions together."""
+        return total(iter(self.partitions.values()))
+
+    @property
+    def adds_up(self) -> bool:
+        """Tell whether every received record has one fate, and everything found fits."""
+        return not self.problems
+
+
+def take_ledger(
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    *,
+    since_ms: int | None = None,
+    copies_allowed: bool = False,
+    on_progress: OnProgress | None = None,
+    on_wait: OnWait | None = None,
+) -> Ledger:
+    """Count a handler's records, while its workers run or rest.
+
+    Args:
+        connection: the cluster.
+        topology: the handler; retry topics of other delays that are there are counted too.
+        since_ms: leave out what was received before the main topic's first record of this time or later.
+        copies_allowed: workers without transactions may have handed over twice.
+        on_progress: told how far the reading is.
+        on_wait: told what is waited for, when it takes longer.
+
+    Raises:
+        TopicMissingError: one of the topics is not there.
+        BrokerUnreachableError, AccessDeniedError: they cannot be read.
+        OpenTransactionError: a transaction does not end.
+    """
+    return _Taking(connection, topology, since_ms, copies_allowed, on_progress, on_wait).take()
+
+
+@dataclass(slots=True)
+class _Taking:
+    connection: KafkaConnection
+    topology: HandlerTopology
+    since_ms: int | None
+    copies_allowed: bool
+    on_progress: OnProgress | None
+    on_wait: OnWait | None
+    positions: Positions = field(init=False)
+    topics: Topics = field(init=False)
+    states: Mapping[str, TopicState] = field(init=False)
+    bounds: Bounds = field(init=False)
+    counts: dict[int, PartitionCount] = field(init=False)
+    starts: dict[int, int] = field(init=False)
+    unread_events: int = 0
+    passed: int = 0
+    in_all: int = 0
+
+    def take(self) -> Ledger:
+        self.positions = Positions(self.connection)
+        self._find_topics()
+        names = self.topics.names
+        self.bounds = take_bounds(
+            self.positions, self.topics, {name: self.states[name].partitions for name in names}, self.on_wait
+        )
+        self._begin_counts()
+        firsts = self._read_ours()
+        self._judge(firsts)
+        self._read_main()
+        main = [(names[0], number) for number in self.counts]
+        begins = self.positions.begins(main)
+        compacted = "compact" in self.states[names[0]].config.get("cleanup.policy", "")
+        balances = {
+            number: count.close(first_kept=begins[names[0], number], compacted=compacted)
+            for number, count in self.counts.items()
+        }
+        return Ledger(
+            group=self.topics.group,
+            main=names[0],
+            since_ms=self.since_ms,
+            copies_allowed=self.copies_allowed,
+            partitions=balances,
+            problems=tuple(problem for count in self.counts.values() for problem in count.problems),
+            unread_events=self.unread_events,
+        )
+
+    def _find_topics(self) -> None:
+        admin, topology = KafkaAdmin(self.connection), self.topology
+        retry = [name for name in admin.topic_names() if _is_retry_topic(name, topology)] or topology.retry_topics
+        names = (
+            topology.main,
+            *retry,
+            topology.redelivery,
+            topology.dlq,
+            topology.events,
+            topology.pending_changelog,
+        )
+        self.states = admin.describe_topics(names)
+        for name in names:
+            if name not in self.states:
+                raise TopicMissingError(name, self.connection.bootstrap)
+        self.topics = Topics(topology.group, tuple(names))
+
+    def _begin_counts(self) -> None:
+        topics, bounds = self.topics, self.bounds
+        state = self.states[topics.main]
+        self.starts = dict.fromkeys(range(state.partitions), 0)
+        if self.since_ms is not None:
+            found = self.positions.at_time([(topics.main, number) for number in self.starts], self.since_ms)
+            for (name, number), offset in found.items():
+                self.starts[number] = bounds.end[name, number] if offset is None else offset
+        self.counts = {
+            number: PartitionCount(partition=number, topics=topics, topic_id=state.topic_id, start=start)
+            for number, start in self.starts.items()
+        }
+        for (name, number), offset in bounds.committed.items():
+            if offset is not None and number in self.counts:
+                ends = {"begin": bounds.begin[name, number], "end": bounds.end[name, number]}
+                self.counts[number].check_offset(topics.names.index(name), offset, **ends)
+        ours = sum(end - bounds.begin[place] for place, end in bounds.end.items() if place[0] != topics.main)
+        self.in_all = ours + sum(max(0, stop - self.starts[number]) for number, stop in self._main_stops().items())
+
+    def _main_stops(self) -> dict[int, int]:
+        return {number: self.bounds.committed.get((self.topics.main, number)) or 0 for number in self.starts}
+
+    def _read_ours(self) -> dict[tuple[int, int], int]:
+        """Read all topics of ours; return the time of the first record of each partition, by index and number."""
+        topics = self.topics
+        firsts: dict[tuple[int, int], int] = {}
+        stations = {**dict.fromkeys(topics.retry, Station.RETRY), topics.redelivery: Station.REDELIVERY}
+        for topic, station in {**stations, topics.dlq: Station.DEAD}.items():
+            for record in self._records(topic):
+                firsts.setdefault((topic, record.partition), record.timestamp_ms)
+                self._tell(record.partition, told_by(record, station, topic, topics))
+        for record in self._records(topics.events):
+            firsts.setdefault((topics.events, record.partition), record.timestamp_ms)
+            self._take_event(record)
+        self._read_rows()
+        return firsts
+
+    def _tell(self, number: int, told: Told) -> None:
+        if number in self.counts:
+            self.counts[number].tell(told)
+
+    def _take_event(self, record: Record) -> None:
+        try:
+            told = told_by_event(record, self.topics)
+        except DamagedEventError:
+            self.unread_events += 1
+            return
+        if isinstance(told, Told):
+            self._tell(record.partition, told)
+        elif isinstance(told, Progress) and told.partition in self.counts:
+            self.counts[told.partition].note(told, record.coordinates)
+
+    def _read_rows(self) -> None:
+        """Fold the changelog: of each row what it tells, not the row itself."""
+        topic_id = self.states[self.topics.main].topic_id
+        rows: dict[bytes, tuple[int, Told]] = {}
+        for record in self._records(self.topics.changelog):
+            if record.key is None or len(record.key) != ROW_KEY_BYTES:  # an owner mark, a mark of the clock
+                continue
+            if record.value is None:
+                rows.pop(record.key, None)
+            else:
+                told = told_by_row(parse_row_key(record.key), record, topic_id, self.topics)
+                rows[record.key] = record.partition, told
+        for number, told in rows.values():
+            self._tell(number, told)
+
+    def _judge(self, firsts: Mapping[tuple[int, int], int]) -> None:
+        topics, bounds = self.topics, self.bounds
+        begins = self.positions.begins([place for place in bounds.floor if place[1] in self.counts])
+        for number, count in self.counts.items():
+            kept: list[float] = [WHOLE] * len(topics.names)
+            for topic in range(1, topics.changelog):
+                if begins.get((topics.names[topic], number), 0) > 0:
+                    kept[topic] = firsts.get((topic, number), math.inf)
+            count.judge(
+                Cut(
+                    partition=number,
+                    topics=topics,
+                    committed=[bounds.committed.get((topics.names[t], number)) or 0 for t in topics.consumed],
+                    floor=[bounds.floor.get((name, number), 0) for name in topics.names],
+                    kept_from_ms=kept,
+                    copies_allowed=self.copies_allowed,
+                    buried=count.buried,
+                )
+            )
+            end = bounds.end[topics.main, number]
+            count.balance.unread_offsets = max(0, end - max(self._main_stops()[number], self.starts[number]))
+
+    def _records(self, topic: int) -> Iterator[Record]:
+        name = self.topics.names[topic]
+        stop = {number: end for (found, number), end in self.bounds.end.items() if found == name}
+        begin = {number: self.bounds.begin[name, number] for number in stop}
+        records = read_topic(self.connection, name, partitions=sorted(stop), stop=stop)
+        return self._followed(records, name, begin, stop, lambda record: (record.partition, record.offset))
+
+    def _read_main(self) -> None:
+        name, stops = self.topics.main, self._main_stops()
+        places = read_offsets(self.connection, name, partitions=sorted(stops), start=self.starts, stop=stops)
+        for number, offset, timestamp_ms in self._followed(places, name, self.starts, stops, lambda place: place[:2]):
+            self.counts[number].see(offset, timestamp_ms)
+
+    def _followed(
+        self,
+        records: Iterable[T],
+        name: str,
+        begin: Mapping[int, int],
+        stop: Mapping[int, int],
+        place_of: Callable[[T], tuple[int, int]],
+    ) -> Iterator[T]:
+        """Yield records, and tell now and then how far they are."""
+        reached = dict(begin)
+        before = self.passed
+        for n, record in enumerate(records):
+            if n % STEP == 0:
+                self._told(name, before + sum(reached.values()) - sum(begin.values()))
+            number, offset = place_of(record)
+            reached[number] = offset
+            yield record
+        self.passed = before + sum(max(0, end - begin[number]) for number, end in stop.items())
+        self._told(name, self.passed)
+
+    def _told(self, name: str, passed: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(name, passed, self.in_all)
+
+
+def _is_retry_topic(name: str, topology: HandlerTopology) -> bool:
+    """Tell whether a topic is a retry topic of a handler, also one of a delay that its policy no longer has."""
+    base, dot, delay = name.partition(f"{topology.prefix}.retry")
+    if base or not dot:
+        return False
+    if not delay:
+        return True
+    try:
+        return delay == f".{format_duration_ms(parse_duration_ms(delay[1:]))}"
+    except InvalidDurationError:
+        return False

@@ -1,0 +1,245 @@
+"""Traces: what the topics say of one record that has failed.
+
+Each copy of a record on a topic of ours, each row that waits and each event of success is one trace: a station of the
+record's way, the attempt that failed last there (of an event: the one that succeeded), and where it lies. Only the
+headers that name a record and its attempt are read; whatever else they say may be damaged.
+
+Packed, a trace takes 26 bytes, so that a ledger of a million failed records fits into memory:
+
+    | replays u32 | attempt u32 | station u8, with 0x80 when loose | topic u8 | offset i64 | timestamp_ms i64 |
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from retryapp.core.classify import DeadReason
+from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, UnreadableRecordsError
+from retryapp.core.headers import HeaderReader
+from retryapp.core.lifecycle import Progress, Succeeded, decode_event
+from retryapp.core.metadata import MAX_COUNT
+from retryapp.core.names import (
+    OUR_HEADERS,
+    RETRY_ATTEMPT,
+    RETRY_ERROR_MESSAGE,
+    RETRY_ERROR_TYPE,
+    RETRY_GROUP,
+    RETRY_REASON,
+    RETRY_REPLAYS,
+)
+from retryapp.core.record import Headers, Origin, Record, parse_failure_id
+from retryapp.core.rows import RowKey, decode_row
+
+_PACKED: Final = struct.Struct("<IIBBqq")
+_LOOSE: Final = 0x80
+_RANGE: Final = re.compile(r"offsets? (\d+)(?: to (\d+))? of ")
+
+
+class Station(IntEnum):
+    """A place on a record's way; in the order in which one attempt passes them."""
+
+    RETRY = 0
+    ROW = 1
+    REDELIVERY = 2
+    DEAD = 3
+    SUCCEEDED = 4
+
+
+class Trace(NamedTuple):
+    """One sign of a record. Sorts along the record's way: replays, attempt, station."""
+
+    replays: int
+    """How often it had been replayed."""
+    attempt: int
+    """The attempt that failed last; of `SUCCEEDED` the one that succeeded."""
+    station: Station
+    topic: int
+    """Index into `Topics.names`."""
+    offset: int
+    timestamp_ms: int
+    """When the broker took it; of a row, when it took the tier record. -1: not known."""
+    loose: bool = False
+    """Its headers are damaged: the numbers above are no more than a guess of whoever wrote it."""
+
+    @property
+    def step(self) -> tuple[int, int, Station]:
+        """What one transaction may publish once."""
+        return self.replays, self.attempt, self.station
+
+
+def pack(trace: Trace) -> bytes:
+    """Write a trace; the layout stands in the module's text."""
+    replays, attempt, station, topic, offset, timestamp_ms, loose = trace
+    return _PACKED.pack(replays, attempt, station | _LOOSE if loose else station, topic, offset, timestamp_ms)
+
+
+def unpack(raw: bytes) -> list[Trace]:
+    """Read traces back that were packed one behind the other; sorted along the record's way."""
+    return sorted(
+        Trace(replays, attempt, Station(station & ~_LOOSE), topic, offset, timestamp_ms, bool(station & _LOOSE))
+        for replays, attempt, station, topic, offset, timestamp_ms in _PACKED.iter_unpack(raw)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of a handler, by index."""
+
+    group: str
+    names: tuple[str, ...]
+    """Main, retry topics, redelivery, dead letters, events, changelog."""
+
+    @property
+    def main(self) -> str:
+        """The main topic."""
+        return self.names[0]
+
+    @property
+    def retry(self) -> range:
+        """Indexes of the retry topics."""
+        return range(1, len(self.names) - 4)
+
+    @property
+    def redelivery(self) -> int:
+        """Index of the redelivery topic."""
+        return len(self.names) - 4
+
+    @property
+    def dlq(self) -> int:
+        """Index of the dead-letter topic."""
+        return len(self.names) - 3
+
+    @property
+    def events(self) -> int:
+        """Index of the events topic."""
+        return len(self.names) - 2
+
+    @property
+    def changelog(self) -> int:
+        """Index of the pending table's changelog."""
+        return len(self.names) - 1
+
+    @property
+    def consumed(self) -> range:
+        """Indexes of the topics that the group reads."""
+        return range(self.redelivery + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one record of ours tells: whose it is, or why nobody can say."""
+
+    trace: Trace
+    topic_id: str = ""
+    """Of the main topic in which the record was delivered first."""
+    offset: int = -1
+    """Its offset there."""
+    last_offset: int = -1
+    """Of a dead letter that stands for a damaged batch: the last offset of it."""
+    buried: tuple[int, int, int] | None = None
+    """Of a dead letter for records of a topic of ours that could not be read: topic, first and last offset there."""
+    nobody: str | None = None
+    """Why it cannot be told whose it is."""
+
+
+def told_by(record: Record, station: Station, topic: int, topics: Topics) -> Told:
+    """Return what a record of a retry, redelivery or dead-letter topic tells."""
+    return _told(record.headers, record.partition, station, (topic, record.offset, record.timestamp_ms), topics)
+
+
+def told_by_row(key: RowKey, record: Record, topic_id: str, topics: Topics) -> Told:
+    """Return what a row tells. Of one that cannot be read the key does, which names the main topic's offset.
+
+    Args:
+        key: the row's key.
+        record: the put, as read from the changelog.
+        topic_id: short id of the main topic that there is now.
+        topics: the handler's.
+    """
+    try:
+        row = decode_row(record.value or b"")
+    except DamagedRowError:
+        loose = Trace(0, 0, Station.ROW, topics.changelog, record.offset, -1, loose=True)
+        return Told(loose, topic_id, key.origin_offset)
+    told = _told(row.headers, key.partition, Station.ROW, (topics.changelog, record.offset, row.timestamp_ms), topics)
+    if told.nobody is not None:
+        return Told(told.trace._replace(loose=True), topic_id, key.origin_offset)
+    return told
+
+
+def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
+    """Return what an event tells: of one record, of a range of offsets, or nothing that concerns the ledger.
+
+    Raises:
+        DamagedEventError: it is no event that is known here.
+    """
+    event = decode_event(record.value or b"")
+    if isinstance(event, Progress):
+        return event if event.main == topics.main and event.group == topics.group else None
+    if not isinstance(event, Succeeded):
+        return None
+    try:
+        group, origin = parse_failure_id(event.failure_id)
+    except DamagedMetadataError as error:
+        raise DamagedEventError(str(error)) from error
+    numbers = min(event.replays, MAX_COUNT), min(event.attempt, MAX_COUNT)
+    trace = Trace(*numbers, Station.SUCCEEDED, topics.events, record.offset, record.timestamp_ms)
+    return _named(group, origin, record.partition, trace, topics)
+
+
+def _told(headers: Headers, partition: int, station: Station, place: tuple[int, int, int], topics: Topics) -> Told:
+    read = HeaderReader({name: value for name, value in headers if name in OUR_HEADERS and value is not None})
+    attempt = replays = 0
+    try:
+        attempt = read.number(RETRY_ATTEMPT)
+        replays = read.number(RETRY_REPLAYS) if RETRY_REPLAYS in read.found else 0
+        loose = max(attempt, replays) > MAX_COUNT
+    except DamagedMetadataError:
+        loose = True
+    damaged = station is Station.DEAD and read.found.get(RETRY_REASON) == DeadReason.DAMAGED.encode()
+    topic, offset, timestamp_ms = place
+    trace = Trace(
+        min(replays, MAX_COUNT), min(attempt, MAX_COUNT), station, topic, offset, timestamp_ms, loose or damaged
+    )
+    try:
+        group, origin = read.name(RETRY_GROUP), read.origin()
+    except DamagedMetadataError as error:
+        return Told(trace, nobody=f"its headers do not say whose it is: {error}")
+    told = _named(group, origin, partition, trace, topics)
+    return _damaged(told, origin, _range(read, origin.offset), topics) if damaged else told
+
+
+def _named(group: str, origin: Origin, partition: int, trace: Trace, topics: Topics) -> Told:
+    if group != topics.group:
+        return Told(trace, nobody=f"it is of group {group}")
+    if origin.partition != partition:
+        return Told(trace, nobody=f"it is of {origin.text}, another partition")
+    if origin.topic != topics.main:
+        return Told(trace, nobody=f"it is of {origin.text}, another topic")
+    return Told(trace, origin.topic_id, origin.offset)
+
+
+def _damaged(told: Told, origin: Origin, last_offset: int, topics: Topics) -> Told:
+    """Return what a dead letter for damage tells: its origin may be the place where the damage was found."""
+    if told.nobody is None:
+        return Told(told.trace, told.topic_id, told.offset, last_offset)
+    if origin.topic == topics.names[topics.changelog]:  # of a row: its key has the main topic's offset
+        return Told(told.trace, origin.topic_id, origin.offset)
+    if origin.topic in topics.names[1:]:
+        return Told(told.trace, buried=(topics.names.index(origin.topic), origin.offset, last_offset))
+    return told
+
+
+def _range(read: HeaderReader, first: int) -> int:
+    """Return the last offset that a dead letter stands for; only its text says so."""
+    try:
+        if not read.text(RETRY_ERROR_TYPE).endswith(f".{UnreadableRecordsError.__name__}"):
+            return first
+        found = _RANGE.match(read.text(RETRY_ERROR_MESSAGE))
+    except DamagedMetadataError:
+        return first
+    return first if found is None or found[2] is None else int(found[2])

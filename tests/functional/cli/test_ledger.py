@@ -1,0 +1,334 @@
+"""``ledger``: topics written by hand, no worker anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from retryapp.core.headers import encode_metadata
+from retryapp.core.lifecycle import Progress, Succeeded
+from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
+from retryapp.ledger import Ledger, take_ledger
+
+FAR_MS = 4_000_000_000_000
+
+
+@dataclass
+class Book:
+    """A handler's topics, written as its workers would have."""
+
+    shop: Any
+    admin: AdminClient
+
+    def feed(self, partition: int, count: int, *, timestamp_ms: int | None = None) -> None:
+        """Put records on the main topic."""
+        producer = Producer({"bootstrap.servers": self.shop.connection.bootstrap})
+        for n in range(count):
+            given = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
+            producer.produce(self.shop.topology.main, partition=partition, value=b"%d" % n, **given)
+        assert producer.flush(10) == 0
+
+    def hand(self, topic: str, partition: int, offset: int, attempt: int, **told: Any) -> None:
+        """Put a copy on a topic of ours."""
+        headers = encode_metadata(self.shop.metadata(partition, offset, attempt=attempt, **told))
+        self.shop._publish(topic, partition, b"k", b"{}", headers)
+
+    def retry(self, partition: int, offset: int, attempt: int) -> None:
+        """Let it wait."""
+        self.hand(self.shop.topology.retry_topics[0], partition, offset, attempt)
+
+    def park(self, partition: int, offset: int, attempt: int) -> None:
+        """Put it into the table."""
+        headers = encode_metadata(self.shop.metadata(partition, offset, attempt=attempt))
+        key = row_key(FAR_MS, partition, offset)
+        row = encode_row(PendingRow(b"k", b"{}", headers, 1_700_000_300_100))
+        self.shop._publish(self.shop.topology.pending_changelog, partition, key, row)
+
+    def redeliver(self, partition: int, offset: int, attempt: int) -> None:
+        """Bring it back."""
+        self.hand(self.shop.topology.redelivery, partition, offset, attempt)
+
+    def die(self, partition: int, offset: int, attempt: int) -> None:
+        """Give it up."""
+        self.hand(self.shop.topology.dlq, partition, offset, attempt, due_at_ms=None, tier=None, reason="exhausted")
+
+    def succeed(self, partition: int, offset: int, attempt: int) -> None:
+        """Say that it succeeded."""
+        metadata = self.shop.metadata(partition, offset)
+        event = Succeeded(
+            group=metadata.group,
+            handler=metadata.handler,
+            failure_id=metadata.failure_id,
+            origin=metadata.origin.text,
+            attempt=attempt,
+            started_ms=1,
+            ended_ms=2,
+            lateness_ms=0,
+        )
+        self.shop._publish(self.shop.topology.events, partition, event.key, event.to_json())
+
+    def count(self, partition: int, to_offset: int, *, failed: int) -> None:
+        """Say what workers have counted from the beginning."""
+        facts = {"group": self.shop.topology.group, "handler": "h", "main": self.shop.topology.main}
+        event = Progress(
+            **facts,
+            partition=partition,
+            from_offset=0,
+            to_offset=to_offset,
+            from_ms=1,
+            to_ms=2,
+            received=to_offset,
+            first_try_ok=to_offset - failed,
+            failed=failed,
+        )
+        self.shop._publish(self.shop.topology.events, partition, event.key, event.to_json())
+
+    def commit(self, **offsets: int) -> None:
+        """Set the group's offset of main, retry and redelivery topic to their ends, or what is given for a name."""
+        topology = self.shop.topology
+        names = {"main": topology.main, "retry": topology.retry_topics[0], "redelivery": topology.redelivery}
+        wanted = []
+        for name, topic in names.items():
+            for number, kept in KafkaAdmin(self.shop.connection).offsets(topic).items():
+                wanted.append(TopicPartition(topic, number, min(kept.end, offsets.get(name, kept.end))))
+        request = ConsumerGroupTopicPartitions(topology.group, wanted)
+        (future,) = self.admin.alter_consumer_group_offsets([request]).values()
+        assert all(place.error is None for place in future.result(10).topic_partitions)
+
+    def take(self, **options: Any) -> Ledger:
+        """Take the ledger here."""
+        return take_ledger(self.shop.connection, self.shop.topology, **options)
+
+
+@pytest.fixture
+def book(shop) -> Book:
+    """A handler with three partitions: 0 has one record of each fate, the others none."""
+    made = Book(shop, AdminClient({"bootstrap.servers": shop.connection.bootstrap}))
+    made.feed(0, 6)
+    for offset in (1, 2, 3):  # succeeds, waits, dies
+        made.retry(0, offset, 1)
+    for offset in (1, 3):
+        made.redeliver(0, offset, 1)
+    made.succeed(0, 1, 2)
+    for offset in (1, 2, 3):
+        made.park(0, offset, 1)
+    for offset in (1, 3):
+        shop.fire(0, offset, FAR_MS)
+    made.die(0, 3, 2)
+    made.die(0, 4, 1)
+    made.count(0, 6, failed=4)
+    return made
+
+
+def test_what_adds_up_ends_with_0(retryapp: Callable[..., Any], shop, book: Book):
+    """Every record has one fate, by partition and in all."""
+    book.commit()
+    done = retryapp("ledger", *shop.place, "--json")
+    told = done.json
+    (handler,) = told["handlers"]
+    assert handler["problems"] == []
+    assert (done.code, told["adds_up"], handler["main"]) == (0, True, shop.topology.main)
+    shares = {"received": 6, "done": 3, "recovered": 1, "pending": 1, "held": 0, "dead": 2, "discarded": 0, "lost": 0}
+    assert {name: handler["total"][name] for name in shares} == shares
+    assert [part["received"] for part in handler["partitions"]] == [6, 0, 0]
+    text = retryapp("ledger", *shop.place).out
+    assert "6 received = 3 done + 1 pending + 0 held + 2 dead + 0 discarded" in text
+    assert "everything adds up" in text
+
+
+def test_what_does_not_add_up_is_named_and_ends_with_1(retryapp: Callable[..., Any], shop, book: Book):
+    """One record without a success, one letter twice, and one that went to nowhere at once."""
+    book.retry(1, 0, 1)
+    book.redeliver(1, 0, 1)
+    book.die(0, 4, 1)
+    book.feed(1, 2)
+    book.count(1, 2, failed=2)
+    book.commit()
+    done = retryapp("ledger", *shop.place, "--json")
+    (handler,) = done.json["handlers"]
+    assert (done.code, handler["adds_up"]) == (1, False)
+    twice, untold, lost = sorted(
+        handler["problems"], key=lambda problem: (problem["partition"], problem["offset"] or -1)
+    )
+    topology = shop.topology
+    assert (twice["fault"], twice["failure_id"]) == ("twice", shop.failure_id(0, 4))
+    assert twice["where"] == [f"{topology.dlq}[0]@1", f"{topology.dlq}[0]@2"]
+    assert (lost["fault"], lost["failure_id"]) == ("lost", shop.failure_id(1, 0))
+    assert (lost["record"], lost["station"]) == (f"{topology.main}[1]@0", "redelivery topic, attempt 1 failed")
+    assert lost["where"] == [f"{topology.redelivery}[1]@0"]
+    assert (untold["fault"], untold["failure_id"], untold["where"]) == ("lost", None, [f"{topology.events}[1]@0"])
+    parts = handler["partitions"]
+    assert [part["lost"] for part in parts] == [0, 2, 0]
+    assert all(
+        part["received"] == sum(part[fate] for fate in ("done", "pending", "dead", "unknown", "lost")) for part in parts
+    )
+    text = retryapp("ledger", *shop.place)
+    assert text.code == 1
+    assert "3 things do not add up:" in text.out
+    assert f"lost: {shop.failure_id(1, 0)}: " in text.out
+    assert "2 received = 0 done" not in text.out, "the equation is that of all partitions"
+    assert "8 received = 3 done + 1 pending + 0 held + 2 dead + 0 discarded + 2 lost" in text.out
+
+
+def test_copies_are_allowed_where_workers_may_repeat(retryapp: Callable[..., Any], shop, book: Book):
+    """Nobody can tell from topics alone, so it is an option."""
+    book.die(0, 4, 1)
+    book.commit()
+    assert retryapp("ledger", *shop.place).code == 1
+    done = retryapp("ledger", *shop.place, "--copies-allowed")
+    assert done.code == 0
+    assert "1 hand-offs are there again" in done.out
+
+
+def test_what_the_group_has_not_passed_is_on_its_way(book: Book):
+    """Unread, to be parked, on the way back: nothing is lost, and nothing is counted as done too early."""
+    book.commit(main=3, retry=2, redelivery=0)
+    balance = book.take().total
+    assert (balance.received, balance.done, balance.pending, balance.unread_offsets) == (3, 1, 2, 3)
+    assert (balance.redelivered, balance.to_park) == (1, 0)
+
+
+def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., Any], shop, book: Book):
+    """The offsets are told, failed records among them have their fate, and nothing is guessed."""
+    book.commit()
+    wanted = [TopicPartition(shop.topology.main, 0, 4)]
+    for future in book.admin.delete_records(wanted).values():
+        future.result(10)
+    ledger = book.take()
+    assert ledger.problems == ()
+    whole = ledger.total
+    assert (whole.received, whole.done, whole.pending, whole.dead, whole.expired_offsets) == (5, 2, 1, 2, 1)
+    assert "unknown (expired): 1 offsets at the beginning" in retryapp("ledger", *shop.place).out
+    for topic, offset in ((shop.topology.events, 2), (shop.topology.dlq, 2)):
+        for future in book.admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+            future.result(10)
+    ledger = book.take()
+    assert ledger.problems == (), "what followed may have been deleted"
+    whole = ledger.total
+    assert (whole.received, whole.done, whole.pending, whole.dead, whole.unknown) == (5, 0, 1, 0, 4)
+
+
+def test_records_deleted_before_they_were_read_are_a_finding(shop, book: Book):
+    """The group stands before the first kept offset."""
+    book.commit(main=1)
+    for future in book.admin.delete_records([TopicPartition(shop.topology.main, 0, 4)]).values():
+        future.result(10)
+    faults = {problem.fault.value: problem.text for problem in book.take().problems}
+    assert "3 offsets" in faults["deleted"]
+
+
+def test_since_begins_at_a_time(retryapp: Callable[..., Any], shop, book: Book):
+    """By the main topic's timestamps; a length counts back from now."""
+    book.feed(2, 2, timestamp_ms=1_600_000_000_000)
+    book.feed(2, 3)
+    book.commit()
+
+    def received(*options: str) -> int:
+        done = retryapp("ledger", *shop.place, "--json", *options)
+        assert done.code == 0, done.out
+        return int(done.json["handlers"][0]["total"]["received"])
+
+    assert received() == 11
+    assert received("--since", "1h") == 9
+    assert received("--since", "2020-01-01") == 11
+    assert received("--since", "2020-12-31T12:00") == 9
+    assert received("--since", "2200-01-01") == 0
+    wrong = retryapp("ledger", *shop.place, "--since", "soon")
+    assert wrong.code == 2
+    assert "--since" in wrong.err
+
+
+def test_retry_topics_of_other_delays_are_found(shop, book: Book):
+    """A policy that had one topic for each delay has left them; what merely begins alike is not ours."""
+    prefix = shop.topology.prefix
+    for name in (f"{prefix}.retry.5m", f"{prefix}.retry.60m", f"{prefix}.retry.old"):
+        book.admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1)])[name].result(10)
+    book.hand(f"{prefix}.retry.5m", 0, 0, 1)
+    book.hand(f"{prefix}.retry.60m", 0, 5, 1)
+    book.commit()
+    balance = book.take().total
+    assert (balance.received, balance.pending, balance.to_park) == (6, 2, 1)
+
+
+def test_an_open_transaction_is_waited_for(shop, book: Book):
+    """What it publishes is in the ledger once it has ended, and the wait is told of."""
+    book.commit()
+    writer = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
+    writer.init_transactions(10)
+    writer.begin_transaction()
+    writer.produce(shop.topology.events, partition=2, value=b"no event")
+    writer.flush(10)
+    waits: list[str] = []
+
+    def end(what: str) -> None:
+        if not waits:
+            writer.commit_transaction(10)
+        waits.append(what)
+
+    ledger = book.take(on_wait=end)
+    assert f"{shop.topology.events}[2]" in waits[0]
+    assert (ledger.unread_events, ledger.problems) == (1, ())
+
+
+def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: Book):
+    """The moment of the cut is one at which none is under way: then what it hands over and its offset go together."""
+    book.commit(main=5)
+    topology, connection = shop.topology, shop.connection
+    writer = Producer({"bootstrap.servers": connection.bootstrap, "transactional.id": f"t-{topology.group}"})
+    member = Consumer({"bootstrap.servers": connection.bootstrap, "group.id": topology.group})
+    writer.init_transactions(10)
+    writer.begin_transaction()
+    moved = [TopicPartition(topology.main, 0, 6)]
+    writer.send_offsets_to_transaction(moved, member.consumer_group_metadata(), 10)
+    waits: list[str] = []
+
+    def end(what: str) -> None:
+        if not waits:
+            writer.commit_transaction(10)
+        waits.append(what)
+
+    found = Positions(connection).group_offsets(topology.group, [[(topology.main, 0), (topology.main, 1)]], end)
+    member.close()
+    assert found == {(topology.main, 0): 6, (topology.main, 1): 0}
+    assert f"{topology.main}[0]" in waits[0]
+
+
+def test_a_transaction_that_does_not_end_is_an_error(shop, book: Book):
+    """It names what waits, and is one of the environment."""
+    writer = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
+    writer.init_transactions(10)
+    writer.begin_transaction()
+    writer.produce(shop.topology.events, partition=2, value=b"no event")
+    writer.flush(10)
+    with pytest.raises(OpenTransactionError, match="events") as caught:
+        Positions(shop.connection, transaction_s=0.3).settled_ends([(shop.topology.events, 2)])
+    assert caught.value.exit_code == 3
+    writer.abort_transaction(10)
+
+
+def test_a_missing_topic_is_named(retryapp: Callable[..., Any], shop):
+    """Without its events there is no ledger."""
+    admin = AdminClient({"bootstrap.servers": shop.connection.bootstrap})
+    admin.delete_topics([shop.topology.events])[shop.topology.events].result(10)
+    done = retryapp("ledger", *shop.place)
+    assert done.code == 3
+    assert shop.topology.events in done.err
+    nowhere = retryapp("ledger", "--broker", shop.connection.bootstrap, "--group", "no-group")
+    assert nowhere.code == 3
+
+
+def test_progress_is_told_to_the_end(book: Book):
+    """By topic, in offsets of all topics together."""
+    book.commit()
+    told: list[tuple[str, int, int]] = []
+    book.take(on_progress=lambda *facts: told.append(facts))
+    passed = [done for _, done, _ in told]
+    assert passed == sorted(passed)
+    assert {name for name, _, _ in told} >= {book.shop.topology.main, book.shop.topology.dlq}
+    assert told[-1][1] == told[-1][2] > 0

@@ -1,0 +1,78 @@
+"""What tests of the ledger share: a handler's topics by index, and a record's way written as text.
+
+A way is words, one for each trace: station and attempt, as `T1 W1 R1 S2` (on a retry topic, a row, on the redelivery
+topic, succeeded; `D2`: a dead letter). `1:T0` is of the first replay. A `*` behind it: the group's offset has not
+passed it. A `?`: it was published after the cut, maybe. A `!`: its headers are damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from retryapp.ledger.journey import WHOLE, Cut
+from retryapp.ledger.traces import Station, Topics, Trace
+
+TOPICS = Topics(
+    "app",
+    (
+        "orders",
+        "app.orders.retry",
+        "app.orders.redelivery",
+        "app.orders.dlq",
+        "app.orders.events",
+        "app.orders.pending.changelog",
+    ),
+)
+STATIONS = {
+    "T": (Station.RETRY, 1),
+    "W": (Station.ROW, 5),
+    "R": (Station.REDELIVERY, 2),
+    "D": (Station.DEAD, 3),
+    "S": (Station.SUCCEEDED, 4),
+}
+COMMITTED, FLOOR = 100, 1_000
+TIME_MS = 50_000
+
+
+def way_of(text: str) -> list[Trace]:
+    """Return the traces that a text tells, each a second after the one before."""
+    traces = []
+    for n, word in enumerate(text.split()):
+        replays, _, rest = word.rpartition(":")
+        marks = rest.lstrip("TWRDS0123456789")
+        station, topic = STATIONS[rest[0]]
+        offset = n + (FLOOR if "?" in marks else COMMITTED if "*" in marks else 0)
+        attempt = int(rest[1 : len(rest) - len(marks)])
+        traces.append(
+            Trace(int(replays or 0), attempt, station, topic, offset, TIME_MS + n * 1_000, loose="!" in marks)
+        )
+    return sorted(traces)
+
+
+@pytest.fixture
+def topics() -> Topics:
+    """Main, retry, redelivery, dead letters, events, changelog."""
+    return TOPICS
+
+
+@pytest.fixture
+def way() -> Callable[[str], list[Trace]]:
+    """Read a way."""
+    return way_of
+
+
+@pytest.fixture
+def make_cut() -> Callable[..., Cut]:
+    """Make a cut; `expired`: topic → time up to which it has deleted."""
+
+    def make(expired: dict[int, float] | None = None, **facts: Any) -> Cut:
+        kept = [WHOLE] * len(TOPICS.names)
+        for topic, until_ms in (expired or {}).items():
+            kept[topic] = until_ms
+        given = {"committed": [COMMITTED] * 3, "floor": [FLOOR] * 6, "kept_from_ms": kept, **facts}
+        return Cut(partition=3, topics=TOPICS, **given)
+
+    return make

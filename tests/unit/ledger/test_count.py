@@ -1,0 +1,222 @@
+"""One partition's count: what it adds up to, and what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from samples import WAITING
+
+from retryapp.core.lifecycle import Progress
+from retryapp.ledger.count import Balance, PartitionCount, total
+from retryapp.ledger.journey import Cut, Fault
+from retryapp.ledger.traces import Station, Told, Trace
+
+ID = WAITING.origin.topic_id
+RETRY, DLQ = 1, 3
+MakeCount = Callable[..., PartitionCount]
+
+
+@pytest.fixture
+def counted(topics, way, make_cut) -> Callable[..., PartitionCount]:
+    """Count records by their offsets and ways, up to the group's offset 100, and close."""
+
+    def count(
+        ways: dict[int, str],
+        *,
+        offsets: Iterable[int] = range(10),
+        cut: Cut | None = None,
+        progress: Iterable[Progress] = (),
+        told: Iterable[Told] = (),
+        start: int = 0,
+        first_kept: int = 0,
+        compacted: bool = False,
+        timestamp_ms: int = 1,
+    ) -> PartitionCount:
+        made = PartitionCount(partition=3, topics=topics, topic_id=ID, start=start)
+        for offset, text in ways.items():
+            for trace in way(text):
+                made.tell(Told(trace, ID, offset))
+        for each in told:
+            made.tell(each)
+        for event in progress:
+            made.note(event, "app.orders.events[3]@1")
+        made.judge(cut or make_cut())
+        for offset in offsets:
+            made.see(offset, timestamp_ms)
+        made.close(first_kept=first_kept, compacted=compacted)
+        return made
+
+    return count
+
+
+def progress(start: int, stop: int, *, received: int, failed: int) -> Progress:
+    """Return what a worker says of a range of offsets."""
+    return Progress(
+        group="app",
+        handler="h",
+        main="orders",
+        partition=3,
+        from_offset=start,
+        to_offset=stop,
+        from_ms=200_000,
+        to_ms=200_001,
+        received=received,
+        first_try_ok=received - failed,
+        failed=failed,
+    )
+
+
+def fates(balance: Balance) -> dict[str, int]:
+    """Return what is not zero."""
+    names = ("received", "done", "pending", "held", "dead", "discarded", "unknown", "lost", "recovered")
+    return {name: getattr(balance, name) for name in names if getattr(balance, name)}
+
+
+def test_every_received_record_has_one_fate(counted):
+    """Those without a trace are done at the first try."""
+    made = counted({1: "T1 R1 S2", 2: "D1", 3: "T1 W1", 4: "T1*", 5: "T1 R1*", 6: "T1 R1 D2"})
+    assert fates(made.balance) == {"received": 10, "done": 5, "recovered": 1, "pending": 3, "dead": 2}
+    assert (made.balance.to_park, made.balance.redelivered) == (1, 1)
+    assert made.problems == []
+
+
+def test_a_lost_record_is_named_with_its_last_station(counted):
+    """Failure id, place on the main topic, station, and where that copy lies."""
+    made = counted({2: "T1 R1 T2 R2"})
+    assert fates(made.balance) == {"received": 10, "done": 9, "lost": 1}
+    (problem,) = made.problems
+    assert (problem.fault, problem.failure_id) == (Fault.LOST, f"app/orders@{ID}/3/2")
+    assert (problem.record, problem.offset) == ("orders[3]@2", 2)
+    assert (problem.station, problem.where) == ("redelivery topic, attempt 2 failed", ("app.orders.redelivery[3]@3",))
+
+
+def test_records_that_the_group_has_not_passed_are_not_received(counted, make_cut):
+    """Their traces are of later; what was handed over before the cut contradicts the offset."""
+    cut = make_cut(committed=[5, 100, 100])
+    later = counted({7: "T1?"}, offsets=range(5), cut=cut)
+    assert (fates(later.balance), later.problems) == ({"received": 5, "done": 5}, [])
+    before = counted({7: "T1 R1 S2"}, offsets=range(5), cut=cut)
+    assert fates(before.balance) == {"received": 5, "done": 5}
+    assert [(p.fault, p.offset) for p in before.problems] == [(Fault.AHEAD, 7)]
+    tolerated = counted({7: "T1 R1 S2"}, offsets=range(5), cut=make_cut(committed=[5, 100, 100], copies_allowed=True))
+    assert tolerated.problems == []
+
+
+def test_a_group_without_offsets_is_one_finding(counted, make_cut):
+    """Not one for each record."""
+    made = counted({7: "T1*", 8: "T1*"}, offsets=(), cut=make_cut(committed=[0, 0, 0]))
+    assert [problem.fault for problem in made.problems] == [Fault.OFFSETS]
+    assert "2 records" in made.problems[0].text
+
+
+def test_a_record_that_the_main_topic_does_not_have_is_a_stranger(counted):
+    """Unless the topic has deleted or compacted it, or it lies in a damaged batch."""
+    ways = {4: "D1"}
+    offsets = [0, 1, 2, 3, 5]
+    assert [(p.fault, p.offset) for p in counted(ways, offsets=offsets).problems] == [(Fault.STRANGER, 4)]
+    assert counted(ways, offsets=offsets, compacted=True).problems == []
+    made = counted(ways, offsets=[5], first_kept=5)
+    assert made.problems == []
+    assert fates(made.balance) == {"received": 2, "done": 1, "dead": 1}
+    assert made.balance.expired_offsets == 4
+
+
+def test_what_the_main_topic_no_longer_keeps_is_told_by_number(counted):
+    """Offsets are not records, so they are not added to what was received."""
+    made = counted({}, offsets=range(40, 50), first_kept=40)
+    assert fates(made.balance) == {"received": 10, "done": 10}
+    assert made.balance.expired_offsets == 40
+
+
+def test_a_failed_record_of_a_former_topic_keeps_its_fate(counted, way):
+    """The main topic was made anew: same offsets, another id."""
+    told = [Told(trace, "former", 1) for trace in way("T1 W1")]
+    made = counted({1: "D1"}, told=told)
+    assert fates(made.balance) == {"received": 11, "done": 9, "dead": 1, "pending": 1}
+    assert made.problems == []
+
+
+def test_a_record_may_have_died_where_its_letter_would_be_gone(counted, make_cut):
+    """Without a trace, and older than what the dead-letter topic keeps: unknown."""
+    cut = make_cut({DLQ: 5_000})
+    assert fates(counted({}, cut=cut, timestamp_ms=5_000).balance) == {"received": 10, "unknown": 10}
+    assert fates(counted({}, cut=cut, timestamp_ms=5_001).balance) == {"received": 10, "done": 10}
+
+
+def test_since_leaves_out_what_was_received_before(counted):
+    """Their traces, their problems and the workers' counts of them."""
+    made = counted(
+        {1: "T1 R1", 6: "T1 R1 S2"},
+        offsets=range(5, 10),
+        start=5,
+        progress=[progress(0, 10, received=99, failed=9)],
+        told=[Told(Trace(0, 1, Station.RETRY, RETRY, 5, 9), "former", 7)],
+    )
+    assert (fates(made.balance), made.problems) == ({"received": 5, "done": 5, "recovered": 1}, [])
+    assert made.balance.expired_offsets == 0
+
+
+def test_workers_counts_are_held_against_the_topics(counted):
+    """Ranges side by side; one beyond the cut or the beginning is left alone."""
+    fits = [progress(0, 4, received=4, failed=1), progress(4, 10, received=6, failed=1)]
+    assert counted({1: "D1", 9: "T1 W1"}, progress=fits).problems == []
+    beyond = [progress(0, 101, received=1, failed=0)]
+    assert counted({}, progress=beyond).problems == []
+    assert (
+        counted({}, offsets=range(5, 10), first_kept=5, progress=[progress(0, 10, received=1, failed=0)]).problems == []
+    )
+    wrong = counted({}, progress=[progress(0, 4, received=5, failed=0), progress(4, 10, received=6, failed=0)])
+    assert [problem.fault for problem in wrong.problems] == [Fault.COUNTS]
+    assert "received 5 records in orders[3]@0 to 3, the topic has 4" in wrong.problems[0].text
+
+
+def test_a_record_lost_with_all_its_traces_shows_in_the_workers_counts(counted, make_cut):
+    """It is not done, although it has left nothing; where traces may be deleted nothing is said."""
+    told = [progress(0, 10, received=10, failed=2)]
+    made = counted({1: "D1"}, progress=told)
+    assert fates(made.balance) == {"received": 10, "done": 8, "dead": 1, "lost": 1}
+    assert [(p.fault, p.where) for p in made.problems] == [(Fault.LOST, ("app.orders.events[3]@1",))]
+    assert "2 records failed in orders[3]@0 to 9, 1 of them left a trace" in made.problems[0].text
+    assert counted({1: "D1"}, progress=told, cut=make_cut({RETRY: 150_000})).problems == []
+    assert len(counted({1: "D1"}, progress=told, cut=make_cut({RETRY: 139_999})).problems) == 1
+    more = counted({1: "D1", 2: "D1", 3: "D1"}, progress=told)
+    assert [problem.fault for problem in more.problems] == [Fault.COUNTS]
+
+
+def test_a_damaged_batch_of_the_main_topic_is_dead_as_a_whole(counted):
+    """One letter names its range; for the workers it was one record."""
+    letter = Told(Trace(0, 1, Station.DEAD, DLQ, 5, 9, loose=True), ID, 3, 6)
+    made = counted({}, told=[letter], progress=[progress(0, 10, received=7, failed=1)])
+    assert fates(made.balance) == {"received": 10, "done": 6, "dead": 4}
+    assert made.problems == []
+    unread = counted({}, offsets=[0, 1, 2, 7, 8, 9], told=[letter])
+    assert (fates(unread.balance), unread.problems) == ({"received": 7, "done": 6, "dead": 1}, [])
+
+
+def test_headers_that_name_nobody_are_named_by_place(counted):
+    """With the dead letter that was made of them, if there is one."""
+    torn = Told(Trace(0, 0, Station.RETRY, RETRY, 12, 9, loose=True), nobody="no origin")
+    letter = Told(Trace(0, 1, Station.DEAD, DLQ, 0, 10, loose=True), buried=(RETRY, 12, 12))
+    alone, with_letter = counted({}, told=[torn]), counted({}, told=[torn, letter])
+    assert [(p.fault, p.where, p.text) for p in alone.problems] == [
+        (Fault.NOBODY, ("app.orders.retry[3]@12",), "no origin")
+    ]
+    assert with_letter.problems[0].text == "no origin; it has a dead letter"
+
+
+@pytest.mark.parametrize(
+    ("committed", "faults"), [(4, [Fault.DELETED]), (5, []), (9, []), (10, []), (11, [Fault.OFFSETS])]
+)
+def test_offsets_outside_of_their_topic_are_named(topics, committed, faults):
+    """Records were deleted before they were read, or the topic has lost its end."""
+    made = PartitionCount(partition=0, topics=topics, topic_id=ID)
+    made.check_offset(1, committed, begin=5, end=10)
+    assert [problem.fault for problem in made.problems] == faults
+
+
+def test_partitions_add_up():
+    """Field by field."""
+    assert total(iter([Balance(received=3, done=2, dead=1), Balance(received=1, lost=1, copies=4)])) == Balance(
+        received=4, done=2, dead=1, lost=1, copies=4
+    )

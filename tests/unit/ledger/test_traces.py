@@ -1,0 +1,140 @@
+"""What records of our topics, rows and events tell of a record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from samples import WAITING, dead, waiting
+
+from retryapp.core.errors import DamagedEventError, UnreadableRecordsError
+from retryapp.core.headers import encode_metadata
+from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded
+from retryapp.core.names import RETRY_ATTEMPT, RETRY_ORIGIN
+from retryapp.core.record import Headers, Origin, Record
+from retryapp.core.rows import PendingRow, RowKey, encode_row
+from retryapp.ledger.traces import Station, Trace, pack, told_by, told_by_event, told_by_row, unpack
+
+RETRY, REDELIVERY, DLQ, EVENTS, CHANGELOG = 1, 2, 3, 4, 5
+ID = WAITING.origin.topic_id
+
+
+def record(topic: str, headers: Headers, *, partition: int = 0, value: bytes = b"{}", key: bytes = b"k") -> Record:
+    """Return a record as it was read at offset 7, at the time 99."""
+    return Record(topic, partition, 7, 99, key, value, headers)
+
+
+def test_traces_survive_packing_and_come_back_in_order():
+    """Also with the largest numbers, and the mark of damage."""
+    late = Trace(1_000_000, 1_000_000, Station.SUCCEEDED, 255, 2**63 - 1, 2**62, loose=True)
+    early = Trace(0, 1, Station.RETRY, 1, 0, -1)
+    middle = Trace(0, 1, Station.REDELIVERY, 2, 5, 7)
+    packed = pack(late) + pack(middle) + pack(early)
+    assert len(packed) == 3 * 26
+    assert unpack(packed) == [early, middle, late]
+
+
+def test_a_copy_tells_whose_it_is_and_which_attempt(topics):
+    """Foreign headers and payload are not looked at."""
+    headers = (("retry-foreign-x", b"1"), *encode_metadata(waiting(42, attempt=3, replays=2, replay_id="r")))
+    told = told_by(record("app.orders.retry", headers), Station.RETRY, RETRY, topics)
+    assert (told.topic_id, told.offset, told.nobody) == (ID, 42, None)
+    assert told.trace == Trace(2, 3, Station.RETRY, RETRY, 7, 99)
+
+
+@pytest.mark.parametrize(
+    ("changes", "partition", "text"),
+    [
+        ({"group": "other"}, 0, "it is of group other"),
+        ({}, 1, "another partition"),
+        ({"origin": Origin("elsewhere", ID, 0, 1)}, 0, "another topic"),
+    ],
+)
+def test_a_copy_of_somebody_else_is_nobodys(topics, changes, partition, text):
+    """It says whose it is, and that is not ours to count."""
+    headers = encode_metadata(replace(WAITING, **changes))
+    told = told_by(record("app.orders.retry", headers, partition=partition), Station.RETRY, RETRY, topics)
+    assert told.nobody is not None
+    assert text in told.nobody
+
+
+def test_damaged_headers_leave_what_can_be_read(topics):
+    """Without an attempt it is loose; without an origin it is nobody's."""
+    headers = encode_metadata(waiting(42))
+    torn = tuple((name, b"x" if name == RETRY_ATTEMPT else value) for name, value in headers)
+    told = told_by(record("app.orders.retry", torn), Station.RETRY, RETRY, topics)
+    assert (told.offset, told.trace.attempt, told.trace.loose, told.nobody) == (42, 0, True, None)
+    told = told_by(record("app.orders.retry", headers[:2]), Station.RETRY, RETRY, topics)
+    assert told.nobody is not None
+    assert RETRY_ORIGIN in told.nobody
+    assert told_by(record("app.orders.retry", ()), Station.RETRY, RETRY, topics).nobody is not None
+
+
+def damaged_letter(topic: str, first: int, last: int) -> Headers:
+    """Return the headers of the dead letter for offsets that could not be read."""
+    error = UnreadableRecordsError(topic, 0, first, last, "the checksum of the batch is wrong")
+    return encode_metadata(
+        replace(
+            dead(0),
+            origin=Origin(topic, ID, 0, first),
+            reason="damaged",
+            error_type="retryapp.core.errors.UnreadableRecordsError",
+            error_message=str(error),
+        )
+    )
+
+
+@pytest.mark.parametrize(("first", "last"), [(5, 9), (5, 5)])
+def test_a_dead_letter_for_a_damaged_batch_tells_its_range(topics, first, last):
+    """Of the main topic whose records, of ours where they lay."""
+    told = told_by(record("app.orders.dlq", damaged_letter("orders", first, last)), Station.DEAD, DLQ, topics)
+    assert (told.offset, told.last_offset, told.trace.loose, told.buried) == (first, last, True, None)
+    headers = damaged_letter("app.orders.redelivery", first, last)
+    told = told_by(record("app.orders.dlq", headers), Station.DEAD, DLQ, topics)
+    assert told.buried == (REDELIVERY, first, last)
+
+
+def test_a_dead_letter_for_a_damaged_row_tells_the_main_offset(topics):
+    """The row's key has it, and the letter's origin is the changelog."""
+    origin = Origin("app.orders.pending.changelog", ID, 0, 42)
+    headers = encode_metadata(replace(dead(0), origin=origin, reason="damaged"))
+    told = told_by(record("app.orders.dlq", headers), Station.DEAD, DLQ, topics)
+    assert (told.topic_id, told.offset, told.trace.loose, told.nobody) == (ID, 42, True, None)
+
+
+def test_a_row_tells_when_its_tier_record_was_taken(topics):
+    """Of one that cannot be read its key tells the offset."""
+    row = PendingRow(b"k", b"{}", encode_metadata(waiting(42)), 55)
+    told = told_by_row(RowKey(1, 0, 42), record("c", (), value=encode_row(row)), "now", topics)
+    assert (told.topic_id, told.offset, told.trace) == (ID, 42, Trace(0, 1, Station.ROW, CHANGELOG, 7, 55))
+    for damaged in (b"\xff", encode_row(PendingRow(b"k", b"{}", (), 55))):
+        told = told_by_row(RowKey(1, 0, 42), record("c", (), value=damaged), "now", topics)
+        assert (told.topic_id, told.offset, told.trace.station, told.trace.loose) == ("now", 42, Station.ROW, True)
+
+
+def test_events_tell_of_success_and_of_counts(topics):
+    """Other kinds, and other handlers, concern nobody here; what is no event is refused."""
+    success = Succeeded(
+        group="app",
+        handler="h",
+        failure_id=waiting(42).failure_id,
+        origin=waiting(42).origin.text,
+        attempt=2,
+        started_ms=1,
+        ended_ms=2,
+        lateness_ms=0,
+    )
+    told = told_by_event(record("e", (), value=success.to_json()), topics)
+    assert not isinstance(told, Progress)
+    assert told is not None
+    assert (told.offset, told.trace) == (42, Trace(0, 2, Station.SUCCEEDED, EVENTS, 7, 99))
+    facts = {"group": "app", "handler": "h", "main": "orders", "partition": 0, "from_offset": 0, "to_offset": 9}
+    progress = Progress(**facts, from_ms=0, to_ms=1, received=9, first_try_ok=8, failed=1)
+    assert told_by_event(record("e", (), value=progress.to_json()), topics) == progress
+    other = progress.model_copy(update={"main": "clicks"})
+    assert told_by_event(record("e", (), value=other.to_json()), topics) is None
+    policy = PolicyUsed(group="app", handler="h", main="orders", text="1m", digest="d", at_ms=1)
+    assert told_by_event(record("e", (), value=policy.to_json()), topics) is None
+    for raw in (b"{}", b"", success.model_copy(update={"failure_id": "?"}).to_json()):
+        with pytest.raises(DamagedEventError):
+            told_by_event(record("e", (), value=raw), topics)
