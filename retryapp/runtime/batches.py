@@ -33,8 +33,8 @@ from retryapp.core.publication import Destination, Publication
 _APPEND_TIME = 1
 """Timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are."""
 _TOO_LARGE: Final = (MessageSizeTooLargeError, RecordListTooLargeError)
+_DENIED: Final = "this login may not write to it; it needs WRITE"
 _REFUSALS: Final = (
-    TopicAuthorizationFailedError,
     InvalidTopicError,
     PolicyViolationError,
     InvalidTimestampError,
@@ -71,7 +71,7 @@ class Sent:
         """Take note of the topics to which the broker lets nobody here write."""
         for topic in [error.args[0]] if isinstance(error.args[0], str) else error.args[0]:
             if topic in self.destinations:
-                self.destinations[topic].refuse("this login may not write to it; it needs WRITE")
+                self.destinations[topic].refuse(_DENIED)
 
     def on_appended(self, tell: Callable[[int], None]) -> bool:
         """See `ports.Acks.on_appended`; a time that we sent ourselves tells nothing."""
@@ -163,5 +163,7 @@ def _note_refusal(destination: Destination, sizes: list[int], answer: asyncio.Fu
     error = None if answer.cancelled() else answer.exception()
     if isinstance(error, _TOO_LARGE):
         destination.refuse_size(sizes)
+    elif isinstance(error, TopicAuthorizationFailedError):
+        destination.refuse(_DENIED)
     elif isinstance(error, _REFUSALS):
         destination.refuse(f"its broker refuses records for it ({type(error).__name__})")

@@ -72,13 +72,18 @@ class SecuredBroker:
         for future in admin.create_acls(bindings).values():
             future.result(10)
 
-    def revoke_all(self) -> None:
-        """Take all grants back."""
-        everything = AclBindingFilter(
-            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+    def grant_topic(self, topic: str, operation: str) -> None:
+        """Grant one right on one topic."""
+        self.grant([{"resource": "Topic", "name": topic, "pattern": "literal", "operation": operation}])
+
+    def revoke_all(self, topic: str | None = None) -> None:
+        """Take all grants back, or those on one topic."""
+        kind = ResourceType.ANY if topic is None else ResourceType.TOPIC
+        these = AclBindingFilter(
+            kind, topic, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
         )
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        for future in admin.delete_acls([everything]).values():
+        for future in admin.delete_acls([these]).values():
             future.result(10)
 
 
@@ -112,7 +117,10 @@ def secured(cache_dir: Path) -> Iterator[SecuredBroker]:
 
 
 def write_app(folder: Path, group: str, bootstrap: str, *, secured: bool) -> None:
-    """Write a user's module that is called as its group; negative ids are refused, odd ones fail once."""
+    """Write a user's module that is called as its group; negative ids are refused, odd ones fail once.
+
+    An order that says where to is published there.
+    """
     credentials = (
         f'broker_credentials=faust.SASLCredentials(username="{USER}", password="{PASSWORD}", mechanism="PLAIN"),'
     )
@@ -131,6 +139,8 @@ def write_app(folder: Path, group: str, bootstrap: str, *, secured: bool) -> Non
                 raise Reject("negative")
             if order["id"] % 2 and delivery.attempt == 1:
                 raise ValueError("odd")
+            if "to" in order:
+                delivery.publish(order["to"], order)
     """
     (folder / f"{group}.py").write_text(textwrap.dedent(source))
 
@@ -261,6 +271,52 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
     assert found[f"group {group}"]["seen"].startswith("stable, 1 member")
     assert fine.code == 0, fine.out
     assert "AuthorizationFailed" not in worker.log
+
+
+@pytest.mark.broker
+def test_a_topic_that_handlers_may_not_write_fails_attempts(retryapp, secured, group, tmp_path, start_worker):
+    """Named while the right is missing, published once it is there, and named again when it is taken away."""
+    main, out = f"orders-{group}", f"payments-{group}"
+    write_app(tmp_path, group, secured.secured, secured=True)
+    connection = KafkaConnection(secured.bootstrap)
+    operator = KafkaAdmin(connection)
+    for topic in (main, out):
+        operator.create_main_topic(topic, partitions=1)
+    operator.wait_for_topics([main, out])
+    acls = retryapp("plan", "-A", group, "--acls", "--json").json["acls"]
+    secured.grant([acl for acl in acls if acl["needed"]])
+    worker = start_worker(group)
+    producer = Producer({"bootstrap.servers": secured.bootstrap})
+    dlq = HandlerTopology(group=group, main=main).dlq
+
+    def send(number: int) -> None:
+        producer.produce(main, json.dumps({"id": number, "to": out}).encode())
+        assert producer.flush(10) == 0
+
+    def problems() -> list[str]:
+        assert worker.process.poll() is None, worker.log[-3000:]
+        if dlq not in operator.describe_topics([dlq]):
+            return []
+        return [metadata.error_message for r in read_topic(connection, dlq) if (metadata := decode_metadata(r.headers))]
+
+    def published() -> list[int]:
+        return [json.loads(record.value or b"")["id"] for record in read_topic(connection, out)]
+
+    send(2)
+    wait_for(lambda: len(problems()) == 1, "nobody may see the topic")
+    assert "may not describe it" in problems()[0]
+    secured.grant_topic(out, "Describe")
+    wait_for(lambda: send(4) or "may not write to it" in problems()[-1], "nobody may write to it")
+    secured.grant_topic(out, "Write")
+    wait_for(lambda: send(6) or 6 in published(), "it is published")
+    assert "retryapp.lane_failed" not in worker.log
+    secured.revoke_all(out)
+    count = len(problems())
+    send(8)
+    wait_for(lambda: len(problems()) > count, "the right is gone", timeout_s=90)
+    assert "may not" in problems()[-1]
+    assert 8 not in published()
+    assert worker.log.count("retryapp.lane_failed") <= 1
 
 
 @pytest.mark.broker

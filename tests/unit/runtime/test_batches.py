@@ -139,7 +139,7 @@ async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: Producer, d
     [
         (PolicyViolationError(), "its broker refuses records for it (PolicyViolationError)"),
         (UnknownError(), "its broker refuses records for it (UnknownError)"),
-        (TopicAuthorizationFailedError(OUT), "its broker refuses records for it (TopicAuthorizationFailedError)"),
+        (TopicAuthorizationFailedError(OUT), "this login may not write to it; it needs WRITE"),
         (NotEnoughReplicasError(), None),
         (KafkaError(), None),
         (ConnectionError(), None),

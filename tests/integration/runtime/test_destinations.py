@@ -1,0 +1,127 @@
+"""Looks at topics of others, on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import MessageSizeTooLargeError
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.publication import Destination, Publication, Seen
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+from retryapp.runtime import destinations
+from retryapp.runtime.batches import send_all
+from retryapp.runtime.clients import ClientSettings
+from retryapp.runtime.destinations import KafkaDestinations
+
+
+@pytest.fixture
+def reader(bootstrap: str) -> KafkaDestinations:
+    """A reader of the test session's broker."""
+    return KafkaDestinations(lambda: KafkaConnection(bootstrap))
+
+
+def make_topic(bootstrap: str, partitions: int, **config: str) -> str:
+    """Make a topic with a name of its own."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    wanted = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([wanted])[name].result(10)
+    KafkaAdmin(KafkaConnection(bootstrap)).wait_for_topics([name])
+    return name
+
+
+async def test_a_topic_is_seen_with_its_limits(bootstrap: str, reader: KafkaDestinations) -> None:
+    """Partitions, largest record, and whether it wants keys."""
+    plain = make_topic(bootstrap, 3, max_message_bytes="12345")
+    compacted = make_topic(bootstrap, 1, cleanup_policy="compact,delete", max_message_bytes="5000")
+    assert await reader.look(plain) == Seen(3, max_bytes=12_345)
+    assert await reader.look(compacted) == Seen(1, max_bytes=5_000, compacted=True)
+
+
+async def test_a_topic_that_is_not_there_is_not_made(bootstrap: str, reader: KafkaDestinations) -> None:
+    """The broker would make it at the first word of a careless client."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    assert await reader.look(name) is None
+    assert await reader.look(name) is None
+    assert name not in KafkaAdmin(KafkaConnection(bootstrap)).topic_names()
+
+
+async def test_kafkas_own_topics_are_no_destinations(bootstrap: str, reader: KafkaDestinations) -> None:
+    """Their records mean something to the brokers."""
+    KafkaAdmin(KafkaConnection(bootstrap)).group_protocol("anybody")  # its coordinator lives in that topic
+    seen = await reader.look("__consumer_offsets")
+    assert seen is None or seen.problem == "it is Kafka's own"
+
+
+async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
+    bootstrap: str, reader: KafkaDestinations, settings: ClientSettings
+) -> None:
+    """A partition that its producer has never seen, batches of no more than the limit, a limit that nobody tells."""
+    topic = make_topic(bootstrap, 1, max_message_bytes="1000")
+    destination = Destination(topic)
+    destination.see(await reader.look(topic), 0.0)
+
+    def records(partition: int, *sizes: int) -> list[Publication]:
+        values = [random.Random(seed).randbytes(size) for seed, size in enumerate(sizes)]  # nothing to compress
+        return [Publication(topic, partition, None, value, (), destination) for value in values]
+
+    producer = AIOKafkaProducer(
+        enable_idempotence=True,
+        bootstrap_servers=bootstrap,
+        max_batch_size=settings.max_batch_size,
+        compression_type=settings.compression_type,
+    )
+    await producer.start()
+    try:
+        sent = await send_all(producer, records(0, *[400] * 5))
+        assert await sent.offsets() == [0, 1, 2, 3, 4]
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
+        KafkaAdmin(KafkaConnection(bootstrap)).wait_for_topics([topic])
+        destination.see(await reader.look(topic), 0.0)
+        assert destination.partitions == 3
+        assert await (await send_all(producer, records(2, 10))).offsets() == [0]
+        destination = Destination(topic)
+        destination.see(Seen(3), 0.0)
+        for sizes in ([400] * 5, [5_000]):
+            with pytest.raises(MessageSizeTooLargeError):
+                await (await send_all(producer, records(1, *sizes))).offsets()
+            await asyncio.sleep(0)
+        assert destination.batch_bytes == 0
+        assert destination.objection(None, None, records(1, 5_000)[0].size) is not None
+        assert destination.objection(None, None, records(1, 400)[0].size) is None
+    finally:
+        await producer.stop()
+
+
+async def test_null_keys_and_values_travel(bootstrap: str, reader: KafkaDestinations) -> None:
+    """Also both at once, which the client library's own `send` refuses."""
+    topic = make_topic(bootstrap, 1)
+    destination = Destination(topic)
+    destination.see(await reader.look(topic), 0.0)
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True)
+    await producer.start()
+    try:
+        pairs = [(None, None), (b"k", None), (None, b"v"), (b"", b"")]
+        headers = (("trace", b"1"), ("trace", None))
+        sent = await send_all(producer, [Publication(topic, 0, k, v, headers, destination) for k, v in pairs])
+        await sent.offsets()
+    finally:
+        await producer.stop()
+    found = list(read_topic(KafkaConnection(bootstrap), topic))
+    assert [(record.key, record.value) for record in found] == pairs
+    assert {record.headers for record in found} == {headers}
+
+
+async def test_without_a_broker_nobody_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is named, and comes in time."""
+    monkeypatch.setattr(destinations, "TIMEOUT_S", 0.5)
+    with pytest.raises(BrokerUnreachableError):
+        await KafkaDestinations(lambda: KafkaConnection("127.0.0.1:1")).look("payments")
