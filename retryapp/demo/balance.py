@@ -20,6 +20,7 @@ from enum import StrEnum
 from retryapp.demo.data import Fate
 from retryapp.demo.figures import Quantiles, healthy_ms, lateness_ms, quantiles
 from retryapp.demo.visits import Outcome, Visit
+from retryapp.ledger import Ledger
 
 CLOCK_GRAIN_MS = 5
 """Service and workers read one machine's clock, but in whole milliseconds counted from anchors of their own: where only
@@ -65,6 +66,8 @@ class Evidence:
     """The committed records of retry, redelivery and dead-letter topics."""
     delays_ms: Sequence[int]
     """The policy's waits: the first follows attempt 1."""
+    ledger: Ledger | None = None
+    """What `retryapp ledger` makes of the topics; it knows neither flights nor the service."""
     pauses: Sequence[tuple[int, int]] = ()
     """Spans in which partitions had no owner, epoch milliseconds."""
     kills: int = 0
@@ -229,6 +232,21 @@ def _problems(
         if listed:
             examples = ", ".join(str(case) for case in listed[:SHOWN_EXAMPLES])
             yield f"{len(listed)} {what} ({examples}{', ...' if len(listed) > SHOWN_EXAMPLES else ''})"
+    if evidence.ledger is not None:
+        yield from _disagreements(evidence.ledger, len(expected), len(done), len(expected.keys() & letters.keys()))
+
+
+def _disagreements(ledger: Ledger, fed: int, done: int, dead: int) -> Iterable[str]:
+    """Say what the ledger finds fault with, and where it has come to other numbers."""
+    for problem in ledger.problems[:SHOWN_EXAMPLES]:
+        whose = problem.failure_id or f"partition {problem.partition}"
+        yield f"the ledger says of {whose}: {problem.fault.value}: {problem.text}"
+    whole = ledger.total
+    if (whole.received, whole.done, whole.dead) != (fed, done, dead):
+        yield (
+            f"the ledger has {whole.received} received, {whole.done} done, {whole.dead} dead; "
+            f"fed were {fed}, and by the service's log {done} are done, {dead} dead"
+        )
 
 
 def _beyond(visits: Iterable[Visit], attempts: int) -> set[int]:

@@ -35,6 +35,7 @@ from retryapp.demo.view import Scene, View, balance_text
 from retryapp.demo.visits import Visit, VisitTail
 from retryapp.demo.watch import TopicWatch, read_handoffs, stations
 from retryapp.jvm import Progress
+from retryapp.ledger import take_ledger
 
 DEFAULT_RECORDS = 20_000
 DEFAULT_RATE = 500.0
@@ -263,6 +264,7 @@ class _Run:
                 fed_ms=feeder.fed_ms,
                 visits=self._visits,
                 handoffs=read_handoffs(self._stage.connection, stations(self._stage.topology)),
+                ledger=take_ledger(self._stage.connection, self._stage.topology),
                 delays_ms=[RetryPolicy(POLICY).schedule.nominal_ms(n) for n in _retries()],
                 pauses=pauses,
                 kills=int(self._killed_ms is not None),

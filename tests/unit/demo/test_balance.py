@@ -8,6 +8,8 @@ import pytest
 from retryapp.demo.balance import CLOCK_GRAIN_MS, Balance, Evidence, HandOff, Station, count, early_visits
 from retryapp.demo.data import Fate
 from retryapp.demo.visits import Outcome, Visit
+from retryapp.ledger import Balance as PartitionBalance
+from retryapp.ledger import Fault, Ledger, Problem
 
 DELAYS = (1_000, 2_000)
 
@@ -58,6 +60,7 @@ def balance(
     visits: Sequence[Visit] = GOOD_VISITS,
     handoffs: Sequence[HandOff] = GOOD_HANDOFFS,
     expected: dict[int, Fate] = FATES,
+    ledger: Ledger | None = None,
 ) -> Balance:
     """Count a run over the good evidence, or over other evidence."""
     return count(
@@ -67,6 +70,7 @@ def balance(
             visits=visits,
             handoffs=handoffs,
             delays_ms=DELAYS,
+            ledger=ledger,
             kills=1,
             seconds=1.23,
         )
@@ -211,3 +215,26 @@ def test_a_flight_that_was_never_fed_is_a_finding() -> None:
     counted = balance(visits=[*GOOD_VISITS, visit(99, Outcome.DONE)])
     assert counted.problems == ("1 flights were delivered that were never fed (99)",)
     assert counted.done == 2
+
+
+def ledger(*problems: Problem, **counts: int) -> Ledger:
+    """Make a ledger of two partitions: by default four received, two done, two dead."""
+    told = {"received": 3, "done": 2, "dead": 1, **counts}
+    return Ledger(
+        group="demo",
+        main="flights",
+        since_ms=None,
+        copies_allowed=False,
+        partitions={0: PartitionBalance(**told), 1: PartitionBalance(received=1, dead=1)},
+        problems=problems,
+        unread_events=0,
+    )
+
+
+def test_the_ledger_has_to_agree() -> None:
+    """It counts the topics by itself; a fault that it finds, and another sum, are problems of the run."""
+    assert balance(ledger=ledger()).is_in_order
+    lost = Problem(fault=Fault.LOST, partition=1, failure_id="demo/flights@id/1/7", text="it is nowhere")
+    assert balance(ledger=ledger(lost)).problems == ("the ledger says of demo/flights@id/1/7: lost: it is nowhere",)
+    (problem,) = balance(ledger=ledger(done=1)).problems
+    assert "the ledger has 4 received, 1 done, 2 dead; fed were 4" in problem
