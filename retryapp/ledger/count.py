@@ -9,7 +9,7 @@
 What a worker says of itself (`progress` events: so many received, so many failed, between two offsets) is not counted
 but held against the count: a record that is lost with all its traces shows there, and nowhere else.
 
-Bounds: 26 bytes for each trace and some 200 for each record that has one, a few numbers for each `progress` event, what
+Bounds: 26 bytes for each trace and some 120 for each record that has one, a few numbers for each `progress` event, what
 does not add up; nothing for a record that never failed.
 """
 
