@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from harness import HandlerSpec, Stage, wait_for
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(400)]
 
 COUNT = 24
-MOST_LIVES = 12
-FIRST, LATER = 5, 14
+MOST_LIVES = 20
+FIRST, LATER = 6, 14
 """Ids of the two that kill: one at its first attempt, one at its second."""
 
 
@@ -33,6 +33,8 @@ def test_a_record_that_kills_its_worker_ends(bootstrap: str, make_stage: Callabl
     for life in range(MOST_LIVES):
         worker = stage.worker(f"life{life}", ready=False)
         evidence = stage.evidence(topic)
+        if life == 0:
+            wait_for(worker.ended, "the first life is killed", timeout_s=60, every_s=0.3)
         wait_for(
             lambda worker=worker, evidence=evidence: (
                 worker.ended() or (len(evidence.dead()), evidence.unsettled()) == (2, 0)

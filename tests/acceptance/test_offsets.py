@@ -63,7 +63,10 @@ def last_errors(worker: Worker, *topics: str) -> str:
 
 @pytest.mark.timeout(120)
 def test_lanes_whose_offsets_cannot_be_stay_shut_until_somebody_decides(stage: Stage) -> None:
-    """Offsets behind the end, before the start, or gone altogether: nothing is delivered, nothing is skipped."""
+    """Offsets behind the end or before the start: nothing is delivered, nothing is skipped.
+
+    Where they are gone altogether the lane goes on where it was, by what it wrote down.
+    """
     cut, lost = stage.main_topic("cut"), stage.main_topic("lost")
     stage.program(HandlerSpec(topic=cut, policy="1h"), HandlerSpec(topic=lost, policy="1h"))
     first = stage.worker()
@@ -95,19 +98,18 @@ def test_lanes_whose_offsets_cannot_be_stay_shut_until_somebody_decides(stage: S
     reasons = (
         f"{cut}[0]: the group is at offset 1000, but the topic has 0 to 5: the topic was cut or made again",
         f"{cut}[1]: the group is at offset 1, but the topic has 3 to 5: up to 2 records were deleted unread",
-        f"lane {stage.group}.{lost}.0: the group has no committed offsets for {lost}",
-        f"lane {stage.group}.{lost}.1: the group has no committed offsets for {lost}",
     )
 
     def all_told() -> bool:
-        said = last_errors(second, cut, lost)
+        said = last_errors(second, cut)
         return all(reason in said for reason in reasons)
 
     wait_for(all_told, "every lane says what is wrong")
     failed = second.log.count("retryapp.lane_failed")
     wait_for(lambda: second.log.count("retryapp.lane_failed") >= failed + len(reasons), "they go on failing")
     assert all_told()
-    assert "open " not in last_errors(second, cut, lost)
+    assert "open " not in last_errors(second, cut)
+    wait_for(lambda: last_errors(second, lost).count("open ") == 2, "the others are open")
     assert second.get("/retries/ready")[0] == 503
     assert len(stage.service.visits) == delivered
     assert second.stop() == 0

@@ -124,7 +124,9 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
     """What became of the records of a transaction that failed is looked at, or the event loop complains of each."""
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, told: complaints.append(told["message"]))
-    place: Any = SimpleNamespace(name="app.orders.0", group="app", changelog=TopicPartition("changelog", 0))
+    place: Any = SimpleNamespace(
+        name="app.orders.0", group="app", changelog=TopicPartition("changelog", 0), topic_id="", delivering=()
+    )
     nothing: Any = None
     lane = KafkaLane(
         place=place,

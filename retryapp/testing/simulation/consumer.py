@@ -22,8 +22,10 @@ _FETCH = 20
 """Records of a partition that one fetch brings."""
 _CROSSING_S = 0.001
 """Into the client's thread."""
-_CROSSED_S = 0.015
-"""The longest way out of it, to the main loop."""
+_CROSSED_S = 0.02
+"""The way out of it, to the main loop."""
+_DELAYED_S = 0.5
+"""The same when the main loop is busy: one fetch in ten."""
 _SETTLE_S = 0.25
 """Longest time from an assignment to the end of its rebalance."""
 
@@ -187,6 +189,7 @@ class SimConsumer:
         records.stamp = dict(intake.epoch)
         records.positions = positions
         if positions:
-            await asyncio.sleep(self._worker.random.uniform(0.0005, _CROSSED_S))
+            random = self._worker.random
+            await asyncio.sleep(random.uniform(0.0005, _DELAYED_S if random.random() < 0.1 else _CROSSED_S))
             intake.put(records, records.stamp, positions)
         return bool(got)

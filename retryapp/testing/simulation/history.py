@@ -217,6 +217,9 @@ class History:
                 self.network.lossy_until_s = now_s + 1 + 8 * size
             case "slow":
                 self.network.slow_until_s = now_s + 1 + 8 * size
+            case "slow handover" if alive and worker:  # what the former owner has sent arrives when the next one opens
+                self.network.slow_until_s = now_s + 2 + 8 * size
+                worker.terminate()
             case "clock jump":
                 # a process counts time by the monotonic clock; the next one begins with the wrong time
                 self.clocks_ms[slot] += (size - 0.5) * 7_200_000

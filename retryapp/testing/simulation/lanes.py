@@ -13,6 +13,7 @@ from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Sink, Standing, TopicPartition
 from retryapp.testing.simulation.disk import SimDeadLetterStore, SimPendingStore
 from retryapp.testing.simulation.host import Host
+from retryapp.testing.simulation.network import Wire
 
 _SLICE = 20
 """Records that one request of a reading brings."""
@@ -47,6 +48,8 @@ class SimLane(LaneProtocol):
 
     worker: Host
     epoch: int = -1
+    line: Wire | None = None
+    """The producer's own connection: what it has sent may arrive behind what the consumer sends later."""
 
     async def standing(self) -> Standing:
         """See `LaneProtocol.standing`."""
@@ -58,9 +61,10 @@ class SimLane(LaneProtocol):
 
     async def start_producer(self) -> None:
         """See `LaneProtocol.start_producer`."""
+        self.line = Wire(self.worker.wire.network)
         if self.transactional:
             broker = self.worker.broker
-            self.epoch = await self.worker.wire.request("fence", lambda: broker.init_producer(self.place.name))
+            self.epoch = await self.line.request("fence", lambda: broker.init_producer(self.place.name))
         else:
             self.epoch = 0
 
@@ -72,12 +76,16 @@ class SimLane(LaneProtocol):
     async def begin(self) -> None:
         """See `LaneProtocol.begin`."""
 
+    def _line(self) -> Wire:
+        if self.line is None or self.epoch < 0:
+            raise RuntimeError(f"lane {self.place.name} has no producer")
+        return self.line
+
     async def send(self, records: Sequence[Outgoing]) -> SimAcks:
         """See `LaneProtocol.send`."""
         if not records:
             return SimAcks(None)
-        if self.epoch < 0:
-            raise RuntimeError(f"lane {self.place.name} has no producer")
+        line = self._line()
         broker, name, epoch, sent = self.worker.broker, self.place.name, self.epoch, list(records)
 
         def append() -> tuple[list[int], int]:
@@ -85,17 +93,17 @@ class SimLane(LaneProtocol):
                 return broker.produce(name, epoch, sent), broker.now_ms()
             return [broker.append(TopicPartition(out.topic, out.partition), out) for out in sent], broker.now_ms()
 
-        return SimAcks(self.worker.wire.request("produce", append))
+        return SimAcks(line.request("produce", append))
 
     async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """See `LaneProtocol.send_offsets`."""
         broker, told, epoch = self.worker.broker, dict(offsets), self.epoch
-        await self.worker.wire.request("offsets", lambda: broker.add_offsets(self.place.name, epoch, told))
+        await self._line().request("offsets", lambda: broker.add_offsets(self.place.name, epoch, told))
 
     async def end_transaction(self) -> None:
         """See `LaneProtocol.end_transaction`."""
         broker, epoch = self.worker.broker, self.epoch
-        await self.worker.wire.request("commit", lambda: broker.end_transaction(self.place.name, epoch))
+        await self._line().request("commit", lambda: broker.end_transaction(self.place.name, epoch))
 
     async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
         """See `LaneProtocol.move_offsets`."""

@@ -38,7 +38,7 @@ class Wire:
     """The connection of one worker: what it sends arrives in the order in which it was sent."""
 
     def __init__(self, network: Network) -> None:
-        self._network = network
+        self.network = network
         self._last_s = 0.0
 
     def request(self, name: str, effect: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -51,7 +51,7 @@ class Wire:
         Returns:
             What is done with the answer.
         """
-        network = self._network
+        network = self.network
         loop = network.loop
         answer: asyncio.Future[Any] = loop.create_future()
         now_s = loop.time()
@@ -95,9 +95,9 @@ class Wire:
         return answer
 
     def _latency_s(self, now_s: float) -> float:
-        network = self._network
+        network = self.network
         return network.random.uniform(0.001, 2.0 if now_s < network.slow_until_s else 0.008)
 
     def _lost(self) -> bool:
-        network = self._network
+        network = self.network
         return network.loop.time() < network.lossy_until_s and network.random.random() < 0.2

@@ -32,7 +32,7 @@ class Fault:
 KINDS: Final = (
     "kill", "kill", "kill at step", "kill at step", "kill, store lost", "power cut", "pause", "pause", "terminate",
     "broker down", "lossy", "slow", "clock jump", "compact", "retention", "disk full", "start",
-    "offsets expire",
+    "offsets expire", "slow handover", "slow handover",
 )  # fmt: skip
 
 
