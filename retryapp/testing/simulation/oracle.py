@@ -159,7 +159,10 @@ class Oracle:
         story.stopped = story.stopped or step(story.script, attempt) != "T"
 
     def _wait_ms(self, story: Story, attempt: int) -> int:
-        return self._later_ms if step(story.script, attempt) == "L" else self._waits_ms[attempt - 1]
+        usual_ms = self._waits_ms[attempt - 1]
+        if step(story.script, attempt) != "L":
+            return usual_ms
+        return min(usual_ms, self._later_ms) if story.stopped else self._later_ms  # stopped, it did not ask
 
     def appeared(self, tp: TopicPartition, records: list[Record], now_ms: float) -> None:
         """Committed readers see records."""
