@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,16 +71,22 @@ def run_seeds(seeds: Sequence[int]) -> Summary:
     return summary
 
 
+def _be_quiet() -> None:
+    """Have a process of a campaign say nothing of what dies in its histories, and log nothing of what fails there."""
+    logging.disable(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+
+
 def run_everywhere(first: int, count: int, jobs: int) -> Iterator[Summary]:
     """Run histories on several processors; yield the sum of each chunk as it is there."""
     chunks = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_be_quiet) as pool:
         yield from pool.imap_unordered(run_seeds, chunks)
 
 
 def hunt_everywhere(seeds: int, jobs: int) -> Iterator[tuple[str, tuple[int, str] | None]]:
     """Hunt every mutant; yield its name and what found it."""
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_be_quiet) as pool:
         yield from pool.imap_unordered(_hunt, [(number, seeds) for number in range(len(MUTANTS))])
 
 
