@@ -34,6 +34,11 @@ class Mark:
         """Return it as the offset's metadata."""
         return f"{'s' if self.alone else 'r'}{self.count}:{self.life}"
 
+    @property
+    def counts(self) -> bool:
+        """Whether it holds something against what is behind the offset."""
+        return self.alone or self.count > 0
+
 
 def parse_mark(text: str | None) -> Mark | None:
     """Return what an offset's metadata says; None for none, and for what somebody else has written there."""
@@ -53,8 +58,8 @@ class Suspected(NamedTuple):
 class Suspicion(NamedTuple):
     """What a life finds at an offset where it begins."""
 
-    mark: Mark
-    """To be written before any record behind the offset runs."""
+    mark: Mark | None
+    """To be written before any record behind the offset runs; None: whatever stands there will do."""
     suspected: Suspected | None
     """None: nothing is suspect."""
 
@@ -66,8 +71,12 @@ def suspicion(found: Mark | None, life: str, *, start: int, end: int) -> Suspici
         found: the mark; None: whoever was here let go in order.
         life: that of this process.
         start: the offset that the mark stands beside.
-        end: that of the partition: with nothing in between, nothing can have ended a worker.
+        end: that of the partition: with nothing in between, nothing can have ended a worker. Nor is there anything to
+            mark, and most lanes of a worker with many partitions are in that state: the first record that comes is
+            marked by the commit behind it, and where it ends the worker before, that end is not counted.
     """
+    if start >= end and not (found is not None and found.counts):
+        return Suspicion(None, None)
     if found is None or start >= end:
         return Suspicion(Mark(alone=False, count=0, life=life), None)
     if found.alone:

@@ -19,7 +19,7 @@ from retryapp.doctor.groups import judge_group, judge_offsets
 from retryapp.doctor.releases import ask_features, judge_release
 from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import judge_plan, judge_replicas, known_tiers
-from retryapp.engine.transport import PROGRESS_MARK
+from retryapp.engine import marks
 from retryapp.kafka import (
     KafkaAdmin,
     KafkaConnection,
@@ -206,7 +206,7 @@ class _Cluster:
             if changelog not in replicas or partition >= replicas[changelog].partitions:
                 return False
             keys = {r.key for r in read_topic(self.subject.connection, changelog, partitions=[partition])}
-            return PROGRESS_MARK not in keys and any(len(key or b"") == ROW_KEY_BYTES for key in keys)
+            return marks.PROGRESS not in keys and any(len(key or b"") == ROW_KEY_BYTES for key in keys)
 
         yield from judge_offsets(self.topologies, committed, ranges, lost)
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from retryapp.core.errors import PositionGoneError
 from retryapp.core.record import Record
+from retryapp.engine import marks
 from retryapp.engine.feed import Feed
 from retryapp.engine.intake import Intake
 from retryapp.engine.lane import LaneState
 from retryapp.engine.placement import Membership, Placed, Placer, Served
-from retryapp.engine.transport import clock_probe
 from retryapp.engine.turn import Turn
 from retryapp.ports import Clock, Event, Observation, Observer, TopicPartition
 
@@ -137,7 +137,7 @@ class Ownership:
             return False
         for placed in self.placed.values():
             if placed.lane.state is LaneState.OPEN:
-                probe = clock_probe(placed.transport.place.changelog)
+                probe = marks.clock_probe(placed.transport.place.changelog)
                 placed.lane.submit(placed.lane.session, Turn(publishes=(probe,)))
                 break
         return True

@@ -21,23 +21,18 @@ generation and member id of its assignment. What it still publishes are copies.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from retryapp.core.errors import (
-    DiskFullError,
-    OffsetsGoneError,
-    OffsetsMissingError,
-    StoreAheadError,
-    StoreBrokenError,
-)
+from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError, StoreAheadError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
 from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.engine import marks
+from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import (
     Acks,
@@ -55,16 +50,8 @@ from retryapp.ports import (
 
 logger = logging.getLogger(__name__)
 
-CLOCK_MARK = b"clock"
-"""Key of a changelog record that is no row: its acknowledgement tells the broker's time, compaction leaves one."""
-PROGRESS_MARK = b"progress"
-"""Key of the changelog record that says how far the lane has come on each of its sources."""
 CLOSE_S = 3.0
 """Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
-_FORGET_S = 3600.0
-"""How often the dead-letter table forgets what retention has deleted from its topic."""
-_REFILL_S = 5.0
-"""Pause before the dead-letter table is read again after an error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,11 +93,10 @@ class LaneProtocol(ABC):
     dead: DeadLetterStore | None = None
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
+    _notes: dict[TopicPartition, str] = field(default_factory=dict)
+    """What stands beside the offsets of the delivering sources."""
     _doubted: bool = False
-    _dead_keeper: asyncio.Task[None] | None = None
-    _dead_filled: bool = False
-    """The dead-letter table has all letters of its topic up to its `next_offset` and those applied since."""
-    _dead_fault: DiskFullError | StoreBrokenError | None = None
+    _dead_keeper: DeadLetterKeeper | None = None
 
     # -- what stands behind it ----------------------------------------------------------------------------------
 
@@ -204,11 +190,11 @@ class LaneProtocol(ABC):
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         self.suspicions, told = {}, {}
         for tp in self.place.delivering:
-            text = offsets[tp].note if tp in offsets else ""
+            self._notes[tp] = text = offsets[tp].note if tp in offsets else ""
             mark, suspected = suspicion(parse_mark(text), self.life, start=starts[tp], end=bounds[tp][1])
             if suspected is not None:
                 self.suspicions[tp] = suspected
-            if mark.text != text:
+            if mark is not None and mark.text != text:
                 told[tp] = mark.text
         # a start that is not written down would be decided anew after a crash, and a mark comes before what it tells of
         if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing}:
@@ -227,13 +213,13 @@ class LaneProtocol(ABC):
         def look(records: list[Any], _position: int) -> None:
             nonlocal rows, last
             for record in records:
-                if record.key == PROGRESS_MARK:
+                if record.key == marks.PROGRESS:
                     last = record.value or b""
                 else:
                     rows += len(record.key or b"") == ROW_KEY_BYTES
 
         await self.reader.read(self.place.changelog, 0, look)
-        noted = read_progress(last, self.place.topic_id, self.place.main.topic)
+        noted = marks.read_progress(last, self.place.topic_id, self.place.main.topic)
         if rows and not noted and len(missing) == len(self.place.sources):
             raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
         return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}
@@ -259,38 +245,13 @@ class LaneProtocol(ABC):
         The first lane of a worker learns the broker's time before records flow: due times begin with it.
         """
         if not self.clock.trusted:
-            await self.commit(LaneBatch(publishes=[clock_probe(self.place.changelog)]))
+            await self.commit(LaneBatch(publishes=[marks.clock_probe(self.place.changelog)]))
         await self.reposition(starts)
         if self.dead is not None:
-            self._dead_keeper = asyncio.create_task(self._keep_dead(self.dead), name=f"dead-{self.place.name}")
-
-    async def _keep_dead(self, dead: DeadLetterStore) -> None:
-        """Fill the dead-letter table from its topic and forget what retention deletes, as long as the lane is open.
-
-        Letters that the lane publishes meanwhile are written at once but do not move `next_offset` before the table is
-        filled: it would pass letters that are not read yet. Those behind the end that the reading aimed at are in the
-        table by then, since nobody else publishes here.
-        """
-        dlq = self.place.dlq
-
-        def take(records: list[Any], position: int) -> None:
-            dead.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
-
-        while True:
-            wait_s = _FORGET_S
-            try:
-                first, _ = (await self.reader.bounds([dlq]))[dlq]
-                await _forget(dead, first)
-                if not self._dead_filled:
-                    await self.reader.read(dlq, dead.next_offset, take, background=True)
-                    self._dead_filled = True
-            except (DiskFullError, StoreBrokenError) as exc:
-                self._dead_fault = exc
-                return
-            except Exception as exc:  # noqa: BLE001 - the broker may be away; this table only answers questions
-                logger.info("Dead letters of lane %s could not be read: %r", self.place.name, exc)
-                wait_s = _REFILL_S
-            await self.clock.sleep(wait_s)
+            place = self.place
+            self._dead_keeper = DeadLetterKeeper(
+                place.name, self.dead, dlq=place.dlq, reader=self.reader, clock=self.clock
+            )
 
     # -- serving ------------------------------------------------------------------------------------------------
 
@@ -326,14 +287,20 @@ class LaneProtocol(ABC):
     def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
         """Return the offsets of a batch with what stands beside them."""
         goes_on = Mark(alone=False, count=0, life=self.life).text
-        usual = {tp: goes_on if tp in self.place.delivering else "" for tp in batch.offsets}
-        return {tp: Committed(offset, batch.notes.get(tp, usual[tp])) for tp, offset in batch.offsets.items()}
+        told = {tp: batch.notes.get(tp, goes_on) for tp in batch.offsets if tp in self.place.delivering}
+        self._notes |= told  # a commit that fails ends the session, and the next one reads what stands there
+        return {tp: Committed(offset, told.get(tp, "")) for tp, offset in batch.offsets.items()}
 
     async def rest(self) -> None:
-        """See `ports.LaneTransport.rest`."""
-        clean = {tp: self._progress[tp.topic] for tp in self.place.delivering if tp.topic in self._progress}
-        if clean:
-            await self.commit(LaneBatch(offsets=clean, notes=dict.fromkeys(clean, "")))
+        """See `ports.LaneTransport.rest`.
+
+        A mark that counts nothing may stay: who finds it counts one, and only the second is held against a record. Most
+        lanes have no other, and a transaction for each would make every rebalance wait.
+        """
+        counting = [tp for tp, text in self._notes.items() if (mark := parse_mark(text)) is not None and mark.counts]
+        if counting:
+            offsets = {tp: self._progress[tp.topic] for tp in counting}
+            await self.commit(LaneBatch(offsets=offsets, notes=dict.fromkeys(counting, "")))
 
     async def _publish(self, batch: LaneBatch) -> Acks:
         return await self.send(batch.publishes)
@@ -343,7 +310,7 @@ class LaneProtocol(ABC):
         changes = [*((row.key, row.value) for row in batch.puts), *((removal.key, None) for removal in batch.removes)]
         if batch.offsets:
             self._progress |= {tp.topic: offset for tp, offset in batch.offsets.items()}
-            changes.append((PROGRESS_MARK, progress_value(self._progress, self.place.topic_id)))
+            changes.append((marks.PROGRESS, marks.progress_value(self._progress, self.place.topic_id)))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
     async def _commit_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
@@ -361,10 +328,11 @@ class LaneProtocol(ABC):
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """See `ports.LaneTransport.apply`."""
-        if self.pending is None or self.dead is None:
+        keeper = self._dead_keeper
+        if self.pending is None or keeper is None:
             raise RuntimeError(f"lane {self.place.name} has no local store")
-        if self._dead_fault is not None:
-            raise self._dead_fault
+        if keeper.fault is not None:
+            raise keeper.fault
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())
         if receipt.changelog_offset is not None:
@@ -375,7 +343,7 @@ class LaneProtocol(ABC):
             if outgoing.topic == self.place.dlq.topic
         ]
         if dead:
-            self.dead.write(dead, dead[-1].offset + 1 if self._dead_filled else None)
+            keeper.write(dead)
         self._doubted = False
 
     async def close(self) -> None:
@@ -385,43 +353,16 @@ class LaneProtocol(ABC):
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
         if keeper is not None:
-            keeper.cancel()  # it does not use the table again
-            ends.add(keeper)
+            keeper.task.cancel()  # it does not use the table again
+            ends.add(keeper.task)
         for table in (pending, dead):
             try:
                 if table is not None:
                     (table.drop if self._doubted else table.close)()
             except Exception:  # whatever a disk may do: the rest has to be given up as well
                 logger.exception("A local store of lane %s did not close", self.place.name)
-        self._doubted = self._dead_filled = False
-        self._dead_fault = None
+        self._doubted = False
         if (ending := self.end_producer()) is not None:  # the next owner ends its transaction
             ends.add(ending)
         if ends:
             await asyncio.wait(ends, timeout=CLOSE_S)
-
-
-def clock_probe(changelog: TopicPartition) -> Outgoing:
-    """Return a record whose acknowledgement tells the broker's time."""
-    return Outgoing(changelog.topic, changelog.partition, CLOCK_MARK, b"", ())
-
-
-def progress_value(positions: Mapping[str, int], topic_id: str) -> bytes:
-    """Return what a progress mark says: the next offset by topic, and the id of the main topic."""
-    return json.dumps({"v": 1, "main": topic_id, "next": positions}).encode()
-
-
-def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
-    """Return the next offset by topic; nothing where there is no mark, and no main topic's that was made again."""
-    if not value:
-        return {}
-    told = json.loads(value)
-    return {topic: offset for topic, offset in told["next"].items() if topic != main or told["main"] == topic_id}
-
-
-async def _forget(dead: DeadLetterStore, first_offset: int) -> None:
-    """Forget all dead letters before an offset, a few at a time."""
-    gone = True
-    while gone:
-        gone = dead.forget_before(first_offset) > 0
-        await asyncio.sleep(0)

@@ -28,6 +28,7 @@ Place = tuple[str, int]
 
 UNSTABLE: Final = "UNSTABLE_OFFSET_COMMIT"
 FIRST_PAUSE_S: Final = 0.01
+LAST_PAUSE_S: Final = 0.25
 
 
 class OpenTransactionError(EnvironmentFault):
@@ -40,6 +41,26 @@ class OpenTransactionError(EnvironmentFault):
             f"{what}: a transaction is open for more than {waited_s:g} s. The broker ends those of killed workers "
             f"after 15 s; 'kafka-transactions.sh find-hanging' names one that nobody ends. Try again"
         )
+
+
+class _Patience:
+    """Waits for the end of transactions, longer each time."""
+
+    def __init__(self, longest_s: float, on_wait: Callable[[str], None] | None) -> None:
+        self._longest_s = longest_s
+        self._on_wait = on_wait
+        self._waited_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
+
+    def wait(self, what: str) -> None:
+        """Wait once more for what is named, unless it has been too long."""
+        if self._waited_s > self._longest_s:
+            raise OpenTransactionError(what, self._longest_s)
+        if self._on_wait is not None and self._waited_s > 1:
+            self._on_wait(f"waiting for the end of a transaction: {what}")
+        threading.Event().wait(self._pause_s)
+        self._waited_s += self._pause_s
+        self._pause_s = min(self._pause_s * 2, LAST_PAUSE_S)
 
 
 class Positions:
@@ -86,21 +107,14 @@ class Positions:
             OpenTransactionError: one is not over in time.
         """
         ends = self.ends(places, committed=False)
-        waited_s, pause_s = 0.0, FIRST_PAUSE_S
+        patience = _Patience(self.transaction_s, on_wait)
         late = list(places)
         while True:
             reached = self.ends(late)
             late = [place for place in late if reached[place] < ends[place]]
             if not late:
                 return ends
-            what = f"topic {late[0][0]}[{late[0][1]}]"
-            if waited_s > self.transaction_s:
-                raise OpenTransactionError(what, self.transaction_s)
-            if on_wait is not None and waited_s > 1:
-                on_wait(f"waiting for the end of a transaction on {what}")
-            threading.Event().wait(pause_s)
-            waited_s += pause_s
-            pause_s = min(pause_s * 2, 0.5)
+            patience.wait(f"topic {late[0][0]}[{late[0][1]}]")
 
     def at_time(self, places: Collection[Place], instant_ms: int) -> dict[Place, int | None]:
         """Return the first offset whose timestamp is not before an instant, by partition; None where there is none."""
@@ -126,20 +140,13 @@ class Positions:
         """
         todo = [list(row) for row in rows]
         found: dict[Place, int | None] = {}
-        waited_s, pause_s = 0.0, FIRST_PAUSE_S
+        patience = _Patience(self.transaction_s, on_wait)
         while todo:
             asked = [(row, self._ask_group(group, row)) for row in todo]
             todo = [row for row, future in asked if not self._take(group, future, found)]
             if not todo:
                 break
-            what = f"offset of group {group} in {todo[0][0][0]}[{todo[0][0][1]}]"
-            if waited_s > self.transaction_s:
-                raise OpenTransactionError(what, self.transaction_s)
-            if on_wait is not None and waited_s > 1:
-                on_wait(f"waiting for a stable {what}")
-            threading.Event().wait(pause_s)
-            waited_s += pause_s
-            pause_s = min(pause_s * 2, 0.25)
+            patience.wait(f"offset of group {group} in {todo[0][0][0]}[{todo[0][0][1]}]")
         return found
 
     def _ask_group(self, group: str, row: Collection[Place]) -> Future[Any]:

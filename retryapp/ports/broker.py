@@ -59,7 +59,7 @@ class TopicReader(Protocol):
         ...
 
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
-        """Read from `start` to the present end, a slice at a time; return that end.
+        """Read from `start` to the present end, a slice at a time; return that end, also when the sink had enough.
 
         Args:
             tp: the partition.

@@ -12,14 +12,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientTopicPartition
 
-from retryapp.ports import TopicPartition
+from retryapp.ports import Sink, TopicPartition
 from retryapp.runtime.clients import ClientSettings, end
 
 TURN_S = 0.25
@@ -30,9 +30,6 @@ _FETCHED = 1_000
 SLICE_RECORDS = 100
 """Records that are applied at once; other tasks run between slices (2 to 8 ms each on RocksDB)."""
 SLICE_BYTES = 1 << 20
-
-Sink = Callable[[list[Any], int], bool | None]
-"""Takes `(records, next_offset)`; all records of the partition before `next_offset` have been given. True: enough."""
 
 
 class _SharedConsumer:
@@ -114,20 +111,7 @@ class TailReader:
         return {tp: (int(first[tp]), int(end_[tp])) for tp in tps}
 
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
-        """Read from `start` to the present end, a slice at a time.
-
-        Args:
-            tp: the partition.
-            start: first offset; the first that is there when that is later.
-            sink: takes each slice. What it has taken stays taken, also when the reading ends with an error.
-            background: nobody waits for this reading.
-
-        Returns:
-            The end offset that was reached, or would have been if the sink had not had enough.
-
-        Raises:
-            TimeoutError: nothing came for `STALL_S`.
-        """
+        """See `ports.TopicReader.read`; `TimeoutError` when nothing comes for `STALL_S`."""
         first, end_ = (await self.bounds([tp]))[tp]
         position = max(start, first)
         while position < end_:

@@ -67,7 +67,8 @@ class Lived:
         n = len(self.ends)
         more = {"crash": asdict(self.chain.crashes[n])} if n < len(self.chain.crashes) else {}
         self.stage.program(
-            HandlerSpec(topic=self.topic, policy=POLICY),
+            # as many kills in a row as a chain has, and no record is to blame for one (rule 15 has a test of its own)
+            HandlerSpec(topic=self.topic, policy=POLICY, max_crashes=len(self.chain.crashes) + 1),
             options={"delivery": self.chain.delivery},
             app_options={"datadir": str(self.stage.folder / (f"data{n}" if self.chain.lose_store else "data"))},
             **more,

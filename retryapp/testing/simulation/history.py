@@ -208,6 +208,9 @@ class History:
             case "pause" if alive and worker:
                 worker.process.stopped = True
                 loop.call_later(0.2 + 24 * size * size, self._continue, worker, context=self.network.context)
+            case "pause at step" if alive and worker:  # long enough for another to take its lanes over
+                worker.process.stop_at_step = worker.process.steps + 1 + int(size * size * 400)
+                loop.call_later(8 + 16 * size, self._continue, worker, context=self.network.context)
             case "terminate" if alive and worker:
                 worker.terminate()
                 self.down_until_s[slot] = now_s + 5 * size
@@ -220,6 +223,9 @@ class History:
             case "slow handover" if alive and worker:  # what the former owner has sent arrives when the next one opens
                 self.network.slow_until_s = now_s + 2 + 8 * size
                 worker.terminate()
+            case "late" if alive and worker:  # the next owner opens while what it has sent is still on its way
+                self.network.late_until_s[worker.process.name] = now_s + 1 + 3 * size
+                self.network.slow_until_s = now_s + 12
             case "clock jump":
                 # a process counts time by the monotonic clock; the next one begins with the wrong time
                 self.clocks_ms[slot] += (size - 0.5) * 7_200_000
@@ -245,15 +251,17 @@ class History:
 
     def _continue(self, worker: SimWorker) -> None:
         if worker.alive:
+            worker.process.stop_at_step = None
             worker.process.cont()
 
     def _heal(self) -> None:
         self.network.down_until_s = self.network.lossy_until_s = self.network.slow_until_s = 0.0
+        self.network.late_until_s.clear()
         self.down_until_s = [0.0] * 3
         for slot, worker in enumerate(self.slots):
             self.disks[slot].full = 0
             if worker is not None:
-                worker.process.kill_at_step = None
+                worker.process.kill_at_step = worker.process.stop_at_step = None
                 if worker.process.stopped:
                     self._continue(worker)
 

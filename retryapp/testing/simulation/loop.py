@@ -36,6 +36,8 @@ class Process:
         """How many callbacks of it ran."""
         self.kill_at_step: int | None = None
         """It is killed before this step."""
+        self.stop_at_step: int | None = None
+        """It is stopped before this step."""
         self.context: Context = copy_context()
         self.context.run(_PROCESS.set, self)
         self._deferred: list[asyncio.Handle] = []
@@ -108,6 +110,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if process is not None:
                 if process.dead:
                     continue
+                if process.stop_at_step is not None and process.steps >= process.stop_at_step:
+                    process.stop_at_step, process.stopped = None, True
                 if process.stopped:
                     process._deferred.append(handle)
                     continue

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
-from retryapp.engine import deliver, fire, firing, suspects, transport
+from retryapp.engine import deliver, fire, firing, marks, suspects
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
 from retryapp.engine.progress import OffsetWindow
@@ -266,7 +266,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("offsets of any generation", False, ((Broker, "commit_offsets", _any_generation),)),
     Mutant("uncommitted records are read", True, ((SimConsumer, "isolated", False),)),
     Mutant("offsets pass what is running", True, ((OffsetWindow, "release", _finished_anywhere),)),
-    Mutant("positions are not written down", True, ((transport, "PROGRESS_MARK", b"nothing"),
+    Mutant("positions are not written down", True, ((marks, "PROGRESS", b"nothing"),
                                                     (LaneProtocol, "_written_down", _anew))),
     Mutant("the store is not brought up to date", True, ((LaneProtocol, "recover", _no_recovery),)),
     Mutant("recovery begins too late", True, ((SimPendingStore, "recover", _lose_the_start),)),

@@ -13,6 +13,8 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
+from retryapp.testing.simulation.loop import current_process
+
 REQUEST_S = 6.0
 """Request time-out."""
 
@@ -32,6 +34,8 @@ class Network:
         """A fifth of all requests or answers get lost before."""
         self.slow_until_s = 0.0
         """Requests take up to two seconds before."""
+        self.late_until_s: dict[str, float] = {}
+        """What a process sends before arrives many seconds later: on a way of which its machine was cut off."""
 
 
 class Wire:
@@ -55,7 +59,10 @@ class Wire:
         loop = network.loop
         answer: asyncio.Future[Any] = loop.create_future()
         now_s = loop.time()
-        arrives_s = max(now_s + self._latency_s(now_s), self._last_s + 1e-5)
+        process = current_process()
+        late = process is not None and now_s < network.late_until_s.get(process.name, 0.0)
+        takes_s = network.random.uniform(2.0, 14.0) if late else self._latency_s(now_s)
+        arrives_s = max(now_s + takes_s, self._last_s + 1e-5)
         self._last_s = arrives_s
 
         def time_out(what: str) -> None:

@@ -30,7 +30,8 @@ class Fault:
 
 
 KINDS: Final = (
-    "kill", "kill", "kill at step", "kill at step", "kill, store lost", "power cut", "pause", "pause", "terminate",
+    "kill", "kill", "kill at step", "kill at step", "kill, store lost", "power cut", "pause", "pause", "pause at step",
+    "pause at step", "terminate", "late", "late",
     "broker down", "lossy", "slow", "clock jump", "compact", "retention", "disk full", "start",
     "offsets expire", "slow handover", "slow handover",
 )  # fmt: skip

@@ -34,6 +34,7 @@ class HandlerSpec:
     tiers: str = "single"
     concurrency: int = 8
     timeout: str = "30s"
+    max_crashes: int = 3
     publishes: str = ""
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
 

@@ -88,6 +88,7 @@ def declare(wanted: dict[str, Any]) -> None:
         policy=policy,
         tiers=wanted["tiers"],
         concurrency=wanted["concurrency"],
+        max_crashes=wanted["max_crashes"],
     )
     async def handle(value: Any, delivery: Delivery) -> None:
         if wanted["value"] == "bytes" and value != delivery.raw_value:

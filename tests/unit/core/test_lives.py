@@ -67,7 +67,18 @@ def test_a_record_that_started_alone_is_counted_by_its_mark() -> None:
     assert suspicion(alone(3), "new") == (alone(3), Suspected(3, 20))
 
 
-@pytest.mark.parametrize("found", [runs(0), runs(5), alone(2)])
+@pytest.mark.parametrize("found", [runs(5), alone(2)])
 def test_where_nothing_was_there_to_run_nothing_is_suspect(found: Mark) -> None:
     """Idle partitions see many lives: those of deploys that could not say good-bye in time."""
     assert judged(found, "new", start=20, end=20) == (runs(0, "new"), None)
+
+
+@pytest.mark.parametrize("found", [None, runs(0)])
+def test_where_nothing_is_there_to_run_nothing_is_marked(found: Mark | None) -> None:
+    """It would be a transaction for each idle lane of a worker, at each rebalance."""
+    assert judged(found, "new", start=20, end=20) == (None, None)
+
+
+def test_a_mark_counts_when_it_holds_something_against_records() -> None:
+    """That a life works there is nothing against any."""
+    assert [mark.counts for mark in (runs(0), runs(1), alone(1))] == [False, True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,21 @@ import pytest
 from aiokafka.consumer.subscription_state import TopicPartitionState
 from faust.types import TP
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import lane_clients
+from lane_clients import Kafka, MakeLane, Producer
+
 from retryapp import Retries, RetryPolicy
 from retryapp.engine.intake import Stamped
+from retryapp.runtime import plain, publisher
 from retryapp.runtime.app import Runtime
+from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
+from retryapp.runtime.publisher import KafkaLane, LanePlace
+from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.worker import runtime_of
+from retryapp.testing import VirtualClock
 
 MAIN = TP("orders", 0)
 USERS = TP("clicks", 0)
@@ -224,3 +235,57 @@ def records() -> MakeRecords:
         ]
 
     return make
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
+    """A broker that acknowledges at once."""
+    made = Kafka()
+    made.acknowledged.set()
+    for module in (publisher, plain):
+        monkeypatch.setattr(module, "AIOKafkaProducer", lambda **options: Producer(made, **options))
+    return made
+
+
+@pytest.fixture
+def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
+    """Make a lane, whose assignment was that of generation 3."""
+
+    def make(kind: type[KafkaLane] = KafkaLane) -> KafkaLane:
+        identity = StoreIdentity(topic=lane_clients.CHANGELOG.topic, topic_id="c", partition=1)
+        anything: Any = kafka
+        return kind(
+            place=LanePlace(
+                name="app.orders.1",
+                group="app",
+                partition=1,
+                sources=[lane_clients.MAIN, lane_clients.RETRY, lane_clients.REDELIVERY],
+                main=lane_clients.MAIN,
+                changelog=lane_clients.CHANGELOG,
+                dlq=lane_clients.DLQ,
+                pending_identity=identity,
+                dead_identity=identity,
+                store_dir=tmp_path,
+                max_store_age_ms=1,
+            ),
+            settings=ClientSettings(
+                connection={"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"},
+                client_id="shop",
+                request_timeout_ms=1_234,
+                max_batch_size=5_678,
+                max_request_size=9_012,
+            ),
+            consumer=anything,
+            reader=anything,
+            clock=VirtualClock(),
+            generation=3,
+            member_id="assigned",
+        )
+
+    return make
+
+
+@pytest.fixture
+def lane(make_lane: MakeLane) -> KafkaLane:
+    """A lane with transactions."""
+    return make_lane()

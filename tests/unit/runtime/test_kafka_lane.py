@@ -21,6 +21,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.publisher import KafkaLane, LanePlace
@@ -228,6 +229,12 @@ async def test_a_store_stays_young_with_every_transaction_that_changes_it(
         await lane.close()
 
 
+def keeper(lane: KafkaLane) -> DeadLetterKeeper:
+    """Return what keeps the dead-letter table of an open lane."""
+    assert lane._dead_keeper is not None
+    return lane._dead_keeper
+
+
 async def test_a_lane_opens_before_its_dead_letters_are_read(make_lane: MakeLane, topics: Topics) -> None:
     """They are read in the background, and all of them."""
     for n in range(35):
@@ -275,7 +282,7 @@ async def test_a_table_that_was_dropped_is_filled_again_when_its_lane_reopens(
     for n in range(20):
         topics.put(DLQ, Found(0, headers=letter(n)))
     lane = await opened(make_lane())
-    await until(lambda: lane._dead_filled)
+    await until(lambda: keeper(lane).filled)
     assert lane.pending is not None
 
     def full(*_: Any) -> None:
@@ -301,7 +308,7 @@ async def test_letters_behind_the_end_of_the_filling_are_not_read_again(make_lan
     publish_letter(topics, lane, 20)
     topics.go_on.set()
     topics.stop_after = None
-    await until(lambda: lane._dead_filled)
+    await until(lambda: keeper(lane).filled)
     assert lane.dead is not None
     assert (lane.dead.next_offset, lane.dead.count()) == (20, 21)
     publish_letter(topics, lane, 21)
@@ -317,7 +324,7 @@ async def test_a_filling_that_failed_is_tried_again(make_lane: MakeLane, topics:
     await until(lambda: clock.sleeping)
     publish_letter(topics, lane, 20)
     clock.advance(5_000)
-    await until(lambda: lane._dead_filled)
+    await until(lambda: keeper(lane).filled)
     assert lane.dead is not None
     assert (lane.dead.next_offset, lane.dead.count()) == (21, 21)
 
@@ -329,13 +336,13 @@ async def test_a_store_that_breaks_during_the_filling_closes_the_lane_at_its_nex
     topics.put(DLQ, Found(0, headers=letter(1)))
     topics.error = StoreBrokenError("/data/0", "checksum mismatch")
     lane = await opened(make_lane())
-    await until(lambda: lane._dead_fault)
+    await until(lambda: keeper(lane).fault)
     with pytest.raises(StoreBrokenError, match="checksum"):
         lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
     await lane.close()
     assert (tmp_path / "pending" / "0").exists()
     await opened(lane)
-    await until(lambda: lane._dead_filled)
+    await until(lambda: keeper(lane).filled)
     lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
 
 
@@ -376,7 +383,7 @@ async def test_nothing_touches_the_tables_after_the_lane_has_closed(
     assert all(task.done() for task in before)
     topics.stop_after = None
     again = await opened(make_lane())
-    await until(lambda: again._dead_filled)
+    await until(lambda: keeper(again).filled)
 
 
 class Hanging(AIOKafkaProducer):  # type: ignore[misc]

@@ -1,0 +1,36 @@
+"""Records of a pending changelog that are no rows: one tells the broker's time, another how far the lane is.
+
+Their keys have other lengths than those of rows. Compaction leaves one of each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from retryapp.core.hops import Outgoing
+from retryapp.ports import TopicPartition
+
+CLOCK: Final = b"clock"
+"""Key of a record whose acknowledgement tells the broker's time."""
+PROGRESS: Final = b"progress"
+"""Key of the record that says how far the lane has come on each of its sources."""
+
+
+def clock_probe(changelog: TopicPartition) -> Outgoing:
+    """Return a record whose acknowledgement tells the broker's time."""
+    return Outgoing(changelog.topic, changelog.partition, CLOCK, b"", ())
+
+
+def progress_value(positions: Mapping[str, int], topic_id: str) -> bytes:
+    """Return what a progress mark says: the next offset by topic, and the id of the main topic."""
+    return json.dumps({"v": 1, "main": topic_id, "next": positions}).encode()
+
+
+def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
+    """Return the next offset by topic; nothing where there is no mark, and no main topic's that was made again."""
+    if not value:
+        return {}
+    told = json.loads(value)
+    return {topic: offset for topic, offset in told["next"].items() if topic != main or told["main"] == topic_id}
