@@ -15,15 +15,17 @@ its steps is what keeps records; why stands in DESIGN section 4, rules 1 to 4, 1
 Without transactions the same batch goes out in steps: publish, await, changelog, await, offsets. Every crash in between
 repeats, none loses: what a record becomes is durable before the row that said it waits is gone, and both before its
 offset moves. There is no fence: what keeps a former owner from moving offsets back is that a commit carries the
-generation and member id of its assignment. What it still publishes are copies.
+generation and member id of its assignment, and it asks before it publishes when it has not heard of the coordinator for
+a second. What it still publishes, in the moment between answer and record, are copies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -50,6 +52,9 @@ from retryapp.ports import (
 
 logger = logging.getLogger(__name__)
 
+_PROOF_S = 1.0
+"""Without transactions nothing fences a former owner that was stopped or cut off. Whoever has not heard of the
+coordinator for so long asks before it publishes, or it would leave copies, and rows that wait for the next opening."""
 CLOSE_S = 3.0
 """Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
 
@@ -95,6 +100,8 @@ class LaneProtocol(ABC):
     """Next offset of each source topic, as last written down."""
     _notes: dict[TopicPartition, str] = field(default_factory=dict)
     """What stands beside the offsets of the delivering sources."""
+    _proved_s: float = -math.inf
+    """When the coordinator was last asked and said yes."""
     _doubted: bool = False
     _dead_keeper: DeadLetterKeeper | None = None
 
@@ -155,7 +162,15 @@ class LaneProtocol(ABC):
 
     async def prove(self) -> None:
         """See `ports.LaneTransport.prove`."""
-        self._check(await self.standing())
+        self._check(await self._ask(self.standing()))
+
+    async def _ask(self, asking: Awaitable[Standing]) -> Standing:
+        """Return what the coordinator says; until it is asked again it counts from the moment of the question."""
+        asked_s = self.clock.monotonic_s()
+        standing = await asking
+        if standing is not Standing.GONE:
+            self._proved_s = asked_s
+        return standing
 
     def _check(self, standing: Standing) -> None:
         """Raise what the coordinator's answer means for this lane; nothing when all is well."""
@@ -272,6 +287,10 @@ class LaneProtocol(ABC):
         return LaneReceipt(published, max(written, default=None))
 
     async def _go_in_steps(self, batch: LaneBatch) -> LaneReceipt:
+        if self.clock.monotonic_s() - self._proved_s > _PROOF_S:
+            standing = await self._ask(self.standing())
+            if standing is not Standing.REBALANCING:  # then it is the owner until it joins again, and has to finish
+                self._check(standing)
         sent_ms = self.clock.counted_ms()
         sent = await self._publish(batch)
         self._anchor(sent_ms, sent)
@@ -314,7 +333,7 @@ class LaneProtocol(ABC):
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
     async def _commit_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        self._check(await self.move_offsets(offsets))
+        self._check(await self._ask(self.move_offsets(offsets)))
 
     def _anchor(self, sent_ms: float, *several: Acks) -> None:
         """Learn the broker's time from the first acknowledgement of several, the moment it comes."""

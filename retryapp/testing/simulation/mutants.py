@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
-from retryapp.engine import deliver, fire, firing, marks, suspects
+from retryapp.engine import deliver, fire, firing, marks, suspects, transport
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
 from retryapp.engine.progress import OffsetWindow
@@ -263,6 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("no fresh producer", True, ((SimLane, "start_producer", _same_producer),)),
     Mutant("lanes open before the rebalance is over", True, ((Placer, "_wait_settled", _at_once),)),
     Mutant("nothing is held before the seek", True, ((SimLane, "hold", _hold_nothing),)),
+    Mutant("a former owner does not ask", False, ((transport, "_PROOF_S", float("inf")),)),
     Mutant("offsets of any generation", False, ((Broker, "commit_offsets", _any_generation),)),
     Mutant("uncommitted records are read", True, ((SimConsumer, "isolated", False),)),
     Mutant("offsets pass what is running", True, ((OffsetWindow, "release", _finished_anywhere),)),

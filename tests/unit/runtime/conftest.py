@@ -254,7 +254,7 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
     def make(kind: type[KafkaLane] = KafkaLane) -> KafkaLane:
         identity = StoreIdentity(topic=lane_clients.CHANGELOG.topic, topic_id="c", partition=1)
         anything: Any = kafka
-        return kind(
+        made = kind(
             place=LanePlace(
                 name="app.orders.1",
                 group="app",
@@ -281,6 +281,8 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
             generation=3,
             member_id="assigned",
         )
+        made._proved_s = made.clock.monotonic_s()  # an opening begins with that
+        return made
 
     return make
 

@@ -16,6 +16,7 @@ from aiokafka.errors import (
 )
 from lane_clients import (
     BATCH,
+    DLQ,
     LOGGED,
     MAIN,
     PUBLISHED,
@@ -34,6 +35,7 @@ from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime.plain import PlainLane
 from retryapp.runtime.publisher import KafkaLane
+from retryapp.testing import VirtualClock
 
 # -- opening ----------------------------------------------------------------------------------------------------------
 
@@ -237,6 +239,37 @@ async def test_without_transactions_a_commit_says_of_which_assignment_it_is(
     (request,) = commits(kafka)
     assert (request["consumer_group"], request["consumer_group_generation_id"]) == ("app", 3)
     assert request["consumer_id"] == "assigned"
+
+
+async def test_without_transactions_who_was_away_asks_before_it_publishes(plain_lane: KafkaLane, kafka: Kafka) -> None:
+    """A worker that was stopped or cut off may have been replaced; each answer of the coordinator lasts a second."""
+    clock = plain_lane.clock
+    assert isinstance(clock, VirtualClock)
+    await plain_lane.fence()
+    await plain_lane.commit(BATCH)
+    clock.advance(900)
+    await plain_lane.commit(BATCH)
+    clock.advance(900)
+    await plain_lane.commit(BATCH)
+    assert all(asked[0] != "HeartbeatRequest" for asked in kafka.asked)
+    clock.advance(1_001)
+    kafka.asked.clear()
+    kafka.answer = UnknownMemberIdError
+    with pytest.raises(NotMemberError):
+        await plain_lane.commit(BATCH)
+    assert [asked[0] for asked in kafka.asked] == ["HeartbeatRequest"]
+
+
+async def test_without_transactions_a_lane_finishes_while_the_group_rebalances(
+    plain_lane: KafkaLane, kafka: Kafka
+) -> None:
+    """Until it joins again it is the owner, and what it does not finish is repeated by the next one."""
+    assert isinstance(plain_lane.clock, VirtualClock)
+    await plain_lane.fence()
+    plain_lane.clock.advance(5_000)
+    kafka.answer = RebalanceInProgressError
+    await plain_lane.commit(LaneBatch(publishes=BATCH.publishes))
+    assert [asked[0] for asked in kafka.asked] == ["HeartbeatRequest", RETRY.topic, DLQ.topic]
 
 
 async def test_without_transactions_a_refused_commit_ends_the_session(plain_lane: KafkaLane, kafka: Kafka) -> None:
