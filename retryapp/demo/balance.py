@@ -96,6 +96,8 @@ class Balance:
     """Of those that were not due in a failover."""
     healthy: Quantiles
     seconds: float
+    by_ledger: Mapping[str, int] | None = None
+    """What `retryapp ledger` has come to: records by fate, and `problems`; None where it was not asked."""
     problems: tuple[str, ...] = field(default=())
     """What is not as promised, one sentence each; empty when the run is in order."""
 
@@ -124,6 +126,7 @@ class Balance:
             },
             "healthy_ms": {"p50": self.healthy.p50, "p99": self.healthy.p99},
             "seconds": round(self.seconds, 1),
+            "ledger": None if self.by_ledger is None else dict(self.by_ledger),
         }
 
 
@@ -158,8 +161,24 @@ def count(evidence: Evidence) -> Balance:
         steady_lateness=quantiles(lateness_ms(evidence.visits, pauses=evidence.pauses)),
         healthy=quantiles(healthy_ms(evidence.visits, evidence.fed_ms, pauses=evidence.pauses)),
         seconds=evidence.seconds,
+        by_ledger=_by_ledger(evidence.ledger),
         problems=tuple(_problems(evidence, done, letters, answered, verdicts, early, copies)),
     )
+
+
+def _by_ledger(ledger: Ledger | None) -> Mapping[str, int] | None:
+    if ledger is None:
+        return None
+    whole = ledger.total
+    return {
+        "received": whole.received,
+        "done": whole.done,
+        "pending": whole.pending,
+        "dead": whole.dead,
+        "unknown": whole.unknown,
+        "lost": whole.lost,
+        "problems": len(ledger.problems),
+    }
 
 
 def early_visits(visits: Iterable[Visit], delays_ms: Sequence[int]) -> list[Visit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.progress_bar import ProgressBar
@@ -107,6 +108,7 @@ def balance_text(balance: Balance) -> str:
         f"  hand-offs twice       {balance.duplicated_handoffs:>9,}",
         f"  handler runs repeated {balance.repeated_runs:>9,}   (what was in flight when a worker was killed)",
         f"  workers killed        {balance.kills:>9,}",
+        *([] if balance.by_ledger is None else [f"  by the ledger         {_ledger_text(balance.by_ledger)}"]),
         f"  late by               {_figures(steady)} (outside the failover)",
         f"    with the failover   {_figures(late)}",
         f"  healthy records take  {_figures(healthy)} while many others wait (outside the failover)",
@@ -114,6 +116,11 @@ def balance_text(balance: Balance) -> str:
     if balance.is_in_order:
         return "\n".join([*lines, "In order: every flight is done or dead, none lost, none early."])
     return "\n".join([*lines, "NOT in order:", *(f"  - {problem}" for problem in balance.problems)])
+
+
+def _ledger_text(counted: Mapping[str, int]) -> str:
+    fates = [f"{counted[fate]:,} {fate}" for fate in ("done", "dead", "pending", "unknown", "lost") if counted[fate]]
+    return f"{counted['received']:>9,}   = {' + '.join(fates) or 'none'}   ({counted['problems']} findings)"
 
 
 def _latency(quantiles: Quantiles) -> Latency:

@@ -7,6 +7,7 @@ import pytest
 
 from retryapp.demo.balance import CLOCK_GRAIN_MS, Balance, Evidence, HandOff, Station, count, early_visits
 from retryapp.demo.data import Fate
+from retryapp.demo.view import balance_text
 from retryapp.demo.visits import Outcome, Visit
 from retryapp.ledger import Balance as PartitionBalance
 from retryapp.ledger import Fault, Ledger, Problem
@@ -92,7 +93,7 @@ def test_the_json_has_the_announced_keys() -> None:
     shown = balance().as_json()
     assert list(shown) == [
         *["fed", "done", "dead", "dead_by_reason", "lost", "early", "duplicated_handoffs", "repeated_runs", "kills"],
-        *["lateness_ms", "steady_lateness_ms", "healthy_ms", "seconds"],
+        *["lateness_ms", "steady_lateness_ms", "healthy_ms", "seconds", "ledger"],
     ]
     assert shown["lateness_ms"] == {"p50": 4, "p99": 4, "max": 4}
     assert set(dict.fromkeys(shown["healthy_ms"])) == {"p50", "p99"}  # type: ignore[call-overload]
@@ -233,7 +234,11 @@ def ledger(*problems: Problem, **counts: int) -> Ledger:
 
 def test_the_ledger_has_to_agree() -> None:
     """It counts the topics by itself; a fault that it finds, and another sum, are problems of the run."""
-    assert balance(ledger=ledger()).is_in_order
+    agreed = balance(ledger=ledger())
+    assert agreed.is_in_order
+    counted = {"received": 4, "done": 2, "pending": 0, "dead": 2, "unknown": 0, "lost": 0, "problems": 0}
+    assert agreed.as_json()["ledger"] == counted
+    assert "  by the ledger                 4   = 2 done + 2 dead   (0 findings)\n" in balance_text(agreed)
     lost = Problem(fault=Fault.LOST, partition=1, failure_id="demo/flights@id/1/7", text="it is nowhere")
     assert balance(ledger=ledger(lost)).problems == ("the ledger says of demo/flights@id/1/7: lost: it is nowhere",)
     (problem,) = balance(ledger=ledger(done=1)).problems
