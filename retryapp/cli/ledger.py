@@ -124,6 +124,7 @@ def ledger_facts(ledger: Ledger) -> dict[str, Any]:
         "partitions": [{"partition": number, **asdict(found)} for number, found in sorted(ledger.partitions.items())],
         "problems": list(ledger.problems),
         "unread_events": ledger.unread_events,
+        "forgotten": list(ledger.forgotten),
     }
 
 
@@ -168,6 +169,11 @@ def _notes(ledger: Ledger) -> list[str]:
         lines.append(f"{whole.unread_offsets:,} offsets are not read by the group yet")
     if ledger.copies_allowed and whole.copies:
         lines.append(f"{whole.copies:,} hand-offs are there again, as happens without transactions")
+    if ledger.forgotten:
+        numbers = ", ".join(map(str, ledger.forgotten))
+        lines.append(
+            f"the broker has forgotten the group's offsets of partitions {numbers}: taken from what lanes wrote down"
+        )
     if ledger.unread_events:
         lines.append(f"{ledger.unread_events:,} records of the events topic are no event that is known here")
     return ["\n".join(lines)] if lines else []

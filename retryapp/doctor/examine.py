@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from retryapp.core import marks
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.topology import HandlerTopology
@@ -19,7 +20,6 @@ from retryapp.doctor.groups import judge_group, judge_offsets
 from retryapp.doctor.releases import ask_features, judge_release
 from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import judge_plan, judge_replicas, known_tiers
-from retryapp.engine import marks
 from retryapp.kafka import (
     KafkaAdmin,
     KafkaConnection,

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from retryapp.core import marks
 from retryapp.core.errors import PositionGoneError
 from retryapp.core.record import Record
-from retryapp.engine import marks
 from retryapp.engine.feed import Feed
 from retryapp.engine.intake import Intake
 from retryapp.engine.lane import LaneState
@@ -137,7 +137,7 @@ class Ownership:
             return False
         for placed in self.placed.values():
             if placed.lane.state is LaneState.OPEN:
-                probe = marks.clock_probe(placed.transport.place.changelog)
+                probe = marks.clock_probe(*placed.transport.place.changelog)
                 placed.lane.submit(placed.lane.session, Turn(publishes=(probe,)))
                 break
         return True

@@ -29,11 +29,11 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from retryapp.core import marks
 from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError, StoreAheadError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
 from retryapp.core.rows import ROW_KEY_BYTES
-from retryapp.engine import marks
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.ports import (
@@ -260,7 +260,7 @@ class LaneProtocol(ABC):
         The first lane of a worker learns the broker's time before records flow: due times begin with it.
         """
         if not self.clock.trusted:
-            await self.commit(LaneBatch(publishes=[marks.clock_probe(self.place.changelog)]))
+            await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
         await self.reposition(starts)
         if self.dead is not None:
             place = self.place

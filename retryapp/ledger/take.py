@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+from retryapp.core import marks
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import DamagedEventError, InvalidDurationError, TopicMissingError
 from retryapp.core.lifecycle import Progress
@@ -45,6 +46,8 @@ class Ledger:
     """All that does not add up, by partition and offset."""
     unread_events: int
     """Records of the events topic that are no event known here."""
+    forgotten: tuple[int, ...] = ()
+    """Partitions whose offset the broker has forgotten; it was taken from what their lanes had written down."""
 
     @property
     def total(self) -> Balance:
@@ -98,6 +101,7 @@ class _Taking:
     bounds: Bounds = field(init=False)
     counts: dict[int, PartitionCount] = field(init=False)
     starts: dict[int, int] = field(init=False)
+    forgotten: tuple[int, ...] = ()
     unread_events: int = 0
     passed: int = 0
     in_all: int = 0
@@ -109,6 +113,7 @@ class _Taking:
         self.bounds = take_bounds(
             self.positions, self.topics, {name: self.states[name].partitions for name in names}, self.on_wait
         )
+        self._remember()
         self._begin_counts()
         firsts = self._read_ours()
         self._judge(firsts)
@@ -128,6 +133,7 @@ class _Taking:
             partitions=balances,
             problems=tuple(problem for count in self.counts.values() for problem in count.problems),
             unread_events=self.unread_events,
+            forgotten=self.forgotten,
         )
 
     def _find_topics(self) -> None:
@@ -146,6 +152,30 @@ class _Taking:
             if name not in self.states:
                 raise TopicMissingError(name, self.connection.bootstrap)
         self.topics = Topics(topology.group, tuple(names))
+
+    def _remember(self) -> None:
+        """Where the broker has forgotten a lane's offsets, take those that the lane has written down (rule 11)."""
+        topics, committed = self.topics, self.bounds.committed
+        asked = {number for (_, number), offset in committed.items() if offset is None}
+        if not asked:
+            return
+        changelog = topics.names[topics.changelog]
+        stop = {
+            number: self.bounds.end[changelog, number] for number in asked if (changelog, number) in self.bounds.end
+        }
+        last: dict[int, bytes] = {}
+        for record in read_topic(self.connection, changelog, partitions=sorted(stop), stop=stop):
+            if record.key == marks.PROGRESS:
+                last[record.partition] = record.value or b""
+        topic_id = self.states[topics.main].topic_id
+        noted = {number: marks.read_progress(value, topic_id, topics.main) for number, value in last.items()}
+        found = {
+            (name, number): noted[number][name]
+            for (name, number), offset in committed.items()
+            if offset is None and name in noted.get(number, {})
+        }
+        self.bounds = replace(self.bounds, committed={**committed, **found})
+        self.forgotten = tuple(sorted(number for name, number in found if name == topics.main))
 
     def _begin_counts(self) -> None:
         topics, bounds = self.topics, self.bounds

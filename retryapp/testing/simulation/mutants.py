@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
-from retryapp.engine import deliver, fire, firing, marks, suspects, transport
+from retryapp.engine import deliver, fire, firing, suspects, transport
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
 from retryapp.engine.progress import OffsetWindow

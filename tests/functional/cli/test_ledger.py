@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from retryapp.core import marks
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
 from retryapp.core.rows import PendingRow, encode_row, row_key
@@ -100,6 +101,13 @@ class Book:
         request = ConsumerGroupTopicPartitions(topology.group, wanted)
         (future,) = self.admin.alter_consumer_group_offsets([request]).values()
         assert all(place.error is None for place in future.result(10).topic_partitions)
+
+    def write_down(self, partition: int, *, topic_id: str, **offsets: int) -> None:
+        """Leave the mark of a lane that had come so far on its topics (`main`, `retry`, `redelivery`)."""
+        topology = self.shop.topology
+        names = {"main": topology.main, "retry": topology.retry_topics[0], "redelivery": topology.redelivery}
+        value = marks.progress_value({names[name]: offset for name, offset in offsets.items()}, topic_id)
+        self.shop._publish(topology.pending_changelog, partition, marks.PROGRESS, value)
 
     def take(self, **options: Any) -> Ledger:
         """Take the ledger here."""
@@ -212,6 +220,26 @@ def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., 
     assert ledger.problems == (), "what followed may have been deleted"
     whole = ledger.total
     assert (whole.received, whole.done, whole.pending, whole.dead, whole.unknown) == (5, 0, 1, 0, 4)
+
+
+def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
+    retryapp: Callable[..., Any], shop, book: Book
+):
+    """Nobody was in the group for a week. Marks of a main topic that was made anew since do not count."""
+    (state,) = KafkaAdmin(shop.connection).describe_topics([shop.topology.main]).values()
+    book.write_down(0, topic_id=state.topic_id, main=1, retry=0, redelivery=0)
+    book.write_down(0, topic_id=state.topic_id, main=6, retry=3, redelivery=2)
+    book.write_down(1, topic_id="of another", main=4, retry=0, redelivery=0)
+    done = retryapp("ledger", *shop.place, "--json")
+    (handler,) = done.json["handlers"]
+    assert (done.code, handler["problems"], handler["forgotten"]) == (0, [], [0])
+    whole = handler["total"]
+    assert (whole["received"], whole["done"], whole["pending"], whole["dead"]) == (6, 3, 1, 2)
+    said = retryapp("ledger", *shop.place).out
+    assert "the broker has forgotten the group's offsets of partitions 0: taken from what lanes wrote down" in said
+    book.commit(main=3, retry=2, redelivery=0)
+    told = book.take()
+    assert (told.forgotten, told.total.received) == ((), 3), "what the group has goes before"
 
 
 def test_records_deleted_before_they_were_read_are_a_finding(shop, book: Book):

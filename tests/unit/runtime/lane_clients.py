@@ -10,8 +10,8 @@ from typing import Any
 
 from aiokafka.errors import NoError, TopicAuthorizationFailedError
 
+from retryapp.core import marks
 from retryapp.core.hops import Outgoing
-from retryapp.engine import marks
 from retryapp.ports import LaneBatch, Removal, Row, TopicPartition
 from retryapp.runtime.publisher import KafkaLane
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiokafka.structs import OffsetAndMetadata
 
+from retryapp.core import marks
 from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
 from retryapp.core.lives import Suspected
 from retryapp.core.rows import ROW_KEY_BYTES
-from retryapp.engine import marks
 from retryapp.ports import LaneBatch, TopicPartition
 from retryapp.runtime.publisher import KafkaLane
 

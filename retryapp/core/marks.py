@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from retryapp.core.hops import Outgoing
-from retryapp.ports import TopicPartition
 
 CLOCK: Final = b"clock"
 """Key of a record whose acknowledgement tells the broker's time."""
@@ -18,9 +17,9 @@ PROGRESS: Final = b"progress"
 """Key of the record that says how far the lane has come on each of its sources."""
 
 
-def clock_probe(changelog: TopicPartition) -> Outgoing:
+def clock_probe(changelog: str, partition: int) -> Outgoing:
     """Return a record whose acknowledgement tells the broker's time."""
-    return Outgoing(changelog.topic, changelog.partition, CLOCK, b"", ())
+    return Outgoing(changelog, partition, CLOCK, b"", ())
 
 
 def progress_value(positions: Mapping[str, int], topic_id: str) -> bytes:
