@@ -21,7 +21,8 @@ from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
 from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
 from retryapp.retries import Retries
-from retryapp.runtime.observers import EVENT_IDS, MetricsObserver
+from retryapp.runtime.metrics import MetricsObserver, Sources
+from retryapp.runtime.observers import EVENT_IDS
 from retryapp.runtime.options import SETTINGS
 from retryapp.settings import settings_table
 
@@ -131,7 +132,7 @@ def _retention(spec: TopicSpec) -> str:
 
 def metrics() -> str:
     """Metrics as a worker's page serves them."""
-    observer = MetricsObserver(lambda: {"orders": []})
+    observer = MetricsObserver(Sources(partitions=lambda: {"orders": []}))
     text = observer.text().decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))

@@ -34,7 +34,7 @@ from retryapp.core.record import Origin, Record, failure_id
 from retryapp.engine.damage import bury_damaged, last_resort, unreadable
 from retryapp.engine.handler import Delivery, Handler, call
 from retryapp.engine.park import waiting_metadata
-from retryapp.engine.publish import Outbox, give_up
+from retryapp.engine.publish import Outbox, announced, give_up
 from retryapp.engine.run import Outcome, Run, RunAbortedError
 from retryapp.engine.threads import NoThreadError
 from retryapp.engine.turn import Turn, to_event
@@ -286,6 +286,7 @@ def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
                 offset=record.offset,
                 attempt=1,
             ),
+            *announced(handler.main, published),
         ),
         on_settled=give_up(published),
     )
@@ -309,7 +310,10 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
         source=TopicPartition(record.topic, record.partition),
         next_offset=record.next_offset,
         publishes=(*published, to_event(event, topology=handler.topology, partition=record.partition)),
-        observations=(_observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),),
+        observations=(
+            _observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),
+            *announced(handler.main, published),
+        ),
         on_settled=give_up(published) if published else None,
     )
 
@@ -327,6 +331,7 @@ def _observation(
         attempt=delivery.attempt,
         lateness_ms=delivery.lateness_ms,
         duration_ms=ended_ms - delivery.started_ms,
+        age_ms=None if delivery.first_failed_ms is None else ended_ms - delivery.first_failed_ms,
         **more,
     )
 

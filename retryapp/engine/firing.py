@@ -56,6 +56,8 @@ class Firing:
         self._session = session
         self._pending = pending
         self._blocked = False
+        self.looked_ms = station.clock.wall_ms()
+        """When what is due was last looked for, epoch milliseconds; at first, when the session began."""
         self._next_due_ms = 0
         """What the task sleeps towards: an earlier row wakes it."""
 
@@ -90,6 +92,7 @@ class Firing:
             self.wake.clear()
             self._next_due_ms = 0  # whatever is parked meanwhile is looked at by the scan, or wakes
             next_due_ms = await self._fire_due()
+            self.looked_ms = clock.wall_ms()
             self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             wait_s = MAX_SLEEP_S
             if next_due_ms is not None and not self._blocked:

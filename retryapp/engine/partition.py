@@ -95,6 +95,11 @@ class PartitionEngine:
         oldest = [window.oldest_ms for window in self._windows.values() if window.oldest_ms is not None]
         return max(0, self.station.clock.wall_ms() - min(oldest)) if oldest else 0
 
+    @property
+    def looked_ms(self) -> int | None:
+        """When the session last looked for what is due, epoch milliseconds; None while there is no session."""
+        return self.firing.looked_ms if self._session > 0 else None
+
     def alive(self, run: Run) -> bool:
         """See `run.RunOwner.alive`."""
         return self._alive(run.session)

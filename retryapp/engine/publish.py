@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +32,7 @@ from retryapp.core.publication import Destination, Publication
 from retryapp.core.record import Headers
 from retryapp.core.topology import check_name
 from retryapp.ports.destinations import DestinationReader
-from retryapp.ports.flow import Clock, Random
+from retryapp.ports.flow import Clock, Event, Observation, Random
 
 MAX_RECORDS: Final = 10_000
 """Records that one attempt may publish: they travel in one transaction."""
@@ -267,6 +268,19 @@ def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, .
                 publication.destination.doubt()
 
     return settled
+
+
+def announced(handler: str, publications: Sequence[Publication]) -> tuple[Observation, ...]:
+    """Return what to tell of these records once their turn is committed: one observation for each topic.
+
+    Args:
+        handler: main topic of the handler that published them.
+        publications: what it published.
+    """
+    counts = Counter(publication.topic for publication in publications)
+    return tuple(
+        Observation(event=Event.PUBLISHED, handler=handler, topic=topic, count=count) for topic, count in counts.items()
+    )
 
 
 def _wish(

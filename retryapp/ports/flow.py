@@ -75,6 +75,7 @@ class Event(StrEnum):
     DEAD = "dead"
     PARKED = "parked"
     FIRED = "fired"
+    PUBLISHED = "published"
     DAMAGED = "damaged"
     LANE_OPENED = "lane_opened"
     LANE_CLOSED = "lane_closed"
@@ -89,7 +90,7 @@ class Observation:
 
     event: Event
     handler: str
-    """Main topic of the handler."""
+    """Main topic of the handler; of a rebalance, which is the group's, all main topics."""
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
@@ -100,6 +101,8 @@ class Observation:
     due_at_ms: int | None = None
     lateness_ms: int | None = None
     duration_ms: int | None = None
+    age_ms: int | None = None
+    """Time since the record's first failure; None where it has not failed before."""
     reason: str | None = None
     error_class: str | None = None
     error_type: str | None = None

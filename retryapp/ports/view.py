@@ -44,6 +44,12 @@ class PartitionInfo:
     in_flight: int
     release_lag_ms: int = 0
     """Age of the oldest record in flight: what finished behind it waits for it before offsets move."""
+    looked_ms: int | None = None
+    """When its scheduler last looked for what is due, epoch milliseconds; None while the lane is not open."""
+    pending_behind: int = 0
+    """Offsets of the changelog that its pending table has yet to read before the lane opens."""
+    dead_behind: int = 0
+    """Offsets of the dead-letter topic that its look-up table has yet to read."""
     session: int = 0
     """How often its lane has opened since this worker got it; 0 before the first time."""
     since_ms: int | None = None

@@ -26,6 +26,7 @@ import faust
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
 
+from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.metadata import MAX_METADATA_BYTES
@@ -34,16 +35,18 @@ from retryapp.engine.ownership import Ownership
 from retryapp.engine.placement import Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
-from retryapp.ports import Event, Observation
+from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.agents import register_agent, to_record
 from retryapp.runtime.clients import COMPRESSION, ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import RetryConsumer, RetryTransport
-from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver, MetricsObserver
+from retryapp.runtime.metrics import MetricsObserver, Sources
+from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
 from retryapp.runtime.options import SETTINGS, RuntimeOptions
 from retryapp.runtime.placement import LaneMaker, end_process, patience_s
 from retryapp.runtime.plain import PlainAssignor
 from retryapp.runtime.preparation import Preparation
+from retryapp.runtime.retentions import RetentionWatch
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.tail import TailReader
 from retryapp.runtime.unreadable import TOPICS
@@ -76,7 +79,7 @@ class RetrySensor(Sensor):
 
     def on_rebalance_start(self, app: Any) -> dict[str, float]:
         """Note when it began."""
-        return {"started_s": self._runtime.clock.monotonic_s()}
+        return {"started_s": self._runtime.rebalance_begins()}
 
     def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
         """Tell how long it took."""
@@ -96,10 +99,21 @@ class Runtime(Ownership):
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Asked at each scrape of the metrics; the view sets it."""
-        self.metrics = MetricsObserver(lambda: self.gauges(), self.orphans, self.clock.skew)
+        self.retentions = RetentionWatch(self.served, lambda: self.connection)
+        self.metrics = MetricsObserver(
+            Sources(
+                partitions=lambda: self.gauges(),
+                orphans=self.orphans,
+                skew=self.clock.skew,
+                rebalancing_s=self.rebalancing_s,
+                retentions=self.retentions.told,
+            )
+        )
         self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
         self._catch_up_timer: asyncio.TimerHandle | None = None
+        self._retention_task: asyncio.Task[None] | None = None
+        self._rebalancing_since_s: float | None = None
         self._reader: TailReader | None = None
         self._sensor = RetrySensor(self)
         self._change_settings()
@@ -126,6 +140,8 @@ class Runtime(Ownership):
             DeliveryPool(handler.concurrency, f"deliver-{handler.main}"),
             DeliveryPool(handler.concurrency, f"redeliver-{handler.main}"),
         )
+        tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.schedule.nominal_delays_ms)
+        self.metrics.begin(handler.main, tiers)
         self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
         TOPICS.update(handler.topology.consumed)
         if self.app.configured:
@@ -160,6 +176,8 @@ class Runtime(Ownership):
             recovery = cast("Any", self.app.tables).recovery
             if not recovery.signal_recovery_start.is_set():
                 self.consumer.rebalance_over(recovery._generation_id)
+                if self.consumer.settled:
+                    self._rebalancing_since_s = None
 
     def _on_configured(self, _app: Any, conf: Any, **_kwargs: Any) -> None:
         if str(conf.processing_guarantee.value) == "exactly_once":
@@ -208,6 +226,8 @@ class Runtime(Ownership):
         if not self.served:
             return
         await asyncio.to_thread(self.prepare)
+        if self.plan is not None:
+            self.retentions.learn(self.plan)
         for handler in logging.getLogger().handlers:
             if not isinstance(handler.formatter, FactsFormatter):
                 handler.setFormatter(FactsFormatter(handler.formatter))
@@ -238,6 +258,7 @@ class Runtime(Ownership):
             served.first.start()
             served.again.start()
         self._catch_up()
+        self._retention_task = asyncio.create_task(self.retentions.run(), name="retentions")
 
     def _catch_up(self) -> None:
         doubted = self.catch_up()
@@ -260,6 +281,8 @@ class Runtime(Ownership):
         """Stop what `start` started."""
         if self._catch_up_timer is not None:
             self._catch_up_timer.cancel()
+        if self._retention_task is not None:
+            self._retention_task.cancel()
         await self.suspend(0.0)
         for served in self.served.values():
             await served.first.stop()
@@ -270,9 +293,31 @@ class Runtime(Ownership):
     async def _on_before_shutdown(self, _app: Any, **_kwargs: Any) -> None:
         await self.suspend(self.options.grace_ms / 1000)
 
+    def rebalance_begins(self) -> float:
+        """Note that a rebalance begins, which one that goes on may become a part of; return the time, monotonic."""
+        now_s = self.clock.monotonic_s()
+        if self._rebalancing_since_s is None:
+            self._rebalancing_since_s = now_s
+        return now_s
+
+    def rebalancing_s(self) -> float:
+        """Return for how many seconds the group has been rebalancing; 0 when it is not."""
+        since_s = self._rebalancing_since_s
+        return 0.0 if since_s is None else self.clock.monotonic_s() - since_s
+
     def rebalanced(self, duration_s: float) -> None:
-        """Tell observers of a rebalance."""
-        for main in self.served:
+        """Tell observers of a rebalance: once, whatever the number of handlers."""
+        if self.served:
             self.observer.observe(
-                Observation(event=Event.REBALANCED, handler=main, duration_ms=round(duration_s * 1000))
+                Observation(
+                    event=Event.REBALANCED, handler=", ".join(self.served), duration_ms=round(duration_s * 1000)
+                )
             )
+
+    def behind(self, main: str, number: int) -> tuple[int, int]:
+        """Return how many offsets the tables of a partition have yet to read: pending table, dead-letter table."""
+        topology, reader = self.served[main].handler.topology, self._reader
+        if reader is None:
+            return 0, 0
+        changelog, dlq = (TopicPartition(name, number) for name in (topology.pending_changelog, topology.dlq))
+        return reader.behind(changelog), reader.behind(dlq)

@@ -101,6 +101,11 @@ class TailReader:
         self._asker = _SharedConsumer(settings, "bounds")
         self._reader = _SharedConsumer(settings, "tail")
         self._background = asyncio.Lock()
+        self._behind: dict[TopicPartition, int] = {}
+
+    def behind(self, tp: TopicPartition) -> int:
+        """Return how many offsets the reading of a partition that goes on, or that failed last, had before it."""
+        return self._behind.get(tp, 0)
 
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Return the first and the end offset (of committed records) of partitions."""
@@ -115,8 +120,10 @@ class TailReader:
         first, end_ = (await self.bounds([tp]))[tp]
         position = max(start, first)
         while position < end_:
+            self._behind[tp] = end_ - position
             async with self._background if background else nullcontext(), self._reader.turn() as consumer:
                 position = await self._turn(consumer, tp, position, end_, sink)
+        self._behind.pop(tp, None)
         return end_
 
     async def stop(self) -> None:
@@ -140,6 +147,7 @@ class TailReader:
                         break
                     await asyncio.sleep(0)
                 position, moved_s = reached, loop.time()
+                self._behind[tp] = max(0, end_ - position)
                 if self._reader.waiting and moved_s - began_s > TURN_S:
                     break
             elif loop.time() - moved_s > STALL_S:

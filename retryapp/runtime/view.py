@@ -158,6 +158,8 @@ class RuntimeView:
             )
         lane, pending, dead = placed.lane, placed.transport.pending, placed.transport.dead
         counts = dict(pending.counts()) if pending else {}
+        pending_behind, dead_behind = self._runtime.behind(main, number)
+        is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
         return PartitionInfo(
             partition=number,
@@ -169,6 +171,9 @@ class RuntimeView:
             dead=dead.count() if dead else 0,
             in_flight=placed.engine.in_flight,
             release_lag_ms=placed.engine.release_lag_ms,
+            looked_ms=placed.engine.looked_ms if is_open else None,
+            pending_behind=pending_behind if lane.state is LaneState.OPENING else 0,
+            dead_behind=dead_behind if is_open else 0,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,

@@ -107,7 +107,7 @@ def test_plain_lines_keep_brackets() -> None:
 def test_counters_are_read_from_the_metrics_that_a_worker_writes() -> None:
     """By the same names."""
     from retryapp.ports import Event, Observation
-    from retryapp.runtime.observers import MetricsObserver
+    from retryapp.runtime.metrics import MetricsObserver
 
     metrics = MetricsObserver()
     for event, facts in (

@@ -36,7 +36,7 @@ class Quiet:
 def placed(table: RocksPendingTable) -> Any:
     """Return a partition whose lane is open."""
     return SimpleNamespace(
-        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, sources=()),
+        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=NOW_MS, sources=()),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None),
         transport=SimpleNamespace(pending=table, dead=None),
     )
@@ -71,6 +71,7 @@ def view(tables: list[RocksPendingTable]) -> RuntimeView:
         served=served,
         placed={("orders", number): placed(table) for number, table in enumerate(tables)},
         plan=None,
+        behind=lambda _main, _number: (0, 0),
     )
     return RuntimeView(runtime)
 

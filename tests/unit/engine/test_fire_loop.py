@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from retryapp.engine.fire import fire
+from retryapp.engine.firing import MAX_SLEEP_S
 from retryapp.engine.handler import Delivery
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event
@@ -89,3 +90,20 @@ async def test_a_fault_of_an_ended_session_leaves_the_next_one_alone() -> None:
         await partition.engine._guard(session, late())
         await partition.settle()
         assert partition.observer.of(Event.LANE_FAILED) == []
+
+
+async def test_when_the_scheduler_last_looked_is_known_and_stands_still_while_the_clock_is_doubted() -> None:
+    """Whoever watches must see that nothing fires, whatever the reason."""
+    async with MemoryPartition(_fine) as partition:
+        assert partition.engine.looked_ms == partition.clock.wall_ms()
+        await partition.advance(120_000)
+        assert partition.clock.wall_ms() - (partition.engine.looked_ms or 0) <= MAX_SLEEP_S * 1_000
+        partition.clock.trusted = False
+        seen = partition.engine.looked_ms
+        await partition.advance(600_000)
+        assert partition.engine.looked_ms == seen
+    assert partition.engine.looked_ms is None
+
+
+async def _fine(_value: bytes) -> None:
+    """Take the record."""

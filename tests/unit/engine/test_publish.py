@@ -62,6 +62,8 @@ async def test_a_result_is_published_with_the_offset_of_its_record() -> None:
         first, second = orders.records(OUT)
         assert (first.key, first.value, first.headers) == (b"k", b"done 1", (("trace", b"1"), ("trace", None)))
         assert second.value == b"done 2"
+        told = orders.observer.of(Event.PUBLISHED)
+        assert [(o.handler, o.topic, o.count) for o in told] == [("orders", OUT, 1), ("orders", OUT, 1)]
 
 
 async def test_a_plain_function_publishes_in_its_thread() -> None:
@@ -90,6 +92,7 @@ async def test_only_the_attempt_that_was_fine_publishes() -> None:
         assert [out.topic for out in batch.publishes] == [OUT, EVENTS]
         (told,) = [decode_event(r.value or b"") for r in orders.records(EVENTS)]
         assert isinstance(told, Succeeded)
+        assert [o.count for o in orders.observer.of(Event.PUBLISHED)] == [1], "what was dropped is not counted"
 
 
 async def test_a_dead_letters_attempts_publish_nothing() -> None:

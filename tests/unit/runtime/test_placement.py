@@ -277,8 +277,10 @@ async def test_the_last_of_two_overlapping_rebalances_is_settled(
     app.on_rebalance_end()
     consumer._assigned_generation = recovery._generation_id = 2
     assert not consumer.settled
+    assert runtime.rebalancing_s() > 0, "the group has not come to rest"
     app.on_rebalance_end()
     assert consumer.settled, "no lane would ever open"
+    assert runtime.rebalancing_s() == 0
     assert not app.rebalancing
 
 

@@ -1,0 +1,260 @@
+"""Metrics: what happened is counted, what stands is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from samples import partition
+
+from retryapp.core.classify import DeadReason
+from retryapp.ports import Event, Observation
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.metrics import LATENESS_BUCKETS_S, MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
+from retryapp.runtime.view import RuntimeView
+
+
+def samples(metrics: MetricsObserver) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Return all samples as a Prometheus server reads them, by name and label values, the handler's first."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.text().decode()):
+        for sample in family.samples:
+            labels = sorted(sample.labels.items(), key=lambda item: (item[0] != "handler", item[0]))
+            found[sample.name, tuple(value for _, value in labels)] = sample.value
+    return found
+
+
+def test_events_are_counted_by_their_labels() -> None:
+    """Counts of batches add up."""
+    metrics = MetricsObserver()
+    for event, facts in (
+        (Event.SUCCEEDED, {"lateness_ms": 7}),
+        (Event.FAILED, {"error_class": "retryable"}),
+        (Event.SCHEDULED, {"tier": "5m"}),
+        (Event.PARKED, {"count": 5}),
+        (Event.FIRED, {"count": 40}),
+        (Event.FIRED, {"count": 2}),
+        (Event.DEAD, {"reason": "exhausted"}),
+        (Event.DAMAGED, {}),
+        (Event.LANE_OPENED, {}),
+        (Event.LANE_FAILED, {}),
+        (Event.LANE_INCOMPLETE, {}),
+        (Event.LANE_CLOSED, {}),
+        (Event.REBALANCED, {"duration_ms": 1_200}),
+    ):
+        metrics.observe(Observation(event=event, handler="orders", **facts))  # type: ignore[arg-type]
+    got = samples(metrics)
+    assert {
+        ("retryapp_deliveries_total", ("orders",)): 2,
+        ("retryapp_succeeded_total", ("orders",)): 1,
+        ("retryapp_failures_total", ("orders", "retryable")): 1,
+        ("retryapp_scheduled_total", ("orders", "5m")): 1,
+        ("retryapp_parked_total", ("orders",)): 5,
+        ("retryapp_fired_total", ("orders",)): 42,
+        ("retryapp_dead_total", ("orders", "exhausted")): 1,
+        ("retryapp_damaged_total", ("orders",)): 1,
+        ("retryapp_lane_failures_total", ("orders",)): 1,
+        ("retryapp_lane_incomplete_total", ("orders",)): 1,
+        ("retryapp_lateness_seconds_count", ("orders",)): 1,
+        ("retryapp_lateness_seconds_bucket", ("orders", "0.005")): 0,
+        ("retryapp_lateness_seconds_bucket", ("orders", "0.01")): 1,
+        ("retryapp_lateness_seconds_sum", ("orders",)): 0.007,
+        ("retryapp_rebalance_seconds_count", ()): 1,
+        ("retryapp_rebalance_seconds_sum", ()): 1.2,
+    }.items() <= got.items()
+
+
+def test_lateness_buckets_are_fit_for_5_ms_to_60_s() -> None:
+    """Rising, from the resolution of a healthy scheduler to that of a fault."""
+    assert list(LATENESS_BUCKETS_S) == sorted(set(LATENESS_BUCKETS_S))
+    assert (LATENESS_BUCKETS_S[0], LATENESS_BUCKETS_S[-1]) == (0.005, 60.0)
+
+
+def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> None:
+    """Pending by tier, oldest due, dead, in flight, release lag and open lanes of this worker's partitions."""
+    parts = [
+        partition(0, pending=3, pending_by_tier={"5m": 2, "1h": 1}, next_due_ms=5_000, dead=4, in_flight=1),
+        partition(1, pending=1, pending_by_tier={"5m": 1}, next_due_ms=2_500, release_lag_ms=1_500),
+        partition(2, state="opening"),
+        partition(3, state="elsewhere", pending=99, pending_by_tier={"5m": 99}, next_due_ms=1, dead=99, in_flight=99),
+    ]
+    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": parts, "idle": [partition(0)]}))
+    assert {
+        ("retryapp_pending_records", ("orders", "5m")): 3,
+        ("retryapp_pending_records", ("orders", "1h")): 1,
+        ("retryapp_oldest_due_timestamp_seconds", ("orders",)): 2.5,
+        ("retryapp_dead_letters", ("orders",)): 4,
+        ("retryapp_in_flight_records", ("orders",)): 1,
+        ("retryapp_release_lag_seconds", ("orders",)): 1.5,
+        ("retryapp_release_lag_seconds", ("idle",)): 0,
+        ("retryapp_lanes_open", ("orders",)): 2,
+        ("retryapp_lanes_open", ("idle",)): 1,
+    }.items() <= samples(metrics).items()
+    assert ("retryapp_oldest_due_timestamp_seconds", ("idle",)) not in samples(metrics)
+    parts.clear()
+    assert samples(metrics)["retryapp_lanes_open", ("orders",)] == 0
+
+
+def test_the_clock_is_told(runtime: Runtime) -> None:
+    """A worker that fires nothing because it doubts its clock must not look idle."""
+    clock = runtime.clock
+
+    def told() -> list[float]:
+        found = samples(runtime.metrics)
+        return [found[f"retryapp_clock_{name}", ()] for name in ("trusted", "correction_seconds", "error_seconds")]
+
+    assert told() == [0, 0, 0]
+    now_ms = int(clock.counted_ms())
+    clock.anchor(sent_ms=now_ms, acked_ms=now_ms + 9, appended_ms=now_ms + 7_000)
+    assert told() == pytest.approx([1, 6.991, 0.01])
+
+
+async def test_runs_that_were_given_up_are_a_gauge_until_they_end(runtime: Runtime) -> None:
+    """Each handler has its number, zero where all is well."""
+    RuntimeView(runtime)  # lets the gauges be asked
+    orphans = runtime.served["orders"].handler.orphans
+    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 0
+    runs = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for run in runs:
+        orphans.adopt(run)
+    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 2
+    runs[0].set_result(None)
+    await asyncio.sleep(0)
+    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 1
+
+
+def test_two_observers_in_one_process_count_apart() -> None:
+    """Each has a registry of its own."""
+    first, second = MetricsObserver(), MetricsObserver()
+    first.observe(Observation(event=Event.FIRED, handler="orders"))
+    assert ("retryapp_fired_total", ("orders",)) in samples(first)
+    assert ("retryapp_fired_total", ("orders",)) not in samples(second)
+
+
+def test_the_series_of_a_handler_begin_at_zero() -> None:
+    """Prometheus sees no increase in a counter that is first there with a 1."""
+    metrics = MetricsObserver()
+    metrics.begin("orders", ["5m", "1h"])
+    found = samples(metrics)
+    assert {found["retryapp_dead_total", ("orders", reason.value)] for reason in DeadReason} == {0}
+    for name, labels in (
+        ("deliveries_total", ()),
+        ("succeeded_total", ()),
+        ("failures_total", ("retryable",)),
+        ("failures_total", ("non-retryable",)),
+        ("scheduled_total", ("5m",)),
+        ("scheduled_total", ("1h",)),
+        ("fired_total", ()),
+        ("lane_failures_total", ()),
+        ("lateness_seconds_count", ()),
+        ("retry_age_seconds_count", ()),
+    ):
+        assert found[f"retryapp_{name}", ("orders", *labels)] == 0
+
+
+def test_a_declared_handlers_series_are_there_before_it_runs(runtime: Runtime) -> None:
+    """With the tiers of its policy."""
+    assert samples(runtime.metrics)["retryapp_dead_total", ("orders", "exhausted")] == 0
+
+
+def test_what_handlers_publish_is_counted_by_destination() -> None:
+    """Nothing is there for those that publish nothing."""
+    metrics = MetricsObserver()
+    metrics.begin("orders")
+    assert not [name for name, _ in samples(metrics) if name == "retryapp_published_total"]
+    for topic, count in (("receipts", 2), ("receipts", 1), ("audit", 5)):
+        metrics.observe(Observation(event=Event.PUBLISHED, handler="orders", topic=topic, count=count))
+    assert {
+        ("retryapp_published_total", ("orders", "receipts")): 3,
+        ("retryapp_published_total", ("orders", "audit")): 5,
+    }.items() <= samples(metrics).items()
+
+
+def test_dead_letters_are_counted_by_kind_too() -> None:
+    """A kind is a reason and a type of error."""
+    metrics = MetricsObserver()
+    for error_type in ("httpx.ReadTimeout", "httpx.ReadTimeout", None):
+        metrics.observe(Observation(event=Event.DEAD, handler="orders", reason="exhausted", error_type=error_type))
+    assert {
+        ("retryapp_dead_total", ("orders", "exhausted")): 3,
+        ("retryapp_dead_kinds_total", ("orders", "httpx.ReadTimeout", "exhausted")): 2,
+        ("retryapp_dead_kinds_total", ("orders", "unknown", "exhausted")): 1,
+    }.items() <= samples(metrics).items()
+
+
+def test_a_program_cannot_make_series_without_bound() -> None:
+    """Names beyond the limit share one series, names within it keep theirs; each handler has a limit of its own."""
+    metrics = MetricsObserver()
+
+    def publish(handler: str, topic: str) -> None:
+        metrics.observe(Observation(event=Event.PUBLISHED, handler=handler, topic=topic))
+
+    for number in range(MAX_LABELS + 7):
+        publish("orders", f"customer-{number}")
+    publish("orders", "customer-0")
+    publish("returns", "receipts")
+    found = samples(metrics)
+    assert len([1 for name, _ in found if name == "retryapp_published_total"]) == MAX_LABELS + 2
+    assert found["retryapp_published_total", ("orders", OTHER)] == 7
+    assert found["retryapp_published_total", ("orders", "customer-0")] == 2
+    assert found["retryapp_published_total", ("returns", "receipts")] == 1
+
+
+def test_ages_of_retries_are_told_for_records_that_have_failed_before() -> None:
+    """From the first failure to the end of each later attempt, however that ends."""
+    metrics = MetricsObserver()
+    for event, age_ms in ((Event.SUCCEEDED, None), (Event.FAILED, 90_000_000), (Event.SUCCEEDED, 500)):
+        metrics.observe(Observation(event=event, handler="orders", age_ms=age_ms, error_class="retryable"))
+    found = samples(metrics)
+    assert found["retryapp_retry_age_seconds_count", ("orders",)] == 2
+    assert found["retryapp_retry_age_seconds_bucket", ("orders", "86400.0")] == 1
+    assert found["retryapp_retry_age_seconds_bucket", ("orders", "259200.0")] == 2
+
+
+def test_gauges_of_scheduler_tables_and_partitions() -> None:
+    """The scheduler of the open lane that waits longest; what tables have yet to read; all partitions."""
+    parts = [
+        partition(0, looked_ms=9_000),
+        partition(1, looked_ms=4_500, dead_behind=3),
+        partition(2, state="opening", pending_behind=70),
+        partition(3, state="elsewhere", looked_ms=1),
+    ]
+    found = samples(MetricsObserver(Sources(partitions=lambda: {"orders": parts})))
+    assert {
+        ("retryapp_scheduler_last_run_timestamp_seconds", ("orders",)): 4.5,
+        ("retryapp_table_behind_offsets", ("orders", "pending")): 70,
+        ("retryapp_table_behind_offsets", ("orders", "dead")): 3,
+        ("retryapp_partitions", ("orders",)): 4,
+        ("retryapp_lanes_open", ("orders",)): 2,
+    }.items() <= found.items()
+    parts[:2] = [partition(0, state="idle"), partition(1, state="idle")]
+    found = samples(MetricsObserver(Sources(partitions=lambda: {"orders": parts})))
+    assert ("retryapp_scheduler_last_run_timestamp_seconds", ("orders",)) not in found
+
+
+def test_retention_is_told_with_what_is_needed() -> None:
+    """For ever is infinite."""
+    told = Retention(longest_wait_s=3_600, needed_s=608_400, topics_s={"a": 608_400, "b": math.inf})
+    found = samples(MetricsObserver(Sources(partitions=dict, retentions=lambda: {"orders": told})))
+    assert {
+        ("retryapp_longest_wait_seconds", ("orders",)): 3_600,
+        ("retryapp_retention_needed_seconds", ("orders",)): 608_400,
+        ("retryapp_topic_retention_seconds", ("orders", "a")): 608_400,
+        ("retryapp_topic_retention_seconds", ("orders", "b")): math.inf,
+    }.items() <= found.items()
+
+
+async def test_a_rebalance_counts_once_and_is_seen_while_it_goes_on(runtime: Runtime) -> None:
+    """However many handlers the app has."""
+    runtime.served["returns"] = runtime.served["orders"]
+    runtime.rebalanced(1.5)
+    found = samples(runtime.metrics)
+    assert found["retryapp_rebalance_seconds_count", ()] == 1
+    assert found["retryapp_rebalance_seconds_sum", ()] == 1.5
+    assert found["retryapp_rebalancing_seconds", ()] == 0
+    runtime.rebalance_begins()
+    runtime._rebalancing_since_s = (runtime._rebalancing_since_s or 0) - 40
+    runtime.rebalance_begins()  # another overtakes it: the group still has not settled
+    assert samples(runtime.metrics)["retryapp_rebalancing_seconds", ()] >= 40
