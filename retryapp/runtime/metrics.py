@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from retryapp.core.alerts import RETRY_AGE_BUCKETS_S
 from retryapp.core.classify import DeadReason, ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.ports import Event, Observation, PartitionInfo
@@ -30,11 +31,6 @@ LATENESS_BUCKETS_S: Final = (
 
 REBALANCE_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the rebalance histogram, in seconds."""
-
-RETRY_AGE_BUCKETS_S: Final = (
-    1.0, 10.0, 60.0, 600.0, 3_600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0, 1_209_600.0, 2_592_000.0,
-)  # fmt: skip
-"""Upper bounds of the histogram of ages, in seconds: 1 s to 10 m, 1 h, 4 h, 12 h, 1 d, 3 d, 7 d, 14 d, 30 d."""
 
 MAX_LABELS: Final = 100
 """Types of errors, or topics, that one handler's series name."""
