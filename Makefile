@@ -25,6 +25,7 @@ demo: install-demo  ## real Kafka, two workers, 20,000 real flights; options: AR
 JOBS ?= 2
 
 test: install  ## all tests; options for pytest: ARGS="-k schedule"; two at a time, or JOBS=0
+	@$(BIN)/python tools/prometheus.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # Fresh ones each time; a seed that fails is printed and replays exactly
