@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,3 +75,24 @@ def broker(cache_dir: Path) -> Iterator[Broker]:
         pytest.skip(f"no broker: {error}")
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> Mapping[str, Path]:
+    """The real programs `prometheus` and `promtool`, by name.
+
+    `python tools/prometheus.py` fetches them on Debian. Where they are missing, the tests are skipped on a laptop and
+    fail where CI is set.
+    """
+    spec = importlib.util.spec_from_file_location("prometheus_tool", ROOT / "tools" / "prometheus.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    found: Mapping[str, Path] | None = tool.find()
+    if found is None:
+        missing = "no Prometheus: neither on PATH nor fetched by 'python tools/prometheus.py'"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from retryapp.core.alerts import alerts, rules_text
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, TopicRole, TopicSpec, topic_specs
@@ -146,6 +147,18 @@ def log_events() -> str:
     return table(("message", "level"), rows)
 
 
+def alert_rules() -> str:
+    """Alerts, what they mean and what to do."""
+    rows = (
+        (f"`{each.name}`", each.urgency.value, each.meaning, re.sub(r"'(retryapp [^']*)'", r"`\1`", each.action))
+        for each in alerts()
+    )
+    return table(("alert", "severity", "meaning", "what to do"), rows)
+
+
+FILES: dict[str, Callable[[], str]] = {"docs/alerts.yml": rules_text}
+"""Whole files that say what the code says."""
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "demo-settings": demo_settings,
@@ -153,6 +166,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "handler-arguments": lambda: arguments(Retries.handler, Retries.handler.__doc__),
     "policy-arguments": lambda: arguments(RetryPolicy.__init__, RetryPolicy.__init__.__doc__),
     "faust-settings": faust_settings,
+    "alerts": alert_rules,
     "topic-names": topic_names,
     "topic-settings": topic_settings,
     "metrics": metrics,
@@ -176,14 +190,15 @@ def documents() -> list[Path]:
 
 def main(words: list[str]) -> int:
     """Renew or check all documents."""
+    wanted = {path: renewed(path.read_text(encoding="utf-8")) for path in documents()}
+    wanted |= {ROOT / name: make() for name, make in FILES.items()}
     stale = []
-    for path in documents():
-        text = path.read_text(encoding="utf-8")
-        if renewed(text) == text:
+    for path, text in wanted.items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         stale.append(path.relative_to(ROOT).as_posix())
         if "--check" not in words:
-            path.write_text(renewed(text), encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
     print("\n".join(stale) or "all tables are up to date")
     return 1 if stale and "--check" in words else 0
 
