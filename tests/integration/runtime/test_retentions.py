@@ -1,0 +1,91 @@
+"""The retention of topics that records wait in, looked at on a real broker while a worker runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics
+from retryapp.runtime.retentions import RetentionWatch
+
+WEEK_AND_HOUR_S = 7 * 86_400 + 3_600
+
+
+def set_retention(bootstrap: str, topic: str, retention_ms: int) -> None:
+    """Change a topic as an operator would."""
+    entry = ConfigEntry("retention.ms", str(retention_ms), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(10)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition."""
+    try:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - another thread makes it true
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"not within 20 s: {what}")
+
+
+async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(bootstrap: str) -> None:
+    """Shorter, for ever, and what cannot be asked any more."""
+    policy = RetryPolicy("5m 1h")
+    topology = HandlerTopology(f"g{uuid.uuid4().hex[:8]}", "orders", delays_ms=policy.schedule.nominal_delays_ms)
+    connection = KafkaConnection(bootstrap)
+    admin = KafkaAdmin(connection)
+    plan = ensure_topics(admin, [topology], PlanOptions(create_main_partitions=1))
+    served: Any = {"orders": SimpleNamespace(handler=SimpleNamespace(topology=topology, policy=policy))}
+    watch = RetentionWatch(served, lambda: connection)
+    assert watch.told() == {}, "nothing was looked at"
+    watch.learn(plan)
+    (retry,) = topology.retry_topics
+    told = watch.told()["orders"]
+    assert (told.longest_wait_s, told.needed_s) == (3_600, WEEK_AND_HOUR_S)
+    assert told.topics_s == {retry: WEEK_AND_HOUR_S, topology.redelivery: WEEK_AND_HOUR_S}
+    looking = asyncio.create_task(watch.run(every_s=0.05))
+    try:
+        set_retention(bootstrap, retry, 60_000)
+        set_retention(bootstrap, topology.redelivery, -1)
+        await until(
+            lambda: watch.told()["orders"].topics_s == {retry: 60, topology.redelivery: math.inf}, "both changes"
+        )
+        client = AdminClient({"bootstrap.servers": bootstrap})
+        client.delete_topics([retry])[retry].result(10)
+        await until(lambda: set(watch.told()["orders"].topics_s) == {topology.redelivery}, "one is gone")
+        assert not looking.done()
+    finally:
+        looking.cancel()
+
+
+async def test_a_broker_that_is_away_leaves_what_was_seen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the looking goes on."""
+    caplog.set_level(logging.INFO, logger="retryapp.runtime.retentions")
+    policy = RetryPolicy("1h")
+    topology = HandlerTopology("g", "orders", delays_ms=policy.schedule.nominal_delays_ms)
+    served: Any = {"orders": SimpleNamespace(handler=SimpleNamespace(topology=topology, policy=policy))}
+    watch = RetentionWatch(served, lambda: KafkaConnection("127.0.0.1:1"))
+    watch._needed_s["orders"] = 7.0
+    watch._kept_s[topology.redelivery] = 5.0
+    monkeypatch.setattr("retryapp.runtime.retentions.KafkaAdmin", partial(KafkaAdmin, timeout_s=0.2))
+    looking = asyncio.create_task(watch.run(every_s=0.05))
+    try:
+        await until(lambda: len(caplog.records) > 1, "two looks have failed")
+        assert watch.told()["orders"].topics_s == {topology.redelivery: 5.0}
+        assert not looking.done()
+    finally:
+        looking.cancel()
