@@ -56,6 +56,12 @@ def chosen_options(application: Application, *, create_main: int | None, allow_l
     metavar="TYPE:NAME",
     help="Who gets the rights of --acls. [default: User:NAME with the group's name]",
 )
+@click.option(
+    "--publishes",
+    metavar="TOPIC",
+    multiple=True,
+    help="With --acls: a topic that handlers publish to with record.publish; may be given several times.",
+)
 @json_option
 def command(
     *,
@@ -65,11 +71,13 @@ def command(
     why: bool,
     acls: bool,
     principal: str | None,
+    publishes: tuple[str, ...],
     as_json: bool,
 ) -> ExitCode:
     """Show which topics an application needs, which are there, and what is wrong with them. Changes nothing.
 
-    With --acls: which rights its workers need, as a table and as kafka-acls.sh lines.
+    With --acls: which rights its workers need, as a table and as kafka-acls.sh lines. An application does not say which
+    topics its handlers publish to (record.publish): name them with --publishes.
 
     Retention is as long as all workers may be down, plus the policy's longest wait; partitions are the main topic's.
 
@@ -82,35 +90,60 @@ def command(
       retryapp plan -A shop.billing:app --why
       retryapp plan -A billing --create-main 6 --json
       retryapp plan -A billing --acls --principal User:billing
+      retryapp plan -A billing --acls --publishes receipts --publishes audit
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     application = load_handlers(app_spec)
     options = chosen_options(application, create_main=create_main, allow_low_replication=allow_low_replication)
     if acls:
-        return _show_acls(application, options, principal, as_json=as_json)
-    if principal is not None:
-        raise click.UsageError("--principal goes with --acls")
+        return _show_acls(application, options, principal, publishes, as_json=as_json)
+    if principal is not None or publishes:
+        raise click.UsageError(f"{'--publishes' if publishes else '--principal'} goes with --acls")
     plan = plan_topics(reach(application.connection), application.topologies, options)
     emit(plan_facts(plan), plan_text(plan, why=why), as_json=as_json)
     return ExitCode.FINDING if plan.refused else ExitCode.FINE
 
 
-def _show_acls(application: Application, options: PlanOptions, principal: str | None, *, as_json: bool) -> ExitCode:
+def _show_acls(
+    application: Application,
+    options: PlanOptions,
+    principal: str | None,
+    publishes: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> ExitCode:
     app: Any = cast("Any", application).app
     runtime = import_module("retryapp.runtime.worker").runtime_of(app)
     rights = needed_acls(
         application.topologies,
         create_main=options.create_main_partitions is not None,
         transactions=runtime.options.delivery is DeliveryMode.EXACTLY_ONCE,
+        publishes=publishes,
     )
+    may_publish = [handler.name for handler in cast("Any", application).handlers if handler.takes_delivery]
     who = principal or f"User:{application.topologies[0].group}"
     commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
-    facts = {"principal": who, "acls": list(rights), "commands": list(commands)}
-    emit(facts, acls_text(rights, commands), as_json=as_json)
+    facts = {
+        "principal": who,
+        "acls": list(rights),
+        "commands": list(commands),
+        "publishes": list(publishes),
+        "may_publish": may_publish,
+    }
+    emit(facts, acls_text(rights, commands, may_publish=may_publish, publishes=publishes), as_json=as_json)
     return ExitCode.FINE
 
 
-def acls_text(rights: Sequence[Acl], commands: Sequence[str]) -> str:
-    """Return rights for people: each with its reason, then the lines that grant them."""
+def acls_text(
+    rights: Sequence[Acl], commands: Sequence[str], *, may_publish: Sequence[str] = (), publishes: Sequence[str] = ()
+) -> str:
+    """Return rights for people: each with its reason, the lines that grant them, and what nobody here can know.
+
+    Args:
+        rights: what is needed.
+        commands: the lines that grant it.
+        may_publish: names of the handlers that take a second argument, and so may publish.
+        publishes: the topics that were named for that.
+    """
     rows = [
         (
             acl.resource.value,
@@ -122,7 +155,12 @@ def acls_text(rights: Sequence[Acl], commands: Sequence[str]) -> str:
         for acl in rights
     ]
     own = "Your own agents, tables and topics need rights of their own."
-    return "\n".join([table(("on", "name", "operation", "needed", "why"), rows), "", *commands, "", own])
+    unknown = (
+        f"{', '.join(may_publish)} may publish (record.publish), and no application says where: each such topic needs "
+        f"Describe and Write. Name them with --publishes TOPIC."
+    )
+    told = [unknown] if may_publish and not publishes else []
+    return "\n".join([table(("on", "name", "operation", "needed", "why"), rows), "", *commands, "", *told, own])
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -65,7 +65,11 @@ class Acl:
 
 
 def needed_acls(
-    topologies: Sequence[HandlerTopology], *, create_main: bool = False, transactions: bool = True
+    topologies: Sequence[HandlerTopology],
+    *,
+    create_main: bool = False,
+    transactions: bool = True,
+    publishes: Sequence[str] = (),
 ) -> tuple[Acl, ...]:
     """Return the rights that the workers of one application need.
 
@@ -73,15 +77,17 @@ def needed_acls(
         topologies: its handlers, at least one.
         create_main: they make missing main topics.
         transactions: hand-offs are transactions (``delivery="exactly_once"``).
+        publishes: topics that handlers publish to (``record.publish``); no application says them.
 
     Returns:
-        Rights by resource: ours, main topics, group, transactional ids, cluster.
+        Rights by resource: ours, main topics, topics published to, group, transactional ids, cluster.
     """
     group = topologies[0].group
     mains = sorted({topology.main for topology in topologies})
     return (
         *_ours(group),
         *(acl for main in mains for acl in _main(main, create=create_main)),
+        *(acl for topic in sorted(set(publishes)) for acl in _published(topic)),
         _group_acl(group),
         *(_transactions(group) if transactions else ()),
         *_cluster(),
@@ -109,6 +115,19 @@ def _main(main: str, *, create: bool) -> Iterator[Acl]:
     }
     for operation, why in operations.items():
         yield Acl(resource=Resource.TOPIC, name=main, pattern=Pattern.LITERAL, operation=operation, why=why)
+
+
+def _published(topic: str) -> Iterator[Acl]:
+    operations = {
+        "Describe": "it is looked at before it is published to",
+        "DescribeConfigs": "a record that it would refuse is known before its transaction fails",
+        "Write": "handlers publish to it",
+    }
+    for operation, why in operations.items():
+        needed = operation != "DescribeConfigs"
+        yield Acl(
+            resource=Resource.TOPIC, name=topic, pattern=Pattern.LITERAL, operation=operation, why=why, needed=needed
+        )
 
 
 def _group_acl(group: str) -> Acl:

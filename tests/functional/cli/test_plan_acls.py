@@ -176,9 +176,32 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
     made = retryapp("plan", "-A", group, "--acls", "--create-main", 3, "--json").json
     assert len(made["acls"]) == len(told["acls"]) + 1
 
-    wrong = retryapp("plan", "-A", group, "--principal", "User:x")
-    assert wrong.code == 2
-    assert "--acls" in wrong.err
+    for option in ("--principal", "--publishes"):
+        wrong = retryapp("plan", "-A", group, option, "User:x")
+        assert wrong.code == 2
+        assert f"{option} goes with --acls" in wrong.err
+
+
+def test_topics_that_handlers_publish_to_are_asked_for_and_taken(retryapp, group, tmp_path):
+    """No application says them: the output does, until somebody names them."""
+    write_app(tmp_path, group, "127.0.0.1:1", secured=False)
+    unsaid = retryapp("plan", "-A", group, "--acls")
+    assert f"{group}.charge may publish (record.publish), and no application says where" in unsaid.out
+    assert "--publishes TOPIC" in unsaid.out
+    told = retryapp("plan", "-A", group, "--acls", "--json").json
+    assert (told["may_publish"], told["publishes"]) == ([f"{group}.charge"], [])
+    named = ("plan", "-A", group, "--acls", "--publishes", "receipts", "--publishes", "audit")
+    shown = retryapp(*named)
+    assert "no application says where" not in shown.out
+    lines = [line for line in shown.out.splitlines() if line.startswith("kafka-acls.sh ")]
+    assert len(lines) == 7
+    assert [line for line in lines if "--topic receipts" in line and "--operation Write" in line]
+    more = [acl for acl in retryapp(*named, "--json").json["acls"] if acl not in told["acls"]]
+    assert {(acl["name"], acl["operation"], acl["needed"]) for acl in more} == {
+        (topic, operation, operation != "DescribeConfigs")
+        for topic in ("receipts", "audit")
+        for operation in ("Describe", "DescribeConfigs", "Write")
+    }
 
 
 @dataclass
@@ -307,7 +330,8 @@ def test_a_topic_that_handlers_may_not_write_fails_attempts(retryapp, secured, g
     assert "may not describe it" in problems()[0]
     secured.grant_topic(out, "Describe")
     wait_for(lambda: send(4) or "may not write to it" in problems()[-1], "nobody may write to it")
-    secured.grant_topic(out, "Write")
+    named = retryapp("plan", "-A", group, "--acls", "--publishes", out, "--json").json["acls"]
+    secured.grant([acl for acl in named if acl["needed"] and acl not in acls])
     wait_for(lambda: send(6) or 6 in published(), "it is published")
     assert "retryapp.lane_failed" not in worker.log
     secured.revoke_all(out)
