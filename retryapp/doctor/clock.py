@@ -26,7 +26,10 @@ MOST_SKEW_MS: Final = 1_000
 
 EXPECTED: Final = f"within {MOST_SKEW_MS} ms"
 REMEDY: Final = "Run NTP (chrony, systemd-timesyncd) on brokers and workers, and look with 'chronyc tracking'"
-WHY: Final = "due times are wall times: workers whose clocks differ deliver early or late by the difference"
+WHY: Final = (
+    "workers correct for it by the broker's acknowledgements, and fire nothing while the two suddenly disagree by "
+    "more; logs and other programs on the machine that is wrong do not"
+)
 
 
 @dataclass(frozen=True, slots=True)

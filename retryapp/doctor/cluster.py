@@ -196,17 +196,27 @@ class ClusterReader:
         Args:
             topics: topic → how many partitions.
         """
+        return max(self.newest_appends(topics).values(), default=None)
+
+    def newest_appends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
+        """Return the latest record timestamp by topic and partition, epoch milliseconds, without those that are empty.
+
+        Args:
+            topics: topic → how many partitions.
+        """
         places = {ClientTopicPartition(topic, p): NEWEST for topic, count in topics.items() for p in range(count)}
         if not places:
-            return None
+            return {}
         answers = self._client.list_offsets(
             places, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self.timeout_s
         )
-        newest = [
-            int(getattr(self._answer(future, doing="read the time of the newest record"), "timestamp", -1))
-            for future in answers.values()
-        ]
-        return max((stamp for stamp in newest if stamp >= 0), default=None)
+        newest = {
+            (place.topic, place.partition): int(
+                getattr(self._answer(future, doing="read the time of the newest record"), "timestamp", -1)
+            )
+            for place, future in answers.items()
+        }
+        return {place: stamp for place, stamp in newest.items() if stamp >= 0}
 
     def _patiently(self, ask: Callable[[], Future[T]], *, doing: str) -> T:
         """Ask until the group's coordinator is there: a broker that has just started still loads it."""

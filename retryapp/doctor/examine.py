@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +17,17 @@ from retryapp.doctor.acls import needed_acls
 from retryapp.doctor.brokers import INTERNAL, Needs, judge_brokers
 from retryapp.doctor.cluster import ClusterFacts, ClusterReader, GroupFacts, ReplicaFacts
 from retryapp.doctor.findings import Finding, Severity, looked_at, note, ok, unanswered
-from retryapp.doctor.groups import judge_group, judge_offsets
+from retryapp.doctor.groups import Trace, judge_group, judge_offsets
+from retryapp.doctor.lanes import judge_lanes
+from retryapp.doctor.orphans import find_old_tiers, find_orphans, judge_orphans
 from retryapp.doctor.releases import ask_features, judge_release
 from retryapp.doctor.rights import REMEDY, judge_rights
-from retryapp.doctor.topics import judge_plan, judge_replicas, known_tiers
+from retryapp.doctor.topics import judge_main_retention, judge_plan, judge_replicas, known_tiers
 from retryapp.kafka import (
     KafkaAdmin,
     KafkaConnection,
     KafkaRequestError,
+    OffsetRange,
     Plan,
     PlanOptions,
     TopicState,
@@ -115,6 +119,8 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     findings += stores.judge_folders(
         folders, cluster.topologies, cluster.states, store_format=subject.store_format, now_ms=wall_ms()
     )
+    if cluster.names is not None:
+        findings += stores.judge_neighbours(subject.datadir, subject.group, cluster.names)
     return Report(tuple(findings), reachable)
 
 
@@ -128,6 +134,8 @@ class _Cluster:
         self.admin = KafkaAdmin(subject.connection, timeout_s=subject.timeout_s)
         self.reader = ClusterReader(subject.connection, subject.timeout_s)
         self.topologies = subject.topologies or ()
+        self.names: Sequence[str] | None = None
+        """All topics; None: nobody could be asked."""
 
     def look(self) -> Iterator[Finding]:
         subject = self.subject
@@ -156,7 +164,8 @@ class _Cluster:
             group=group[0].operations if group else None,
             cluster=facts.operations,
         )
-        yield from self._step("offsets", lambda: self._offsets(replicas))
+        yield from self._step("offsets", lambda: self._offsets(replicas, running=bool(group and group[0].hosts)))
+        yield from self._step("orphans", self._orphans)
         yield from self._step("clock", lambda: self._clock(replicas))
 
     def _reach(self) -> None:
@@ -186,7 +195,10 @@ class _Cluster:
     def _topics(self) -> Iterator[Finding]:
         plan: Plan = plan_topics(self.admin, self.topologies, self.subject.options)
         self.states.update(plan.states)
-        yield from judge_plan(plan, waits_known=self.subject.topologies is not None)
+        known = self.subject.topologies is not None
+        yield from judge_plan(plan, waits_known=known)
+        if known:
+            yield from judge_main_retention(self.topologies, self.states, self.subject.options.downtime_ms)
 
     def _group(self, told: list[GroupFacts]) -> Iterator[Finding]:
         facts = self.reader.group(self.subject.group)
@@ -196,19 +208,61 @@ class _Cluster:
             self.subject.group, facts, partitions=max(mains, default=0), protocols=self.subject.protocols
         )
 
-    def _offsets(self, replicas: Mapping[str, ReplicaFacts]) -> Iterator[Finding]:
+    def _offsets(self, replicas: Mapping[str, ReplicaFacts], *, running: bool) -> Iterator[Finding]:
         consumed = {name for topology in self.topologies for name in topology.consumed if name in replicas}
         partitions = {name: replicas[name].partitions for name in sorted(consumed)}
         committed = self.reader.committed(self.subject.group, partitions)
         ranges = {name: self.admin.offsets(name) for name in partitions}
 
-        def lost(changelog: str, partition: int) -> bool:
+        def traced(topology: HandlerTopology, partition: int) -> Trace:
+            changelog = topology.pending_changelog
             if changelog not in replicas or partition >= replicas[changelog].partitions:
-                return False
-            keys = {r.key for r in read_topic(self.subject.connection, changelog, partitions=[partition])}
-            return marks.PROGRESS not in keys and any(len(key or b"") == ROW_KEY_BYTES for key in keys)
+                return Trace()
+            rows, mark = False, b""
+            for record in read_topic(self.subject.connection, changelog, partitions=[partition]):
+                rows |= len(record.key or b"") == ROW_KEY_BYTES
+                mark = record.value or b"" if record.key == marks.PROGRESS else mark
+            main = self.states.get(topology.main)
+            return Trace(rows=rows, written=marks.read_progress(mark, main.topic_id if main else "", topology.main))
 
-        yield from judge_offsets(self.topologies, committed, ranges, lost)
+        yield from judge_offsets(self.topologies, committed, ranges, traced)
+        if running:
+            yield from self._lanes(replicas, committed, ranges)
+
+    def _lanes(
+        self,
+        replicas: Mapping[str, ReplicaFacts],
+        committed: Mapping[str, Mapping[int, int]],
+        ranges: Mapping[str, Mapping[int, OffsetRange]],
+    ) -> Iterator[Finding]:
+        changelogs = {
+            name: replicas[name].partitions for t in self.topologies if (name := t.pending_changelog) in replicas
+        }
+        unread: Counter[tuple[str, int]] = Counter()
+        for topology in self.topologies:
+            for topic in topology.consumed:
+                for number, kept in ranges.get(topic, {}).items():
+                    at = committed.get(topic, {}).get(number, kept.begin)
+                    unread[topology.main, number] += max(0, kept.end - at)
+        partitions = {t.main: replicas[t.main].partitions for t in self.topologies if t.main in replicas}
+        newest_ms = self.reader.newest_appends(changelogs)
+        yield from judge_lanes(self.topologies, partitions, newest_ms, unread, now_ms=self.wall_ms())
+
+    def _orphans(self) -> Iterator[Finding]:
+        subject, names = self.subject, self.admin.topic_names()
+        self.names = names
+
+        def unread(topics: Sequence[str]) -> Mapping[str, int]:
+            ranges = {topic: self.admin.offsets(topic) for topic in topics}
+            committed = self.reader.committed(subject.group, {topic: len(kept) for topic, kept in ranges.items()})
+            return {
+                topic: sum(max(0, each.end - committed[topic].get(n, each.begin)) for n, each in kept.items())
+                for topic, kept in ranges.items()
+            }
+
+        orphans = tuple(find_orphans(self.admin, self.reader, subject.group, self.topologies, names))
+        tiers = () if subject.topologies is None else find_old_tiers(self.topologies, names, unread)
+        yield from judge_orphans(orphans, tiers)
 
     def _clock(self, replicas: Mapping[str, ReplicaFacts]) -> Iterator[Finding]:
         measured: list[clock.Measured] = []

@@ -27,6 +27,7 @@ from retryapp.core.durations import format_duration_ms
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS, HandlerTopology
 from retryapp.doctor.findings import Finding, Severity, counted, mebibytes, note, ok
 from retryapp.kafka import TopicState
+from retryapp.kafka.discovery import CHANGELOG_SUFFIX
 
 META_KEY: Final = b"\x02meta"
 """Where a store describes itself; a test holds it to the runtime's."""
@@ -81,6 +82,32 @@ def inspect_folders(base: Path) -> tuple[FolderFacts, ...]:
         )
         found.append(FolderFacts(path=path, pid=pid, writable=os.access(path, os.W_OK | os.X_OK), stores=stores))
     return tuple(found)
+
+
+def judge_neighbours(base: Path, group: str, topics: Sequence[str]) -> Iterator[Finding]:
+    """Say which folders beside a group's own belong to groups that have no topics any more.
+
+    Args:
+        base: the folder of the group; nothing is said unless it is named after it, as workers name it.
+        group: its name.
+        topics: all topics of the cluster.
+    """
+    if base.name != group or not base.parent.is_dir():
+        return
+    for folder in sorted(path for path in base.parent.iterdir() if path != base and path.is_dir()):
+        workers = sorted(folder.glob("worker-*"))
+        stores = [store for store in folder.glob("worker-*/retryapp/*/*/*") if store.is_dir()]
+        if not stores or any(running_worker(worker) is not None for worker in workers):
+            continue
+        if any(name.startswith(f"{folder.name}.") and name.endswith(CHANGELOG_SUFFIX) for name in topics):
+            continue
+        size = sum(file.stat().st_size for store in stores for file in store.iterdir() if file.is_file())
+        yield note(
+            f"store folder {folder.name}",
+            f"{counted(len(stores), 'store')}, {mebibytes(size)}, of a group that has no topics on this cluster",
+            why="they are copies of topics that are gone, unless the group lives on another cluster",
+            remedy=f"Remove it if it does not: {folder}",
+        )
 
 
 def running_worker(folder: Path) -> int | None:

@@ -92,6 +92,33 @@ def _kept(steps: Sequence[PlanStep]) -> str:
     return f", retries kept for {format_duration_ms(int(retention))}" if retention.isdigit() else ""
 
 
+def judge_main_retention(
+    topologies: Sequence[HandlerTopology], states: Mapping[str, TopicState], downtime_ms: int
+) -> Iterator[Finding]:
+    """Say which main topics forget records before workers that are down for as long as is allowed read them.
+
+    Args:
+        topologies: the handlers.
+        states: the topics that exist.
+        downtime_ms: longest time that all workers may be down.
+    """
+    for topology in topologies:
+        config = states[topology.main].config if topology.main in states else {}
+        kept_ms = int(config.get("retention.ms", "-1"))
+        if "delete" not in config.get("cleanup.policy", "") or not 0 <= kept_ms < downtime_ms:
+            continue
+        down = format_duration_ms(downtime_ms)
+        yield Finding(
+            name=f"retention of {topology.main}",
+            severity=Severity.WARNING,
+            seen=f"retention.ms={kept_ms}",
+            expected=f"{downtime_ms} or more (downtime {down})",
+            why="records that nobody has read are deleted before workers that are down for so long are back",
+            remedy=f"Set it: kafka-configs.sh --alter --topic {topology.main} --add-config retention.ms={downtime_ms}; "
+            "or say downtime= of Retries as long as you allow",
+        )
+
+
 def judge_replicas(topics: Mapping[str, ReplicaFacts], states: Mapping[str, TopicState]) -> Iterator[Finding]:
     """Say where copies lag or nobody leads, and where a topic may choose a leader that lacks records.
 

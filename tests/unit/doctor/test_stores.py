@@ -12,7 +12,7 @@ import pytest
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import stores
 from retryapp.doctor.findings import Finding, Severity
-from retryapp.doctor.stores import inspect_folders, judge_folders
+from retryapp.doctor.stores import inspect_folders, judge_folders, judge_neighbours
 from retryapp.kafka import TopicState
 from retryapp.runtime import store as runtime_store
 from retryapp.runtime.place import claim_place
@@ -165,3 +165,21 @@ def test_no_folder_is_fine(tmp_path: Path) -> None:
     """They are copies."""
     (found,) = judged(tmp_path / "none")
     assert found.severity is Severity.OK
+
+
+def test_folders_of_groups_without_topics_are_told(tmp_path: Path) -> None:
+    """Not those of groups that are there, of running workers, or that are no stores."""
+    for group in ("g", "old", "other", "running"):
+        with opened(tmp_path / group / "worker-1"):
+            pass
+    (tmp_path / "notes" / "worker-1").mkdir(parents=True)
+    topics = ["other.orders.pending.changelog", "old-and-new.orders.pending.changelog", "old.txt"]
+    place = claim_place(tmp_path / "running")
+    try:
+        (found,) = judge_neighbours(tmp_path / "g", "g", topics)
+    finally:
+        place.release()
+    assert (found.name, found.severity) == ("store folder old", Severity.NOTE)
+    assert found.seen.startswith("1 store, ")
+    assert found.remedy.endswith(str(tmp_path / "old"))
+    assert list(judge_neighbours(tmp_path / "elsewhere", "g", topics)) == []

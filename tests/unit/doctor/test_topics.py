@@ -10,7 +10,7 @@ from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.doctor.cluster import ReplicaFacts
 from retryapp.doctor.findings import Finding, Severity, looked_at, ok
-from retryapp.doctor.topics import judge_plan, judge_replicas, known_tiers
+from retryapp.doctor.topics import judge_main_retention, judge_plan, judge_replicas, known_tiers
 from retryapp.kafka import AccessDeniedError, Action, Plan, PlanStep, Problem, TopicState
 
 ORDERS = HandlerTopology(group="g", main="orders")
@@ -141,3 +141,27 @@ def test_a_finding_is_one_line_for_a_log() -> None:
     )
     assert found.text == "disk: 1 MiB, expected is 2: it fills. Make room."
     assert ok("disk", "fine").text == "disk: fine."
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"retention.ms": "86400000", "cleanup.policy": "delete"}, True),
+        ({"retention.ms": "86400000", "cleanup.policy": "compact,delete"}, True),
+        ({"retention.ms": "86400000", "cleanup.policy": "compact"}, False),
+        ({"retention.ms": "172800000", "cleanup.policy": "delete"}, False),
+        ({"retention.ms": "-1", "cleanup.policy": "delete"}, False),
+        ({}, False),
+    ],
+)
+def test_a_main_topic_that_forgets_sooner_than_workers_may_be_down_is_found(
+    config: dict[str, str], found: bool
+) -> None:
+    """What was never read would be gone."""
+    state = TopicState(name="orders", topic_id="t", partitions=1, replication=1, config=config)
+    told = list(judge_main_retention([ORDERS], {"orders": state}, 172_800_000))
+    assert bool(told) is found
+    for finding in told:
+        assert (finding.severity, finding.seen) == (Severity.WARNING, "retention.ms=86400000")
+        assert "downtime=" in finding.remedy
+    assert list(judge_main_retention([ORDERS], {}, 172_800_000)) == []
