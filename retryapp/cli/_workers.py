@@ -65,7 +65,7 @@ def read_counters(text: str) -> dict[str, Counters]:
                     counters.deliveries += sample.value
                 case "retryapp_failures_total":
                     counters.failures += sample.value
-                case "retryapp_dead_total":
+                case "retryapp_dead_total" if sample.value:
                     reason = sample.labels["reason"]
                     counters.dead[reason] = counters.dead.get(reason, 0) + int(sample.value)
                 case "retryapp_lateness_seconds_bucket":

@@ -1,0 +1,105 @@
+"""tools/prometheus.py: what it takes, what it fetches, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def tool(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, with a cache of its own, on a machine that has nothing."""
+    spec = importlib.util.spec_from_file_location("prometheus_tool", project_root / "tools" / "prometheus.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(module, "shutil", SimpleNamespace(which=lambda _name: None, copyfileobj=_copy))
+    return module
+
+
+def _copy(source: Any, into: Any) -> None:
+    into.write(source.read())
+
+
+def package() -> bytes:
+    """Return what `dpkg-deb --fsys-tarfile` prints of a package with the two programs."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as files:
+        for name in ("prometheus", "promtool"):
+            entry = tarfile.TarInfo(f"./usr/bin/{name}")
+            entry.size = len(name)
+            files.addfile(entry, io.BytesIO(name.encode()))
+    return made.getvalue()
+
+
+def on_debian(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *, fails: int = 0) -> list[list[str]]:
+    """Let apt-get and dpkg-deb be there; return what is started. The first `fails` downloads fail."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(tool.shutil, "which", lambda name: f"/bin/{name}" if "-" in name else None)
+
+    def run(command: list[str], *, cwd: Path | None = None, **_: Any) -> Any:
+        started.append(command)
+        if command[-2] == "download":
+            if sum(words[-2] == "download" for words in started) <= fails:
+                raise subprocess.CalledProcessError(100, command)
+            assert cwd is not None
+            (cwd / "prometheus_2.42.0_amd64.deb").touch()
+        return SimpleNamespace(stdout=package())
+
+    monkeypatch.setattr(tool.subprocess, "run", run)
+    return started
+
+
+def test_programs_that_are_on_the_path_are_taken(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fetched, nothing is said; one of the two is not enough."""
+    assert tool.find() is None
+    monkeypatch.setattr(tool.shutil, "which", lambda name: f"/opt/{name}" if name in tool.PROGRAMS else None)
+    assert tool.find() == {"prometheus": Path("/opt/prometheus"), "promtool": Path("/opt/promtool")}
+    assert tool.main() == 0
+    monkeypatch.setattr(tool.shutil, "which", lambda name: "/opt/promtool" if name == "promtool" else None)
+    assert tool.find() is None
+
+
+def test_a_machine_without_debians_tools_is_told(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other tests run all the same."""
+    assert tool.main() == 0
+    told = capsys.readouterr()
+    assert (told.out, "have to be on PATH" in told.err) == ("", True)
+
+
+@pytest.mark.parametrize("fails", [0, 1], ids=["with the machine's lists", "with lists of its own"])
+def test_the_package_is_unpacked_into_the_cache(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: int
+) -> None:
+    """Both programs, ready to run; the next call does nothing."""
+    started = on_debian(tool, monkeypatch, fails=fails)
+    assert tool.main() == 0
+    assert f"at most {tool.DOWNLOAD_MB} MB" in capsys.readouterr().out
+    found = tool.find()
+    assert {name: (path.read_text(), path.stat().st_mode & 0o777) for name, path in found.items()} == {
+        "prometheus": ("prometheus", 0o755),
+        "promtool": ("promtool", 0o755),
+    }
+    assert sum(words[-1] == "update" for words in started) == fails
+    count = len(started)
+    assert tool.main() == 0
+    assert len(started) == count
+
+
+def test_a_download_that_fails_is_told(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And leaves nothing half."""
+    on_debian(tool, monkeypatch, fails=2)
+    assert tool.main() == 0
+    assert "fetching it failed" in capsys.readouterr().err
+    assert tool.find() is None
