@@ -14,7 +14,7 @@ from typing import Final
 
 from retryapp.core.errors import RetryAppError
 from retryapp.engine.placement import Served
-from retryapp.engine.threads import Threads
+from retryapp.engine.threads import NoThreadError, Threads
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, TopicState
 from retryapp.runtime.metrics import Retention
 
@@ -65,11 +65,13 @@ class RetentionWatch:
         """Look again and again, until cancelled; what cannot be looked at stays as it was seen last."""
         while True:
             await asyncio.sleep(every_s)
-            ended = await self._threads.run(self._look, name="look-at-retentions")
-            if isinstance(ended.error, RetryAppError):
-                logger.info("The retention of our topics could not be looked at: %s", ended.error)
-            elif ended.error is not None:
-                raise ended.error
+            try:
+                error = (await self._threads.run(self._look, name="look-at-retentions")).error
+            except NoThreadError as exc:
+                error = exc
+            if error is not None:
+                level = logging.INFO if isinstance(error, RetryAppError) else logging.WARNING
+                logger.log(level, "The retention of our topics could not be looked at: %r", error)
 
     def _look(self) -> None:
         if self._admin is None:
