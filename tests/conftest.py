@@ -17,7 +17,7 @@ for _name in [name for name in os.environ if name.startswith(("RETRYAPP_", "FAUS
 os.environ.update(TZ="UTC", NO_COLOR="1", COLUMNS="120")
 os.environ.pop("FORCE_COLOR", None)
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `samples`
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `samples`, `harness` and `chaos`
 
 if TYPE_CHECKING:
     from retryapp.broker import Broker

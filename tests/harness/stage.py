@@ -37,6 +37,7 @@ class HandlerSpec:
     max_crashes: int = 3
     publishes: str = ""
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
+    max_crashes: int = 3
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,6 +21,7 @@ import faust
 from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy, non_retryable, retryable
 
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
+SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
 TYPES = {"bytes": bytes, "dict": dict}
 
 app = faust.App(
@@ -99,6 +101,8 @@ def declare(wanted: dict[str, Any]) -> None:
         await call_service(wanted["topic"], _told(delivery))
         if isinstance(value, dict) and value.get("kills") == delivery.attempt:
             os.kill(os.getpid(), signal.SIGKILL)  # as a record does on which the process runs out of memory
+        if isinstance(value, dict) and value.get("blocks_s") and delivery.attempt == 1:
+            time.sleep(value["blocks_s"])  # noqa: ASYNC251 - holds the whole event loop, as a careless handler does
 
 
 def arm(crash: dict[str, Any]) -> None:

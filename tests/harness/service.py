@@ -9,9 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+
+_LOGGED = ("topic", "failure_id", "attempt", "key", "value", "headers", "timestamp_ms", "due_at_ms", "pid")
 
 Pairs = tuple[tuple[str, bytes | None], ...]
 
@@ -67,6 +70,8 @@ class Answer:
     retry_after: str | None = None
     gate: Gate | None = None
     """Answer once it is open."""
+    after_s: float = 0.0
+    """Answer so much later."""
 
 
 Rule = Callable[[Visit], Answer]
@@ -88,6 +93,8 @@ class Service:
     finished: dict[int, int] = field(default_factory=dict)
     """Visit number → status that was sent."""
     url: str = ""
+    log: Path | None = None
+    """File that each delivery is written to as it begins and as it is answered: one JSON object a line."""
     _loop: asyncio.AbstractEventLoop | None = None
     _thread: threading.Thread | None = None
     _stopping: asyncio.Event | None = None
@@ -132,7 +139,10 @@ class Service:
         answer = self.rule(visit)
         if answer.gate is not None:
             await answer.gate.passed()
+        if answer.after_s:
+            await asyncio.sleep(answer.after_s)
         self.finished[visit.number] = answer.status
+        self._write({"visit": visit.number, "answered_ms": _now_ms(), "status": answer.status})
         headers = {} if answer.retry_after is None else {"Retry-After": answer.retry_after}
         return web.Response(status=answer.status, headers=headers)
 
@@ -140,7 +150,7 @@ class Service:
         value = _bytes(told["value"])
         visit = Visit(
             number=len(self.visits),
-            at_ms=time.time_ns() // 1_000_000,
+            at_ms=_now_ms(),
             topic=told["topic"],
             failure_id=told["failure_id"],
             attempt=told["attempt"],
@@ -153,7 +163,18 @@ class Service:
             facts=_facts(value),
         )
         self.visits.append(visit)
+        kept = {name: told[name] for name in _LOGGED}
+        self._write({"visit": visit.number, "begun_ms": visit.at_ms, **kept})
         return visit
+
+    def _write(self, fact: dict[str, Any]) -> None:
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(json.dumps(fact) + "\n")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _facts(value: bytes | None) -> dict[str, Any]:
