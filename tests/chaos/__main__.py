@@ -1,0 +1,115 @@
+"""``python -m chaos``: a campaign of real faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from chaos.campaign import Campaign, Result
+from chaos.ground import Ground
+from chaos.matrix import FAULTS
+from chaos.plan import Round, rounds
+from chaos.report import publish, summary
+from retryapp.core.errors import EnvironmentFault
+from retryapp.settings import load_settings
+
+ENVIRONMENT = 3
+
+
+def _chosen(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
+    known = [fault.id for fault in FAULTS]
+    wanted = known if text == "all" else [name.strip().upper() for name in text.split(",")]
+    strange = [name for name in wanted if name not in known]
+    if strange:
+        raise click.BadParameter(f"{', '.join(strange)}: known are {', '.join(known)}")
+    return wanted
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--faults", default="all", callback=_chosen, help="Which, as in F1,F4; all of them unless given.")
+@click.option("--times", default=1.0, show_default=True, help="How often to do the whole campaign; 0.1 is a tenth.")
+@click.option("--minutes", default=600.0, show_default=True, help="No round begins after so many.")
+@click.option("--jobs", default=3 * (os.cpu_count() or 1), show_default=True, help="Groups side by side.")
+@click.option("--seed", default=None, type=int, help="Of the campaign; drawn unless given, kept by its folder.")
+@click.option(
+    "--run", "folder", default=Path("build/chaos"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the run: a campaign that is there goes on.",
+)  # fmt: skip
+@click.option("--again", is_flag=True, help="Do rounds that failed once more.")
+@click.option("--keep", is_flag=True, help="Keep what rounds that passed have left: logs, deliveries, stores.")
+@click.option("--publish", "publishes", is_flag=True, help="Write the report of the run into docs/, run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def main(
+    faults: list[str], times: float, minutes: float, jobs: int, seed: int | None, folder: Path,
+    again: bool, keep: bool, publishes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Do real faults to real workers and brokers; exit 1 when a promise did not hold, 3 when there is no broker."""
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if publishes:
+        publish(folder)
+        return
+    made = list(rounds([fault for fault in FAULTS if fault.id in faults], _seed(folder, seed), times))
+    try:
+        results = _run(made, folder, jobs, time.monotonic() + minutes * 60, again=again, keep=keep)
+    except EnvironmentFault as error:
+        click.echo(f"retryapp: {error}", err=True)
+        sys.exit(ENVIRONMENT)
+    told = summary(results)
+    if as_json:
+        click.echo(json.dumps(told))
+    else:
+        for line in told["lines"]:
+            click.echo(line)
+        click.echo(f"{told['passed']} passed, {told['failed']} failed, {told['skipped']} skipped")
+    sys.exit(int(told["failed"] > 0))
+
+
+def _seed(folder: Path, wanted: int | None) -> int:
+    """Return the seed that a run began with, or begin one."""
+    file = folder / "run.json"
+    if file.exists():
+        return int(json.loads(file.read_text())["seed"])
+    seed = random.SystemRandom().randrange(1 << 32) if wanted is None else wanted
+    file.write_text(json.dumps({"seed": seed}))
+    return seed
+
+
+def _run(
+    made: list[Round], folder: Path, jobs: int, until_s: float, *, again: bool, keep: bool
+) -> list[Result]:
+    cache_dir = load_settings().cache_dir
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        Ground(cache_dir, folder / "broker", links=jobs) as ground,
+        Progress(*columns, console=console) as bar,
+    ):
+        campaign = Campaign(folder, cache_dir, ground, keep=keep)
+        known = campaign.finished()
+        left = [each for each in made if each.key not in known or (again and known[each.key]["outcome"] == "failed")]
+        task = bar.add_task("rounds", total=len(made), completed=len(made) - len(left))
+        for result in campaign.run(left, jobs, until_s, lambda key: bar.update(task, description=f"rounds, now {key}")):
+            bar.advance(task)
+            if result["outcome"] != "passed":
+                bar.console.print(f"{result['key']} {result['outcome']}: {_why(result)}", highlight=False, markup=False)
+        known = campaign.finished()
+    return [known[each.key] for each in made if each.key in known]
+
+
+def _why(result: Result) -> str:
+    if "reason" in result or "error" in result:
+        return str(result.get("reason") or result["error"])
+    return json.dumps([{**v["shown"], "ledger": v["ledger"]} for v in result["verdicts"]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""One round's act: a group on its stage, under load, with faults that are written down as they are done."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from chaos.ground import Ground
+from chaos.proxy import Link
+from harness import HandlerSpec, Service, Stage, Worker, wait_for
+from retryapp.ledger import take_ledger
+
+WAITS_MS = (300, 600)
+POLICY = "300ms 600ms"
+SESSION_S = 3.0
+"""How long a worker may be silent; three times what the broker is set to allow."""
+ENDLESS = 1_000
+"""For `max_crashes`: where faults kill workers, no record is to blame."""
+SETTLE_S = 120.0
+
+
+def now_ms() -> int:
+    """Return the time of this machine, epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def _b64(raw: bytes | None) -> str | None:
+    return None if raw is None else base64.b64encode(raw).decode()
+
+
+@dataclass(slots=True)
+class Act:
+    """See the module's text. `spec` holds what differs from the usual program."""
+
+    ground: Ground
+    folder: Path
+    delivery: str
+    rng: random.Random
+    waits_ms: tuple[int, ...] = WAITS_MS
+    policy: str = POLICY
+    partitions: int = 2
+    concurrency: int = 8
+    value: str = "dict"
+    timeout: str = "30s"
+    max_crashes: int = ENDLESS
+    link: Link | None = None
+    """Way of the workers that are started with `far=True`."""
+    app_options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    truncated: bool = False
+    """Retry records were deleted by a fault: what they said is not missed."""
+    stage: Stage = field(init=False)
+    topic: str = field(init=False)
+    published: int = 0
+    injected: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Figures of the scenario's own."""
+    _producer: Producer = field(init=False)
+
+    def __enter__(self) -> Act:
+        """Open the stage; write the program."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        service = Service(log=self.folder / "deliveries.jsonl")
+        service.start()
+        self.stage = Stage(self.ground.bootstrap, self.folder, service)
+        self.topic = self.stage.main_topic(partitions=self.partitions)
+        self._producer = Producer({"bootstrap.servers": self.ground.bootstrap, "acks": "all", "linger.ms": 5})
+        self.program()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all that runs."""
+        for worker in self.stage.workers:
+            if not worker.ended():
+                worker.signal(signal.SIGCONT)
+            worker.kill()
+        self.stage.service.stop()
+
+    def program(self, **more: Any) -> None:
+        """Write the program that the next worker runs."""
+        policy = more.pop("policy", self.policy)
+        handler = HandlerSpec(
+            topic=self.topic, policy=policy, value=self.value, concurrency=self.concurrency, timeout=self.timeout,
+            max_crashes=self.max_crashes,
+        )  # fmt: skip
+        self.stage.program(
+            handler,
+            options={"delivery": self.delivery, **self.options},
+            app_options={"datadir": str(self.folder / "data"), **self.app_options},
+            partitions=self.partitions,
+            session_timeout_s=SESSION_S,
+            **more,
+        )
+
+    def worker(self, *, ready: bool = True, far: bool = False, env: Mapping[str, str] | None = None) -> Worker:
+        """Start a worker; with `far` its only way to the broker is the link."""
+        way = {"STAGE_BOOTSTRAP": f"127.0.0.1:{self.link.port}"} if far and self.link else {}
+        return self.stage.worker(f"life{len(self.stage.workers)}", ready=ready, env={**way, **(env or {})})
+
+    def publish(self, count: int, **facts: Any) -> None:
+        """Publish records: a quarter each fails never, once, twice, always; or as `fail` says."""
+        for _ in range(count):
+            fails = int(facts.get("fail", self.published % 4))
+            self.put({"fail": fails, **facts}, fails=fails, fate="dead" if fails > len(self.waits_ms) else "done")
+        self.flush()
+
+    def put(
+        self,
+        facts: Mapping[str, Any] | None = None,
+        *,
+        fate: str,
+        fails: int = 0,
+        reasons: tuple[str, ...] = (),
+        value: bytes | None = None,
+        key: bytes | None = b"k",
+        headers: tuple[tuple[str, bytes | None], ...] = (("trace", b"\x00\xff"),),
+        partition: int | None = None,
+        producer: Producer | None = None,
+    ) -> str:
+        """Publish one record and note what has to become of it, once the broker has it.
+
+        Args:
+            facts: the value, as JSON; else `value` is it.
+            fate: `done`, `dead`, `waiting` or `any`.
+            fails: how many attempts the service refuses.
+            reasons: why it may be dead; any reason where empty.
+            value, key, headers, partition: of the record.
+            producer: one of the caller's own.
+
+        Returns:
+            Its id.
+        """
+        name = f"r{self.published}"
+        number = self.published % self.partitions if partition is None else partition
+        self.published += 1
+        raw = json.dumps({"id": name, **facts}).encode() if facts is not None else value
+
+        def noted(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                raise RuntimeError(f"{name} was not taken: {error}")
+            self._write(
+                "input",
+                partition=message.partition(), offset=message.offset(), timestamp_ms=message.timestamp()[1],
+                id=name, fails=fails, fate=fate, reasons=reasons, key=_b64(key), value=_b64(raw),
+                headers=[(header, _b64(content)) for header, content in headers],
+            )  # fmt: skip
+
+        (producer or self._producer).produce(
+            self.topic, raw, key=key, headers=list(headers), partition=number, on_delivery=noted
+        )
+        return name
+
+    def flush(self) -> None:
+        """Wait until the broker has all."""
+        if self._producer.flush(120) != 0:
+            raise RuntimeError("the broker did not take all records")
+
+    @contextmanager
+    def fault(self, kind: str, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Note a fault that lasts as long as the block; more facts can be put into what is yielded."""
+        at_ms = now_ms()
+        yield facts
+        self._write("injections", kind=kind, at_ms=at_ms, until_ms=now_ms(), **facts)
+        self.injected += 1
+
+    def _write(self, name: str, **fact: Any) -> None:
+        with (self.folder / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(fact) + "\n")
+
+    # What scenarios wait for
+
+    @property
+    def visits(self) -> int:
+        """How many runs have begun."""
+        return len(self.stage.service.visits)
+
+    def busy(self, more: int, timeout_s: float = 60.0) -> None:
+        """Wait until so many more runs have begun."""
+        seen = self.visits
+        wait_for(lambda: self.visits >= seen + more, f"{more} more runs begin", timeout_s=timeout_s)
+
+    def pause(self, least_s: float, most_s: float) -> None:
+        """Let time pass: it is the fault's length, or its place in the course of things."""
+        time.sleep(self.rng.uniform(least_s, most_s))
+
+    def settle(self, timeout_s: float = SETTLE_S) -> None:
+        """Wait until nothing is under way."""
+        self.stage.wait_settled(self.topic, timeout_s=timeout_s)
+
+    def opened(self, worker: Worker) -> int:
+        """Return how many lanes a worker has opened in its life."""
+        return worker.log.count("retryapp.lane_opened")
+
+    # What it has come to
+
+    def verdict(self) -> dict[str, Any]:
+        """Have the verifier judge, in a process of its own; add what the ledger says."""
+        topology = self.stage.topology(self.topic)
+        (retry,) = topology.retry_topics
+        facts = {
+            "bootstrap": self.ground.bootstrap, "group": self.stage.group, "main": self.topic, "retry": retry,
+            "partitions": self.partitions, "redelivery": topology.redelivery, "dlq": topology.dlq,
+            "events": topology.events, "changelog": topology.pending_changelog, "waits_ms": self.waits_ms,
+            "exactly_once": self.delivery == "exactly_once", "truncated": self.truncated,
+        }  # fmt: skip
+        (self.folder / "round.json").write_text(json.dumps(facts))
+        done = subprocess.run(
+            [sys.executable, "-m", "chaos.verify", str(self.folder)],
+            capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        if not done.stdout:
+            raise RuntimeError(f"the verifier ended with {done.returncode}: {done.stderr[-2000:]}")
+        told: dict[str, Any] = json.loads(done.stdout)
+        ledger = take_ledger(self.stage.connection, topology, copies_allowed=self.delivery != "exactly_once")
+        told["ledger"] = [str(problem) for problem in ledger.problems[:12]]
+        return {**told, "notes": self.notes}

@@ -1,0 +1,277 @@
+"""The verifier's own eyes: topics and offsets, read with a plain client. Nothing here comes from retryapp.
+
+What it knows of the format is what `docs/headers.md` and `docs/topics.md` promise to any reader.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+PATIENCE_S = 30.0
+ROW_KEY_BYTES = 20
+
+Place = tuple[int, int]
+"""Partition and offset in the main topic: which record it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A record of ours on a retry, redelivery or dead-letter topic, or an event of success."""
+
+    station: str
+    topic: str
+    partition: int
+    offset: int
+    at_ms: int
+    """When the broker took it."""
+    origin: Place
+    attempt: int
+    due_ms: int | None = None
+    failed_ms: int | None = None
+    reason: str = ""
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All that the topics of one handler say."""
+
+    copies: list[Copy]
+    waiting: int
+    """Rows that the changelog still has."""
+    unsettled: int
+    """Records of the consumed topics that the group's offsets have not passed."""
+    damaged: list[str]
+    """Records of ours that this reader does not understand."""
+    ends: dict[str, int]
+    """Records by topic."""
+
+
+def read(bootstrap: str, topic: str) -> Iterator[Message]:
+    """Read a topic as a committed reader, from its first kept record to its last stable one."""
+    consumer = _consumer(bootstrap, "verifier")
+    try:
+        partitions = consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        left = set(partitions)
+        while left:
+            message = consumer.poll(PATIENCE_S)
+            if message is None:
+                raise TimeoutError(f"{topic} cannot be read to its end within {PATIENCE_S:g} s")
+            if message.error() is None:
+                yield message
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                left.discard(message.partition())
+            elif not message.error().retriable():
+                raise KafkaException(message.error())
+    finally:
+        consumer.close()
+
+
+def _consumer(bootstrap: str, group: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+
+
+def committed(bootstrap: str, group: str, topic: str, partitions: int) -> dict[int, int]:
+    """Return the group's offsets of a topic; 0 where it has none."""
+    consumer = _consumer(bootstrap, group)
+    try:
+        found = consumer.committed([TopicPartition(topic, n) for n in range(partitions)], timeout=PATIENCE_S)
+    finally:
+        consumer.close()
+    return {place.partition: max(0, place.offset) for place in found}
+
+
+def look(facts: dict[str, Any]) -> Told:
+    """Read every topic of a round.
+
+    Args:
+        facts: the round: `bootstrap`, `group`, `main`, `partitions`, and `retry`, `redelivery`, `dlq`, `events`,
+            `changelog`, each the name of a topic.
+    """
+    bootstrap, copies, damaged, ends = facts["bootstrap"], [], [], {}
+    unsettled = 0
+    for station in ("main", "retry", "redelivery", "dlq"):
+        topic = facts[station]
+        passed = committed(bootstrap, facts["group"], topic, facts["partitions"]) if station != "dlq" else {}
+        ends[station] = 0
+        for message in read(bootstrap, topic):
+            ends[station] += 1
+            unsettled += station != "dlq" and message.offset() >= passed[message.partition()]
+            if station == "main":
+                continue
+            try:
+                copies.append(_copy(station, message))
+            except (KeyError, ValueError) as error:
+                damaged.append(f"{topic}[{message.partition()}]@{message.offset()}: {error!r}")
+    for message in read(bootstrap, facts["events"]):
+        event = json.loads(message.value())
+        if event["kind"] == "succeeded":
+            copies.append(_at(message, "succeeded", _origin(event["origin"]), event["attempt"]))
+    rows: dict[bytes, bool] = {}
+    for message in read(bootstrap, facts["changelog"]):
+        if message.key() is not None and len(message.key()) == ROW_KEY_BYTES:
+            rows[message.key()] = message.value() is not None
+    return Told(copies, sum(rows.values()), unsettled, damaged, ends)
+
+
+def _at(message: Message, station: str, origin: Place, attempt: int, **more: Any) -> Copy:
+    return Copy(
+        station, message.topic(), message.partition(), message.offset(), message.timestamp()[1], origin, attempt, **more
+    )
+
+
+def _origin(text: str) -> Place:
+    _, partition, offset = text.rsplit("/", 2)
+    return int(partition), int(offset)
+
+
+def _copy(station: str, message: Message) -> Copy:
+    pairs = message.headers() or []
+    ours = {name: (raw or b"").decode("ascii") for name, raw in pairs if name.startswith("retry-")}
+    null = ours.get("retry-null-value") == "1"
+    return _at(
+        message,
+        station,
+        _origin(ours["retry-origin"]),
+        int(ours["retry-attempt"]),
+        due_ms=int(ours["retry-due-ms"]) if "retry-due-ms" in ours else None,
+        failed_ms=int(ours["retry-last-failed-ms"]),
+        reason=ours.get("retry-reason", ""),
+        key=message.key(),
+        value=None if null else message.value(),
+        headers=tuple((name, raw) for name, raw in pairs if not name.startswith("retry-")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A record as the broker acknowledged it to the producer."""
+
+    place: Place
+    id: str
+    fails: int
+    """So many first attempts are answered with an error."""
+    fate: str
+    """`done`, `dead`, `waiting` or `any`."""
+    reasons: tuple[str, ...]
+    """Why it may be dead."""
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_ms: int
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the handler, as the service saw it."""
+
+    place: Place
+    attempt: int
+    begun_ms: int
+    due_ms: int | None
+    pid: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_ms: int
+    answered_ms: int | None = None
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A fault that was done."""
+
+    kind: str
+    at_ms: int
+    until_ms: int
+    copies: frozenset[tuple[str, int, int]] = frozenset()
+    """Records that it put on our topics: topic, partition, offset."""
+
+
+def lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Read a file of JSON objects, one a line."""
+    if file.exists():
+        with file.open() as text:
+            yield from (json.loads(line) for line in text)
+
+
+def inputs(folder: Path) -> list[Input]:
+    """Read what was published."""
+    return [
+        Input(
+            (line["partition"], line["offset"]),
+            line["id"],
+            line["fails"],
+            line["fate"],
+            tuple(line["reasons"]),
+            raw(line["key"]),
+            raw(line["value"]),
+            _headers(line["headers"]),
+            line["timestamp_ms"],
+        )
+        for line in lines(folder / "input.jsonl")
+    ]
+
+
+def runs(folder: Path) -> list[Run]:
+    """Read the deliveries log, in order of arrival."""
+    found: dict[int, Run] = {}
+    for line in lines(folder / "deliveries.jsonl"):
+        if "status" in line:
+            found[line["visit"]].answered_ms, found[line["visit"]].status = line["answered_ms"], line["status"]
+        else:
+            found[line["visit"]] = Run(
+                _origin(line["failure_id"]),
+                line["attempt"],
+                line["begun_ms"],
+                line["due_at_ms"],
+                line["pid"],
+                raw(line["key"]),
+                raw(line["value"]),
+                _headers(line["headers"]),
+                line["timestamp_ms"],
+            )
+    return list(found.values())
+
+
+def injections(folder: Path) -> list[Injection]:
+    """Read what was done to it."""
+    return [
+        Injection(
+            line["kind"],
+            line["at_ms"],
+            line["until_ms"],
+            frozenset((topic, number, offset) for topic, number, offset in line.get("copies", ())),
+        )
+        for line in lines(folder / "injections.jsonl")
+    ]
+
+
+def raw(text: str | None) -> bytes | None:
+    """Return the bytes of a field."""
+    return None if text is None else base64.b64decode(text)
+
+
+def _headers(pairs: list[list[str | None]]) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((str(name), raw(text)) for name, text in pairs)
