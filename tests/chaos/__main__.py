@@ -26,7 +26,7 @@ ENVIRONMENT = 3
 
 def _chosen(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
     known = [fault.id for fault in FAULTS]
-    wanted = known if text == "all" else [name.strip().upper() for name in text.split(",")]
+    wanted = known if text == "all" else [name.strip() for name in text.split(",")]
     strange = [name for name in wanted if name not in known]
     if strange:
         raise click.BadParameter(f"{', '.join(strange)}: known are {', '.join(known)}")
@@ -83,9 +83,7 @@ def _seed(folder: Path, wanted: int | None) -> int:
     return seed
 
 
-def _run(
-    made: list[Round], folder: Path, jobs: int, until_s: float, *, again: bool, keep: bool
-) -> list[Result]:
+def _run(made: list[Round], folder: Path, jobs: int, until_s: float, *, again: bool, keep: bool) -> list[Result]:
     cache_dir = load_settings().cache_dir
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

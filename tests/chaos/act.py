@@ -67,6 +67,10 @@ class Act:
     injected: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     """Figures of the scenario's own."""
+    cast: list[Worker] = field(default_factory=list)
+    """Workers that should be there; `revive` replaces those that ended."""
+    resting: int = 0
+    """Rows that still wait at the end, by intent."""
     _producer: Producer = field(init=False)
 
     def __enter__(self) -> Act:
@@ -108,6 +112,18 @@ class Act:
         """Start a worker; with `far` its only way to the broker is the link."""
         way = {"STAGE_BOOTSTRAP": f"127.0.0.1:{self.link.port}"} if far and self.link else {}
         return self.stage.worker(f"life{len(self.stage.workers)}", ready=ready, env={**way, **(env or {})})
+
+    def revive(self, count: int = 2, **how: Any) -> None:
+        """See that so many workers are there, as a process manager does; those that are new need not be ready."""
+        self.cast = [worker for worker in self.cast if not worker.ended()]
+        while len(self.cast) < count:
+            self.cast.append(self.worker(ready=False, **how))
+
+    def raise_curtain(self, count: int = 2, **how: Any) -> None:
+        """Start workers and wait until all are ready."""
+        self.revive(count, **how)
+        for worker in self.cast:
+            worker.wait_ready(60)
 
     def publish(self, count: int, **facts: Any) -> None:
         """Publish records: a quarter each fails never, once, twice, always; or as `fail` says."""
@@ -196,8 +212,15 @@ class Act:
         time.sleep(self.rng.uniform(least_s, most_s))
 
     def settle(self, timeout_s: float = SETTLE_S) -> None:
-        """Wait until nothing is under way."""
-        self.stage.wait_settled(self.topic, timeout_s=timeout_s)
+        """Wait until nothing is under way; what ends meanwhile is started again."""
+        evidence, rests = self.stage.evidence(self.topic), (0, self.resting, 0)
+        least = max(1, len(self.cast))
+
+        def still() -> bool:
+            self.revive(least)
+            return (evidence.unsettled(), evidence.waiting(), evidence.unsettled()) == rests
+
+        wait_for(still, f"{self.topic} is at rest", timeout_s=timeout_s, every_s=0.5)
 
     def opened(self, worker: Worker) -> int:
         """Return how many lanes a worker has opened in its life."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.act import Act
+from chaos.disks import small_disk
 from chaos.eyes import injections, lines
 from chaos.ground import Ground
 from chaos.plan import Round
@@ -94,6 +95,8 @@ class Campaign:
 
     def _crowd(self, each: Round, folder: Path) -> Result:
         with ExitStack() as stack:
+            if each.fault.disk_mb:
+                stack.enter_context(small_disk(folder / "broker", each.fault.disk_mb))
             ground = stack.enter_context(Ground(self._cache_dir, folder / "broker"))
             acts = [
                 stack.enter_context(

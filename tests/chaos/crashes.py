@@ -93,4 +93,4 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
     act.app_options = {}
     act.program()
     act.publish(ROUND)
-    act.worker()
+    act.revive(1)

@@ -2,17 +2,234 @@
 
 from __future__ import annotations
 
-from chaos.crashes import die_in_turn
-from chaos.plan import Fault
+from chaos import clocks, crashes, disks, mixed, network, processes, records, topics
+from chaos.plan import ONCE, Fault
 
-LIVES = 8
+LIVES = 10
+WIDE = {"partitions": 4}
+PAUSES_S = ((2.0, 5.0, 12.0), (3.0, 60.0))
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         id="F1",
         title="kill -9 at named crash points",
-        how="the worker sends itself SIGKILL at a named call; a chain of lives, a fifth of them without a store",
-        run=lambda act, n: die_in_turn(act, LIVES, n // 2),
-        rounds=100,
+        how="the worker sends itself SIGKILL at a named call; ten lives in a row, a fifth of them without a store",
+        run=lambda act, n: crashes.die_in_turn(act, LIVES, n // 3 * 2 + n % 3 if n % 3 < 2 else n // 3),
+        deliveries=("exactly_once", "exactly_once", "at_least_once"),
+        rounds=84,
+    ),
+    Fault(
+        id="F2",
+        title="a worker stands still past its session and goes on",
+        how="SIGSTOP until the other worker has its partitions, then SIGCONT; a fifth of them shorter than the session",
+        run=lambda act, _: processes.stand_still(act, 10),
+        act=WIDE,
+        rounds=8,
+    ),
+    Fault(
+        id="F3",
+        title="rebalance storm",
+        how="every two seconds a worker joins, leaves on SIGTERM or is killed; up to four at a time",
+        run=lambda act, _: processes.storm(act, 24, 2.0),
+        act=WIDE,
+        rounds=4,
+    ),
+    Fault(
+        id="F4",
+        title="broker restarts",
+        how="a broker of its own with three groups ends in good order or by SIGKILL, also while workers start",
+        crowd=lambda acts, _: network.restart_broker(acts, 8),
+        rounds=6,
+    ),
+    Fault(
+        id="F5",
+        title="broker stands still",
+        how="SIGSTOP for 2 to 60 s with three groups on it",
+        crowd=lambda acts, n: network.pause_broker(acts, PAUSES_S[n % 2]),
+        rounds=6,
+    ),
+    Fault(
+        id="F6",
+        title="network between workers and broker",
+        how="a TCP proxy: 200 ms of latency, 20 kB/s, resets, one way dead, both ways dead past the session, lost "
+        "answers, refused connections; for the whole group, or for one of two workers",
+        run=lambda act, n: network.cut_off(act, 14, both=n % 4 < 2),
+        link=True,
+        act=WIDE,
+        rounds=12,
+    ),
+    Fault(
+        id="F6-loss",
+        title="10 % of all packets lost",
+        how="iptables between network namespaces",
+        run=lambda *_: None,
+        needs=lambda: "needs packet filters (iptables or tc netem); the proxy works on streams",
+        rounds=1,
+    ),
+    Fault(
+        id="F7",
+        title="disk of the local store full, read-only, or of limited file size",
+        how="a file system of 24 MB in memory, filled up under load; RLIMIT_FSIZE on the running worker",
+        run=lambda act, _: disks.fill_store(act, 8),
+        needs=disks.no_mounts,
+        rounds=4,
+    ),
+    Fault(
+        id="F7-broker",
+        title="disk of the broker full",
+        how="the broker's data in a file system of 420 MB in memory, filled up under load, then restarted with room",
+        crowd=lambda acts, _: disks.fill_broker(acts, 4),
+        needs=disks.no_mounts,
+        rounds=2,
+        groups=2,
+        disk_mb=disks.BROKER_MB,
+    ),
+    Fault(
+        id="F7-errors",
+        title="input and output errors of a disk",
+        how="a device mapper that fails reads and writes",
+        run=lambda *_: None,
+        needs=lambda: "needs a failing block device (dm-error) or a FUSE file system",
+        rounds=1,
+    ),
+    Fault(
+        id="F8",
+        title="local stores lost and damaged",
+        how="between two lives: lost, bits flipped, files cut or missing, an older copy, ahead of its changelog, that "
+        "of another partition",
+        run=lambda act, _: disks.damage_stores(act, 12),
+        act=disks.LONG,
+        rounds=8,
+    ),
+    Fault(
+        id="F9",
+        title="changelog truncated and compacted",
+        how="DeleteRecords behind the last live row, tiny segments; then a kill and a start, more often than not "
+        "without a store",
+        run=lambda act, _: topics.shrink_changelog(act, 6),
+        act=disks.LONG,
+        rounds=4,
+    ),
+    Fault(
+        id="F10",
+        title="retention expires before a record is due",
+        how="DeleteRecords on the main and the retry topic up to the group's offsets while records wait",
+        run=lambda act, _: topics.expire(act, 8),
+        act=disks.LONG,
+        rounds=4,
+    ),
+    Fault(
+        id="F12",
+        title="clocks jump and drift",
+        how="each worker's clock follows a file: jumps of an hour, 40 days, 10 years, 5 s between two workers, leaps, "
+        "1 % of drift",
+        run=lambda act, _: clocks.jump(act, 16),
+        act=WIDE,
+        rounds=8,
+    ),
+    Fault(
+        id="F13",
+        title="extreme delays",
+        how="the service asks for waits of nothing, of a negative time, of 49.7 days and of 2^63 s",
+        run=lambda act, _: records.delays(act, 12),
+        act={"waits_ms": (0, 0)},
+        rounds=2,
+    ),
+    Fault(
+        id="F14",
+        title="duplicates on our topics",
+        how="records of the retry and redelivery topics published again, byte for byte",
+        run=lambda act, _: topics.copy_records(act, 10),
+        rounds=6,
+    ),
+    Fault(
+        id="F15",
+        title="poison records",
+        how="values that cannot be read or are refused, handlers that hang past their time-out, records that kill "
+        "their worker",
+        run=lambda act, _: records.poison(act, 10),
+        act={"max_crashes": 3, "timeout": "1s"},
+        rounds=6,
+    ),
+    Fault(
+        id="F16",
+        title="sizes",
+        how="the largest that the main topic takes, empty, null, null key, 400 headers; all fail and wait",
+        run=lambda act, _: records.sizes(act, 28),
+        act={"value": "bytes"},
+        rounds=4,
+    ),
+    Fault(
+        id="F17",
+        title="thundering herd and slow service",
+        how="600 records due in one second, answers after 0.3 s, a worker killed in the middle",
+        run=lambda act, _: records.herd(act, 600),
+        act={"waits_ms": (0, 600), **WIDE},
+        rounds=4,
+    ),
+    Fault(
+        id="F18",
+        title="limits of a process",
+        how="RLIMIT_NOFILE and RLIMIT_AS lowered on a running worker; the event loop held past the session",
+        run=lambda act, _: processes.starve(act, 8),
+        act=WIDE,
+        rounds=6,
+    ),
+    Fault(
+        id="F19",
+        title="rights taken away",
+        how="an ACL denies one topic, the group or the transactions for some seconds; workers that end are started "
+        "again",
+        run=lambda act, _: topics.take_rights(act, 8),
+        rounds=4,
+    ),
+    Fault(
+        id="F20",
+        title="another policy is deployed",
+        how="workers with other delays take over, at once or one by one, while rows wait",
+        run=lambda act, _: records.deploy(act, 6),
+        act=WIDE,
+        rounds=4,
+    ),
+    Fault(
+        id="F21",
+        title="stops at awkward moments",
+        how="SIGTERM during start-up, under load, during recovery and twice; SIGINT; two starts at once",
+        run=lambda act, _: processes.ask_to_end(act, 12),
+        rounds=6,
+    ),
+    Fault(
+        id="F22",
+        title="aborted and hanging transactions on the main topic",
+        how="a transactional producer aborts, commits late, or leaves its transaction to the broker's time-out",
+        run=lambda act, _: topics.abort(act, 18),
+        rounds=6,
+    ),
+    Fault(
+        id="F23",
+        title="the last record",
+        how="one record at a time on idle topics",
+        run=lambda act, _: records.alone(act, 12),
+        act={"waits_ms": (1000, 1500), "policy": "1s 1500ms"},
+        rounds=4,
+    ),
+    Fault(
+        id="F24",
+        title="several at once",
+        how="two or three of: kill -9, stores lost, stopped, SIGTERM, event loop held, no file handles; network; clock "
+        "or transactions",
+        run=lambda act, _: mixed.combine(act, 10),
+        link=True,
+        act=WIDE,
+        rounds=12,
+    ),
+    Fault(
+        id="bar",
+        title="kill -9 with 200,000 waiting",
+        how="one of two workers is killed while records come due on all partitions",
+        run=lambda act, _: mixed.many_waiting(act, 3),
+        deliveries=ONCE,
+        act={"waits_ms": (3000, 3000), "policy": "3s 3s", "concurrency": 64, **WIDE},
+        rounds=1,
     ),
 )

@@ -36,6 +36,8 @@ class Fault:
     """Workers may go through a link."""
     groups: int = 3
     """For a crowd: how many."""
+    disk_mb: int = 0
+    """For a crowd: size of a file system in memory that the broker writes to; 0 for the usual disk."""
     act: dict[str, Any] = field(default_factory=dict)
     """What differs from the usual act."""
     needs: Callable[[], str] = lambda: ""

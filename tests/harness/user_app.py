@@ -98,6 +98,8 @@ def declare(wanted: dict[str, Any]) -> None:
         if wanted["publishes"]:
             result = {"id": value["id"], "attempt": delivery.attempt, "idempotency_key": delivery.idempotency_key}
             delivery.publish(value.get("to", wanted["publishes"]), result, key=delivery.key)
+        if isinstance(value, dict) and value.get("parks"):
+            raise RetryLater(after=value["parks"])  # without asking: for very many that only have to wait
         await call_service(wanted["topic"], _told(delivery))
         if isinstance(value, dict) and value.get("kills") == delivery.attempt:
             os.kill(os.getpid(), signal.SIGKILL)  # as a record does on which the process runs out of memory

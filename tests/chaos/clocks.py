@@ -1,0 +1,85 @@
+"""F12: clocks of workers jump and drift, live, each machine's by itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from chaos.act import Act
+
+_PROGRAM = """\
+import time
+_file, _true_ns, _true_s, _seen = {file!r}, time.time_ns, time.time, [0.0, 0]
+
+def _ahead_ns():
+    now = time.monotonic()
+    if now - _seen[0] > 0.05:
+        try:
+            with open(_file) as text:
+                _seen[:] = [now, int(text.read() or 0)]
+        except (OSError, ValueError):
+            _seen[0] = now
+    return _seen[1]
+
+time.time_ns = lambda: _true_ns() + _ahead_ns()
+time.time = lambda: _true_s() + _ahead_ns() / 1e9
+"""
+"""What Python runs first in a worker: its clock is off by what a file says now."""
+
+JUMPS_S = {
+    "+1 h": 3600.0,
+    "-1 h": -3600.0,
+    "+1 s (leap)": 1.0,
+    "-1 s (leap)": -1.0,
+    "+5 s": 5.0,
+    "-5 s": -5.0,
+    "+40 days": 40 * 86_400.0,
+    "-10 years": -3650 * 86_400.0,
+}
+
+
+def set_clock(file: Path, ahead_s: float) -> None:
+    """Say how far a machine's clock is off, in seconds."""
+    partial = file.with_suffix(".new")
+    partial.write_text(str(int(ahead_s * 1e9)))
+    partial.replace(file)
+
+
+def machine(act: Act, name: str) -> tuple[Path, dict[str, str]]:
+    """Return the file that says how far a machine's clock is off, and the environment of a worker on it."""
+    folder = act.folder / name
+    folder.mkdir(exist_ok=True)
+    file = folder / "ahead_ns"
+    set_clock(file, 0)
+    (folder / "sitecustomize.py").write_text(_PROGRAM.format(file=str(file)))
+    return file, {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+
+
+def jump(act: Act, times: int) -> None:
+    """Let the clocks of two machines jump and drift under load; a worker is killed now and then."""
+    machines = [machine(act, name) for name in ("east", "west")]
+    act.cast = [act.worker(ready=False, env=env) for _, env in machines]
+    act.raise_curtain(2)
+    for _ in range(times):
+        for number, worker in enumerate(act.cast):
+            if worker.ended():
+                act.cast[number] = act.worker(ready=False, env=machines[number][1])
+        act.publish(16)
+        act.busy(2)
+        file = act.rng.choice(machines)[0]
+        if act.rng.random() < 0.2:
+            with act.fault("drift of 1 %"):
+                for step in range(40):
+                    set_clock(file, step * 0.0005)
+                    time.sleep(0.05)
+        else:
+            kind = act.rng.choice(list(JUMPS_S))
+            with act.fault(kind):
+                set_clock(file, JUMPS_S[kind])
+                act.publish(8)
+                act.pause(0.2, 1.5)
+        if act.rng.random() < 0.15:
+            act.rng.choice(act.cast).kill()
+    for file, _ in machines:
+        set_clock(file, 0)

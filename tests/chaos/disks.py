@@ -1,0 +1,255 @@
+"""Faults of disks (F7) and of local stores (F8)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rocksdict import Options, Rdict
+
+from chaos.act import Act
+from harness import wait_for
+
+STORE_MB = 24
+BROKER_MB = 420
+LONG = {"waits_ms": (1500, 3000), "policy": "1500ms 3s"}
+"""Waits in which a worker can be killed, its store damaged, and another one started."""
+
+
+def no_mounts() -> str:
+    """Return why no file system can be mounted here; empty where it can."""
+    if shutil.which("mount") is None:
+        return "there is no mount command"
+    with tempfile.TemporaryDirectory() as name:
+        done = _mount(Path(name), "size=1m")
+        if done.returncode != 0:
+            return f"no right to mount a file system: {done.stderr.strip()}"
+        _unmount(Path(name))
+    return ""
+
+
+def _mount(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _unmount(folder: Path) -> None:
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A file system in memory, of so many megabytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = _mount(folder, f"size={megabytes}m")
+    if done.returncode != 0:
+        raise RuntimeError(f"cannot mount: {done.stderr}")
+    try:
+        yield folder
+    finally:
+        _unmount(folder)
+
+
+def _fill(folder: Path, spare: int) -> Path:
+    """Fill a disk up but for so many bytes; return the file that does it."""
+    filler = folder / "filler"
+    left = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize - spare
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        while left > 0:
+            left -= file.write(bytes(min(left, 1 << 20)))
+    return filler
+
+
+def fill_store(act: Act, times: int) -> None:
+    """F7: the disk of the local store fills up, may not be written, or takes no larger files, and recovers."""
+    with small_disk(act.folder / "disk", STORE_MB) as disk:
+        act.app_options = {"datadir": str(disk)}
+        act.program()
+        act.raise_curtain(1)
+        for _ in range(times):
+            act.revive(1)
+            act.publish(8)
+            act.busy(2)
+            kind = act.rng.choice(("full", "read-only", "file size"))
+            with act.fault(f"store's disk: {kind}"):
+                _STORE_FAULTS[kind](act, disk)
+            act.revive(1)
+        act.settle()
+        for worker in act.cast:  # they go with the disk
+            worker.stop(30)
+        act.cast = []
+
+
+def _full(act: Act, disk: Path) -> None:
+    filler = _fill(disk, act.rng.choice((0, 4096, 200_000)))
+    _load(act)
+    act.pause(1.0, 4.0)
+    filler.unlink(missing_ok=True)
+
+
+def _read_only(act: Act, disk: Path) -> None:
+    command = ["mount", "-o", "remount,ro", str(disk)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:  # busy: files are open for writing; then nothing can be written to them any more
+        _full(act, disk)
+        return
+    _load(act)
+    act.pause(1.0, 3.0)
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+def _file_size(act: Act, disk: Path) -> None:
+    process = psutil.Process(act.cast[0].pid)
+    before = process.rlimit(resource.RLIMIT_FSIZE)
+    size = max((file.stat().st_size for file in disk.rglob("*") if file.is_file()), default=0)
+    process.rlimit(resource.RLIMIT_FSIZE, (min(size, 50_000), before[1]))
+    _load(act)
+    act.pause(1.0, 3.0)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.rlimit(resource.RLIMIT_FSIZE, before)
+
+
+_STORE_FAULTS: dict[str, Callable[[Act, Path], None]] = {
+    "full": _full,
+    "read-only": _read_only,
+    "file size": _file_size,
+}
+
+
+def _load(act: Act) -> None:
+    act.publish(24, padding=os.urandom(10_000).hex())
+
+
+def fill_broker(acts: Sequence[Act], times: int) -> None:
+    """F7: the broker's disk fills up under load; it ends, or fails writes; there is room again, it is started again."""
+    ground = acts[0].ground
+    for act in acts:
+        act.raise_curtain(1)
+    for _ in range(times):
+        for act in acts:
+            act.publish(16)
+            act.busy(2)
+        at = [act.fault("broker's disk full") for act in acts]
+        for each in at:
+            each.__enter__()
+        filler = _fill(ground.broker.data, acts[0].rng.choice((0, 100_000)))
+        acts[0].pause(2.0, 6.0)
+        filler.unlink(missing_ok=True)
+        ground.broker.stop()
+        ground.broker.start()
+        for each in at:
+            each.__exit__(None, None, None)
+        for act in acts:
+            act.revive(1)
+            act.publish(8)
+            act.busy(2, timeout_s=120)
+
+
+# F8
+
+
+def damage_stores(act: Act, times: int) -> None:
+    """F8: workers end, and before the next one starts their stores are damaged in a way that is drawn."""
+    act.raise_curtain(1)
+    old: Path | None = None
+    for number in range(times):
+        act.publish(24)
+        act.busy(12)
+        act.pause(0.0, 1.0)
+        worker = act.cast[0]
+        if act.rng.random() < 0.3:
+            worker.stop(30)
+        else:
+            worker.kill()
+        stores = sorted(folder for folder in (act.folder / "data").glob("worker-1/**/pending/*") if folder.is_dir())
+        if not stores:
+            raise AssertionError(f"no stores in {act.folder / 'data'}")
+        kind = act.rng.choice([name for name in DAMAGES if name != "older" or old is not None])
+        with act.fault(f"store {kind}"):
+            DAMAGES[kind](act, stores, old)
+        if number % 3 == 0:
+            old = act.folder / f"old{number}"
+            shutil.copytree(stores[0].parent, old, dirs_exist_ok=True)
+        act.revive(1)
+
+
+def _lost(_act: Act, stores: list[Path], _old: Path | None) -> None:
+    shutil.rmtree(stores[0].parent)
+
+
+def _one_lost(act: Act, stores: list[Path], _old: Path | None) -> None:
+    shutil.rmtree(act.rng.choice(stores))
+
+
+def _flip(act: Act, stores: list[Path], pattern: str) -> None:
+    files = [file for store in stores for file in store.glob(pattern) if file.stat().st_size > 0]
+    for file in files:
+        raw = bytearray(file.read_bytes())
+        for _ in range(3):
+            raw[act.rng.randrange(len(raw))] ^= 1 << act.rng.randrange(8)
+        file.write_bytes(raw)
+
+
+def _bits(act: Act, stores: list[Path], _old: Path | None) -> None:
+    _flip(act, stores, act.rng.choice(("*.sst", "*.log", "MANIFEST-*", "*")))
+
+
+def _truncated(act: Act, stores: list[Path], _old: Path | None) -> None:
+    for store in stores:
+        for file in store.glob(act.rng.choice(("*.log", "MANIFEST-*", "CURRENT", "*.sst"))):
+            os.truncate(file, act.rng.randrange(file.stat().st_size + 1))
+
+
+def _missing_files(act: Act, stores: list[Path], _old: Path | None) -> None:
+    for store in stores:
+        for file in store.glob(act.rng.choice(("*.log", "MANIFEST-*", "CURRENT", "*.sst"))):
+            file.unlink()
+
+
+def _older(_act: Act, stores: list[Path], old: Path | None) -> None:
+    parent = stores[0].parent
+    shutil.rmtree(parent)
+    if old is not None:
+        shutil.copytree(old, parent)
+
+
+def _ahead(_act: Act, stores: list[Path], _old: Path | None) -> None:
+    for store in stores:
+        with contextlib.suppress(Exception):  # a store that does not open is damage enough
+            db: Any = Rdict(str(store), options=Options(raw_mode=True))
+            for key in list(db.keys()):
+                if key.startswith(b"\x02"):
+                    meta = json.loads(db[key])
+                    meta["next_offset"] = int(meta["next_offset"]) + 100_000
+                    db[key] = json.dumps(meta).encode()
+            db.close()
+
+
+def _foreign(_act: Act, stores: list[Path], _old: Path | None) -> None:
+    if len(stores) > 1:
+        shutil.rmtree(stores[0])
+        shutil.copytree(stores[1], stores[0])
+
+
+Damage = Callable[[Act, list[Path], Path | None], None]
+DAMAGES: dict[str, Damage] = {
+    "lost": _lost,
+    "lost, one partition's": _one_lost,
+    "with flipped bits": _bits,
+    "truncated": _truncated,
+    "with files missing": _missing_files,
+    "older": _older,
+    "ahead of its changelog": _ahead,
+    "of another partition": _foreign,
+}

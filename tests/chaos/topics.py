@@ -1,0 +1,257 @@
+"""Faults of topics: truncated and compacted changelogs (F9), expired records (F10), lost rights (F19), copies (F14),
+aborted and hanging transactions (F22)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from chaos.act import Act
+from chaos.eyes import committed, read
+from harness import wait_for
+
+ASK_S = 30.0
+
+
+def _admin(act: Act) -> AdminClient:
+    return AdminClient({"bootstrap.servers": act.ground.bootstrap})
+
+
+def _configure(act: Act, topic: str, **settings: str) -> None:
+    """Set topic settings; an empty text takes one back."""
+    entries = [
+        ConfigEntry(
+            name.replace("_", "."),
+            text,
+            incremental_operation=AlterConfigOpType.SET if text else AlterConfigOpType.DELETE,
+        )
+        for name, text in settings.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    for future in _admin(act).incremental_alter_configs([resource]).values():
+        future.result(ASK_S)
+
+
+def _delete_before(act: Act, topic: str, offsets: dict[int, int]) -> None:
+    places = [TopicPartition(topic, number, offset) for number, offset in offsets.items() if offset > 0]
+    for future in _admin(act).delete_records(places).values() if places else ():
+        future.result(ASK_S)
+
+
+def _ends(act: Act, topic: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": act.ground.bootstrap, "group.id": "ends"})
+    try:
+        return {n: consumer.get_watermark_offsets(TopicPartition(topic, n), ASK_S)[1] for n in range(act.partitions)}
+    finally:
+        consumer.close()
+
+
+def shrink_changelog(act: Act, times: int) -> None:
+    """F9: the changelog is truncated behind its last live row, or compacted to the bone, and a worker recovers."""
+    act.raise_curtain(1)
+    changelog = act.stage.topology(act.topic).pending_changelog
+    for number in range(times):
+        act.publish(24)
+        kind = act.rng.choice(("truncated while nothing waits", "compacted", "truncated behind what waits"))
+        if kind == "truncated while nothing waits":
+            act.settle()
+        else:
+            act.busy(12)
+        with act.fault(f"changelog {kind}"):
+            if kind == "compacted":
+                _configure(act, changelog, segment_ms="200", min_cleanable_dirty_ratio="0.001", segment_bytes="16384")
+                act.publish(24)
+                act.pause(1.0, 4.0)
+            else:
+                _delete_before(act, changelog, _behind_live(act, changelog))
+            act.cast[0].kill()
+            if act.rng.random() < 0.6:
+                act.app_options = {"datadir": str(act.folder / f"data{number}")}
+                act.program()
+            act.revive(1)
+        act.publish(4)
+        act.busy(2)
+
+
+def _behind_live(act: Act, changelog: str) -> dict[int, int]:
+    """Return from where the changelog is needed: the first record of a row that still waits, or its end."""
+    ends = _ends(act, changelog)
+    rows: dict[tuple[int, bytes], int | None] = {}
+    for message in read(act.ground.bootstrap, changelog):
+        if len(message.key()) == 20:
+            rows[message.partition(), message.key()] = None if message.value() is None else message.offset()
+    for (number, _), offset in rows.items():
+        if offset is not None:
+            ends[number] = min(ends[number], offset)
+    return ends
+
+
+def expire(act: Act, times: int) -> None:
+    """F10: retention deletes what the group has passed, on the main and the retry topic, while its records wait."""
+    act.truncated = True
+    act.raise_curtain(1)
+    topology = act.stage.topology(act.topic)
+    for number in range(times):
+        act.publish(24)
+        act.busy(12)
+        for topic in topology.consumed[: 1 + number % 2]:
+            with act.fault(f"expired: {'main' if topic == act.topic else 'retry'}"):
+                passed = committed(act.ground.bootstrap, act.stage.group, topic, act.partitions)
+                _delete_before(act, topic, passed)
+        if act.rng.random() < 0.4:
+            act.cast[0].kill()
+            act.revive(1)
+
+
+def take_rights(act: Act, times: int) -> None:
+    """F19: the right to a topic, to the group or to transactions is taken away for some seconds."""
+    act.raise_curtain(1)
+    for _ in range(times):
+        act.revive(1)
+        act.publish(16)
+        act.busy(2)
+        what, where, name = act.rng.choice(_rights(act))
+        deny = _acl(where, name, AclPermissionType.DENY)
+        allow = _acl(where, name, AclPermissionType.ALLOW)
+        admin = _admin(act)
+        with act.fault(f"no right to {what}"):
+            for future in admin.create_acls([allow, deny]).values():
+                future.result(ASK_S)
+            act.pause(1.0, 5.0)
+            every = AclBindingFilter(
+                where, name, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+            )
+            for gone in admin.delete_acls([every]).values():
+                gone.result(ASK_S)
+        act.revive(1)
+
+
+def _acl(where: ResourceType, name: str, permission: AclPermissionType) -> AclBinding:
+    operation = AclOperation.ALL
+    kind = ResourcePatternType.PREFIXED if where == ResourceType.TRANSACTIONAL_ID else ResourcePatternType.LITERAL
+    return AclBinding(where, name, kind, "User:ANONYMOUS", "*", operation, permission)
+
+
+def _rights(act: Act) -> list[tuple[str, ResourceType, str]]:
+    topology = act.stage.topology(act.topic)
+    found = [
+        ("the retry topic", ResourceType.TOPIC, topology.retry_topics[0]),
+        ("the redelivery topic", ResourceType.TOPIC, topology.redelivery),
+        ("the dead-letter topic", ResourceType.TOPIC, topology.dlq),
+        ("the changelog", ResourceType.TOPIC, topology.pending_changelog),
+        ("the events topic", ResourceType.TOPIC, topology.events),
+        ("its group", ResourceType.GROUP, act.stage.group),
+    ]
+    if act.delivery == "exactly_once":
+        found.append(("its transactions", ResourceType.TRANSACTIONAL_ID, act.stage.group))
+    return found
+
+
+def copy_records(act: Act, times: int) -> None:
+    """F14: records of the retry and the redelivery topic are published once more, byte for byte, before and after."""
+    act.raise_curtain(1)
+    topology = act.stage.topology(act.topic)
+    for _ in range(times):
+        act.publish(16)
+        act.busy(12)
+        station = act.rng.choice((topology.retry_topics[0], topology.redelivery))
+        found = list(read(act.ground.bootstrap, station))
+        if not found:
+            continue
+        again = act.rng.sample(found, min(4, len(found)))
+        with act.fault(f"copied: {'retry' if station != topology.redelivery else 'redelivery'} records") as facts:
+            facts["copies"] = copies = []
+            producer = Producer({"bootstrap.servers": act.ground.bootstrap})
+            for message in again:
+                producer.produce(
+                    station, message.value(), key=message.key(), headers=message.headers(),
+                    partition=message.partition(),
+                    on_delivery=lambda _e, m, copies=copies: copies.append([m.topic(), m.partition(), m.offset()]),
+                )  # fmt: skip
+            producer.flush(30)
+        if act.rng.random() < 0.3:
+            act.cast[0].kill()
+            act.revive(1)
+
+
+def abort(act: Act, times: int) -> None:
+    """F22: the main topic is written in transactions, of which some abort and some hang until the broker ends them."""
+    act.raise_curtain(2)
+    for number in range(times):
+        ABORTS[number % len(ABORTS)](act)
+        act.publish(4)
+        act.pause(0.0, 0.5)
+
+
+def _transaction(act: Act, name: str, timeout_ms: int = 60_000) -> Producer:
+    producer = Producer(
+        {
+            "bootstrap.servers": act.ground.bootstrap,
+            "transactional.id": f"input-{act.stage.group}-{name}",
+            "transaction.timeout.ms": timeout_ms,
+            "log_level": 0,
+        }
+    )
+    producer.init_transactions(ASK_S)
+    producer.begin_transaction()
+    return producer
+
+
+def _junk(act: Act, producer: Producer) -> None:
+    for number in range(8):
+        junk = json.dumps({"id": f"aborted{number}", "fail": 0}).encode()
+        producer.produce(act.topic, junk, key=b"aborted", partition=number % act.partitions)
+    producer.flush(30)
+
+
+def _aborted(act: Act) -> None:
+    with act.fault("transaction aborted"):
+        producer = _transaction(act, "aborts")
+        _junk(act, producer)
+        producer.abort_transaction(ASK_S)
+
+
+def _committed(act: Act) -> None:
+    with act.fault("transaction open for a while, then committed"):
+        producer = _transaction(act, "commits")
+        for _ in range(8):
+            fails = act.published % 4
+            act.put({"fail": fails}, fails=fails, fate="dead" if fails == 3 else "done", producer=producer)
+        producer.flush(30)
+        act.publish(4)
+        act.pause(0.2, 2.0)
+        producer.commit_transaction(ASK_S)
+
+
+def _hanging(act: Act) -> None:
+    with act.fault("transaction left open until the broker ended it"):
+        producer = _transaction(act, f"hangs{act.published}", 2_000)
+        _junk(act, producer)
+        act.publish(8)  # they stand behind it, for committed readers
+        seen = act.visits
+        producer.poll(0)
+        time.sleep(2.5)
+        wait_for(lambda: act.visits >= seen + 8, "what stood behind it is delivered", timeout_s=60)
+        try:
+            producer.abort_transaction(5)
+        except KafkaException:
+            pass  # fenced by the broker: that is what was wanted
+
+
+ABORTS: tuple[Callable[[Act], Any], ...] = (_aborted, _committed, _aborted, _hanging, _aborted, _committed)
