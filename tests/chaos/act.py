@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
+from harness import HandlerSpec, Service, Stage, Worker, wait_for
 
 from chaos.ground import Ground
 from chaos.proxy import Link
-from harness import HandlerSpec, Service, Stage, Worker, wait_for
 from retryapp.ledger import take_ledger
 
 WAITS_MS = (300, 600)
@@ -59,8 +59,12 @@ class Act:
     """Way of the workers that are started with `far=True`."""
     app_options: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    unheard: bool = False
+    """A fault keeps handlers from reaching the service: attempts fail of which the deliveries log knows nothing."""
     truncated: bool = False
     """Retry records were deleted by a fault: what they said is not missed."""
+    copied: bool = False
+    """Somebody else copied hand-offs: copies and repeats follow from that, and are counted."""
     stage: Stage = field(init=False)
     topic: str = field(init=False)
     published: int = 0
@@ -152,7 +156,10 @@ class Act:
             fate: `done`, `dead`, `waiting` or `any`.
             fails: how many attempts the service refuses.
             reasons: why it may be dead; any reason where empty.
-            value, key, headers, partition: of the record.
+            value: of the record, without `facts`.
+            key: of the record.
+            headers: of the record.
+            partition: of the record; in turn where None.
             producer: one of the caller's own.
 
         Returns:
@@ -202,10 +209,16 @@ class Act:
         """How many runs have begun."""
         return len(self.stage.service.visits)
 
-    def busy(self, more: int, timeout_s: float = 60.0) -> None:
-        """Wait until so many more runs have begun."""
-        seen = self.visits
-        wait_for(lambda: self.visits >= seen + more, f"{more} more runs begin", timeout_s=timeout_s)
+    def busy(self, more: int, timeout_s: float = 60.0, *, revive: bool = False) -> None:
+        """Wait until so many more runs have begun; with `revive` workers that end meanwhile are started again."""
+        seen, count = self.visits, len(self.cast)
+
+        def begun() -> bool:
+            if revive:
+                self.revive(count)
+            return self.visits >= seen + more
+
+        wait_for(begun, f"{more} more runs begin", timeout_s=timeout_s)
 
     def pause(self, least_s: float, most_s: float) -> None:
         """Let time pass: it is the fault's length, or its place in the course of things."""
@@ -228,6 +241,11 @@ class Act:
 
     # What it has come to
 
+    @property
+    def single(self) -> bool:
+        """Tell whether no hand-off may be there twice."""
+        return self.delivery == "exactly_once" and not self.copied
+
     def verdict(self) -> dict[str, Any]:
         """Have the verifier judge, in a process of its own; add what the ledger says."""
         topology = self.stage.topology(self.topic)
@@ -236,7 +254,7 @@ class Act:
             "bootstrap": self.ground.bootstrap, "group": self.stage.group, "main": self.topic, "retry": retry,
             "partitions": self.partitions, "redelivery": topology.redelivery, "dlq": topology.dlq,
             "events": topology.events, "changelog": topology.pending_changelog, "waits_ms": self.waits_ms,
-            "exactly_once": self.delivery == "exactly_once", "truncated": self.truncated,
+            "exactly_once": self.single, "truncated": self.truncated, "unheard": self.unheard,
         }  # fmt: skip
         (self.folder / "round.json").write_text(json.dumps(facts))
         done = subprocess.run(
@@ -246,6 +264,6 @@ class Act:
         if not done.stdout:
             raise RuntimeError(f"the verifier ended with {done.returncode}: {done.stderr[-2000:]}")
         told: dict[str, Any] = json.loads(done.stdout)
-        ledger = take_ledger(self.stage.connection, topology, copies_allowed=self.delivery != "exactly_once")
+        ledger = take_ledger(self.stage.connection, topology, copies_allowed=not self.single)
         told["ledger"] = [str(problem) for problem in ledger.problems[:12]]
         return {**told, "notes": self.notes}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import asdict, dataclass
 
+from harness import Worker, wait_for
+
 from chaos.act import Act
-from harness import wait_for
 
 ROUND = 12
 LIFE_S = 60.0
@@ -79,13 +80,15 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
         spec = {name: value for name, value in asdict(point).items() if name != "name"}
         lost = act.rng.random() < 0.2
         act.app_options = {"datadir": str(act.folder / (f"data{life}" if lost else "data"))}
-        act.program(crash={**spec, "after": 0 if "release" in point.point else act.rng.randrange(3)})
+        opening = point.point in ("KafkaLane.release", "KafkaLane.fence", "KafkaLane.committed", "Table.recover")
+        act.program(crash={**spec, "after": 0 if opening else act.rng.randrange(3)})
         act.publish(ROUND)
         worker = act.worker(ready=False)
         if point.point == "KafkaLane.release":  # a lane closes in good order when it is asked to
             wait_for(lambda w=worker: act.opened(w) > 0 or w.ended(), "lanes open", timeout_s=LIFE_S)  # type: ignore[misc]
             worker.signal(signal.SIGTERM)
-        ended = worker.wait(LIFE_S)
+        wait_for(lambda w=worker: _died(act, w), f"{worker.name} dies: {point.name}", timeout_s=LIFE_S, every_s=0.5)  # type: ignore[misc]
+        ended = worker.wait(1)
         if ended != -signal.SIGKILL:
             raise AssertionError(f"life {life} ended with {ended}, not at {point.name}: {worker.log[-1500:]}")
         with act.fault(f"{act.delivery}: {point.name}"):
@@ -94,3 +97,10 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
     act.program()
     act.publish(ROUND)
     act.revive(1)
+
+
+def _died(act: Act, worker: Worker) -> bool:
+    """Tell whether it has ended; else keep the records coming, for the point may need some more."""
+    if not worker.ended() and act.opened(worker):
+        act.publish(2)
+    return worker.ended()

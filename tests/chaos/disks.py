@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import resource
@@ -19,7 +18,6 @@ import psutil
 from rocksdict import Options, Rdict
 
 from chaos.act import Act
-from harness import wait_for
 
 STORE_MB = 24
 BROKER_MB = 420
@@ -80,7 +78,7 @@ def fill_store(act: Act, times: int) -> None:
         for _ in range(times):
             act.revive(1)
             act.publish(8)
-            act.busy(2)
+            act.busy(2, revive=True)
             kind = act.rng.choice(("full", "read-only", "file size"))
             with act.fault(f"store's disk: {kind}"):
                 _STORE_FAULTS[kind](act, disk)
@@ -153,7 +151,7 @@ def fill_broker(acts: Sequence[Act], times: int) -> None:
         for act in acts:
             act.revive(1)
             act.publish(8)
-            act.busy(2, timeout_s=120)
+            act.busy(2, timeout_s=120, revive=True)
 
 
 # F8

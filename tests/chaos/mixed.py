@@ -1,4 +1,4 @@
-"""Several faults at once from one seed (F24), and the bar: how soon after kill -9 what is due comes, with many waiting."""
+"""Several faults at once from one seed (F24), and the bar: how soon due records come after kill -9, with many."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from harness import wait_for
+
 from chaos.act import SESSION_S, Act, now_ms
 from chaos.clocks import JUMPS_S, machine, set_clock
 from chaos.network import disturb
-from chaos.processes import hold_loop, no_files, stop_past_session
+from chaos.processes import hold_loop, stop_past_session
 from chaos.topics import ABORTS
-from harness import wait_for
 
 MANY = 200_000
 BAR_S = 5.0
@@ -79,7 +80,7 @@ def _term(act: Act) -> None:
         act.rng.choice(act.cast).signal(signal.SIGTERM)
 
 
-_PROCESS_FAULTS: tuple[Callable[[Act], None], ...] = (_stop, _kill, _kill_and_lose, _term, hold_loop, no_files)
+_PROCESS_FAULTS: tuple[Callable[[Act], None], ...] = (_stop, _kill, _kill_and_lose, _term, hold_loop)
 
 
 def many_waiting(act: Act, kills: int) -> None:

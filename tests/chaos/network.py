@@ -142,7 +142,7 @@ def restart_broker(acts: Sequence[Act], times: int) -> None:
         for act in acts:
             act.revive(1)
             act.publish(8)
-            act.busy(2, timeout_s=120)
+            act.busy(2, timeout_s=120, revive=True)
 
 
 def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
@@ -167,5 +167,5 @@ def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
         for act in acts:
             act.revive(1)
             act.publish(8)
-            act.busy(2, timeout_s=120)
+            act.busy(2, timeout_s=120, revive=True)
     acts[0].notes["rss_mb_max"] = round(max(most))

@@ -8,9 +8,9 @@ import signal
 import time
 
 import psutil
+from harness import Worker, wait_for
 
 from chaos.act import SESSION_S, Act
-from harness import Worker, wait_for
 
 GRACE_S = 5.0
 """What the program leaves a handler on SIGTERM."""
@@ -124,11 +124,12 @@ def ends(act: Act, kind: str, took: list[float]) -> None:
 
 def starve(act: Act, times: int) -> None:
     """F18: out of file handles, out of memory, the event loop held for longer than the session."""
+    act.unheard = True
     act.raise_curtain(2)
     for _ in range(times):
         act.revive(2)
         act.publish(16)
-        act.busy(3)
+        act.busy(3, revive=True)
         act.rng.choice((no_files, no_memory, hold_loop))(act)
         act.publish(8)
 

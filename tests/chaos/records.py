@@ -1,4 +1,4 @@
-"""Faults that records bring: poison (F15), sizes (F16), extreme delays (F13), herds (F17), the last one (F23), deploys (F20)."""
+"""Faults of records: extreme delays (F13), poison (F15), sizes (F16), herds (F17), deploys (F20), the last (F23)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from email.utils import formatdate
 from typing import Any
 
-from chaos.act import Act, now_ms
 from harness import Answer, Visit, wait_for
+
+from chaos.act import Act, now_ms
 
 LARGEST = 1_048_588
 """Kafka's default `max.message.bytes`, which the main topic has."""
@@ -127,7 +128,7 @@ def herd(act: Act, count: int) -> None:
 
 
 def alone(act: Act, times: int) -> None:
-    """F23: one record at a time on topics where nothing else moves; it must come when due, though nobody wakes anyone."""
+    """F23: one record at a time on topics where nothing else moves: it comes when due, though nobody wakes anyone."""
     act.raise_curtain(1)
     late: list[int] = []
     for _ in range(times):
