@@ -84,7 +84,15 @@ class Act:
         service.start()
         self.stage = Stage(self.ground.bootstrap, self.folder, service)
         self.topic = self.stage.main_topic(partitions=self.partitions)
-        self._producer = Producer({"bootstrap.servers": self.ground.bootstrap, "acks": "all", "linger.ms": 5})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": self.ground.bootstrap,
+                "enable.idempotence": True,  # it must not make copies of its own
+                "message.max.bytes": 2_000_000,
+                "linger.ms": 5,
+                "log_level": 0,
+            }
+        )
         self.program()
         return self
 
@@ -129,12 +137,13 @@ class Act:
         for worker in self.cast:
             worker.wait_ready(60)
 
-    def publish(self, count: int, **facts: Any) -> None:
+    def publish(self, count: int, *, flush: bool = True, **facts: Any) -> None:
         """Publish records: a quarter each fails never, once, twice, always; or as `fail` says."""
         for _ in range(count):
             fails = int(facts.get("fail", self.published % 4))
             self.put({"fail": fails, **facts}, fails=fails, fate="dead" if fails > len(self.waits_ms) else "done")
-        self.flush()
+        if flush:
+            self.flush()
 
     def put(
         self,

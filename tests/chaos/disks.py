@@ -141,8 +141,13 @@ def fill_broker(acts: Sequence[Act], times: int) -> None:
         at = [act.fault("broker's disk full") for act in acts]
         for each in at:
             each.__enter__()
-        filler = _fill(ground.broker.data, acts[0].rng.choice((0, 100_000)))
-        acts[0].pause(2.0, 6.0)
+        filler = _fill(ground.broker.data, acts[0].rng.choice((0, 4_096)))
+        for act in acts:
+            act.publish(200, flush=False, padding=os.urandom(2_000).hex())
+        acts[0].pause(3.0, 8.0)
+        acts[0].notes["broker ended by itself"] = acts[0].notes.get("broker ended by itself", 0) + (
+            ground.broker.pid is None
+        )
         filler.unlink(missing_ok=True)
         ground.broker.stop()
         ground.broker.start()
@@ -150,7 +155,7 @@ def fill_broker(acts: Sequence[Act], times: int) -> None:
             each.__exit__(None, None, None)
         for act in acts:
             act.revive(1)
-            act.publish(8)
+            act.publish(8)  # and what could not be before
             act.busy(2, timeout_s=120, revive=True)
 
 

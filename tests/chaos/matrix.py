@@ -216,8 +216,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="F24",
         title="several at once",
-        how="two or three of: kill -9, stores lost, stopped, SIGTERM, event loop held; network; clock "
-        "or transactions",
+        how="two or three of: kill -9, stores lost, stopped, SIGTERM, event loop held; network; clock or transactions",
         run=lambda act, _: mixed.combine(act, 10),
         link=True,
         act=WIDE,

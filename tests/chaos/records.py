@@ -9,6 +9,7 @@ from typing import Any
 from harness import Answer, Visit, wait_for
 
 from chaos.act import Act, now_ms
+from chaos.eyes import read
 
 LARGEST = 1_048_588
 """Kafka's default `max.message.bytes`, which the main topic has."""
@@ -36,7 +37,29 @@ def poison(act: Act, times: int) -> None:
                 act.put({"kills": 1, "fail": 0}, fate="dead", reasons=("crashed",))
             act.flush()
             act.pause(0.1, 0.5)
+        if kind == "kills its worker":
+            _see_it_end(act)
         act.revive(2)
+
+
+def _see_it_end(act: Act) -> None:
+    """Start workers again until a record that ends them is dead; note each end."""
+    dead = act.stage.topology(act.topic).dlq
+    known = _crashed(act, dead)
+
+    def over() -> bool:
+        for _ in [worker for worker in act.cast if worker.ended()]:
+            with act.fault("a worker ended by a record"):
+                pass  # it has just happened
+        act.revive(2)
+        return _crashed(act, dead) > known
+
+    wait_for(over, "the record that kills is dead", timeout_s=120, every_s=0.3)
+
+
+def _crashed(act: Act, dead: str) -> int:
+    found = read(act.ground.bootstrap, dead)
+    return sum(("retry-reason", b"crashed") in (message.headers() or ()) for message in found)
 
 
 def _hangs(visit: Visit) -> Answer:
