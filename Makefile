@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Options for the demo (make demo ARGS="--records 6000") and for pytest (make test ARGS="-k schedule")
 ARGS ?=
 
-.PHONY: help install install-demo demo test simulate mutants bench check format constraints clean
+.PHONY: help install install-demo demo test simulate mutants chaos bench check format constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ simulate: install  ## simulated histories with faults, on all processors: SEEDS=
 
 mutants: install  ## planted faults of the protocol, each of which the simulation must find
 	@$(BIN)/python -m retryapp.testing.simulation --mutants --seeds 2000 $(ARGS)
+
+chaos: install  ## real faults to real workers and brokers, for an hour or more; goes on where it was: ARGS="--faults F1,F6"
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
 bench: install  ## all benchmarks, on an idle machine; writes benchmarks/README.md; options: ARGS="--quick"
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
 
 import click
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -44,12 +47,13 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     help="Folder of the run: a campaign that is there goes on.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Do rounds that failed once more.")
+@click.option("--short", is_flag=True, help="Do each fault of a round a quarter as often.")
 @click.option("--keep", is_flag=True, help="Keep what rounds that passed have left: logs, deliveries, stores.")
 @click.option("--publish", "publishes", is_flag=True, help="Write the report of the run into docs/, run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def main(
     faults: list[str], times: float, minutes: float, jobs: int, seed: int | None, folder: Path,
-    again: bool, keep: bool, publishes: bool, as_json: bool,
+    again: bool, keep: bool, short: bool, publishes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Do real faults to real workers and brokers; exit 1 when a promise did not hold, 3 when there is no broker."""
     folder = folder.absolute()
@@ -57,9 +61,11 @@ def main(
     if publishes:
         publish(folder)
         return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_all)
     made = list(rounds([fault for fault in FAULTS if fault.id in faults], _seed(folder, seed), times))
     try:
-        results = _run(made, folder, jobs, time.monotonic() + minutes * 60, again=again, keep=keep)
+        results = _run(made, folder, jobs, time.monotonic() + minutes * 60, again=again, keep=keep, short=short)
     except EnvironmentFault as error:
         click.echo(f"retryapp: {error}", err=True)
         sys.exit(ENVIRONMENT)
@@ -73,6 +79,14 @@ def main(
     sys.exit(int(told["failed"] > 0))
 
 
+def _end_all(number: int, _frame: object) -> None:
+    """End what this process has started, then itself; the rounds that are over are written down."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(128 + number)
+
+
 def _seed(folder: Path, wanted: int | None) -> int:
     """Return the seed that a run began with, or begin one."""
     file = folder / "run.json"
@@ -83,7 +97,9 @@ def _seed(folder: Path, wanted: int | None) -> int:
     return seed
 
 
-def _run(made: list[Round], folder: Path, jobs: int, until_s: float, *, again: bool, keep: bool) -> list[Result]:
+def _run(
+    made: list[Round], folder: Path, jobs: int, until_s: float, *, again: bool, keep: bool, short: bool
+) -> list[Result]:
     cache_dir = load_settings().cache_dir
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -91,7 +107,7 @@ def _run(made: list[Round], folder: Path, jobs: int, until_s: float, *, again: b
         Ground(cache_dir, folder / "broker", links=jobs) as ground,
         Progress(*columns, console=console) as bar,
     ):
-        campaign = Campaign(folder, cache_dir, ground, keep=keep)
+        campaign = Campaign(folder, cache_dir, ground, keep=keep, short=short)
         known = campaign.finished()
         left = [each for each in made if each.key not in known or (again and known[each.key]["outcome"] == "failed")]
         task = bar.add_task("rounds", total=len(made), completed=len(made) - len(left))

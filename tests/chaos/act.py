@@ -61,6 +61,8 @@ class Act:
     options: dict[str, Any] = field(default_factory=dict)
     unheard: bool = False
     """A fault keeps handlers from reaching the service: attempts fail of which the deliveries log knows nothing."""
+    short: bool = False
+    """Do each fault less often."""
     truncated: bool = False
     """Retry records were deleted by a fault: what they said is not missed."""
     copied: bool = False
@@ -210,6 +212,10 @@ class Act:
     def _write(self, name: str, **fact: Any) -> None:
         with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write(json.dumps(fact) + "\n")
+
+    def some(self, times: int) -> int:
+        """Return how often to do what a whole round does so many times."""
+        return max(2, times // 4) if self.short else times
 
     # What scenarios wait for
 

@@ -28,11 +28,14 @@ LOG = "rounds.jsonl"
 class Campaign:
     """The rounds of one run folder."""
 
-    def __init__(self, folder: Path, cache_dir: Path, ground: Ground, *, keep: bool = False) -> None:
+    def __init__(
+        self, folder: Path, cache_dir: Path, ground: Ground, *, keep: bool = False, short: bool = False
+    ) -> None:
         self.folder = folder
         self._cache_dir = cache_dir
         self._ground = ground
         self._keep = keep
+        self._short = short
         self._lock = threading.Lock()
 
     def finished(self) -> dict[str, Result]:
@@ -84,7 +87,15 @@ class Campaign:
         with ExitStack() as stack:
             link = stack.enter_context(self._ground.link()) if each.fault.link else None
             act = stack.enter_context(
-                Act(self._ground, folder, each.delivery, random.Random(each.seed), link=link, **each.fault.act)
+                Act(
+                    self._ground,
+                    folder,
+                    each.delivery,
+                    random.Random(each.seed),
+                    link=link,
+                    short=self._short,
+                    **each.fault.act,
+                )
             )
             assert each.fault.run is not None
             each.fault.run(act, each.number)
@@ -105,6 +116,7 @@ class Campaign:
                         folder / f"group{n}",
                         each.fault.deliveries[(each.number + n) % len(each.fault.deliveries)],
                         random.Random(each.seed + n),
+                        short=self._short,
                         **each.fault.act,
                     )
                 )

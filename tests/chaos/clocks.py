@@ -61,7 +61,7 @@ def jump(act: Act, times: int) -> None:
     machines = [machine(act, name) for name in ("east", "west")]
     act.cast = [act.worker(ready=False, env=env) for _, env in machines]
     act.raise_curtain(2)
-    for _ in range(times):
+    for _ in range(act.some(times)):
         for number, worker in enumerate(act.cast):
             if worker.ended():
                 act.cast[number] = act.worker(ready=False, env=machines[number][1])

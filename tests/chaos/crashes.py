@@ -75,7 +75,7 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
         number: of the round: rounds go through the points in turn.
     """
     points = POINTS[act.delivery]
-    for life in range(lives):
+    for life in range(act.some(lives)):
         point = points[(number * lives + life) % len(points)]
         spec = {name: value for name, value in asdict(point).items() if name != "name"}
         lost = act.rng.random() < 0.2

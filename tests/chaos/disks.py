@@ -75,7 +75,7 @@ def fill_store(act: Act, times: int) -> None:
         act.app_options = {"datadir": str(disk)}
         act.program()
         act.raise_curtain(1)
-        for _ in range(times):
+        for _ in range(act.some(times)):
             act.revive(1)
             act.publish(8)
             act.busy(2, revive=True)
@@ -134,7 +134,7 @@ def fill_broker(acts: Sequence[Act], times: int) -> None:
     ground = acts[0].ground
     for act in acts:
         act.raise_curtain(1)
-    for _ in range(times):
+    for _ in range(acts[0].some(times)):
         for act in acts:
             act.publish(16)
             act.busy(2)
@@ -166,7 +166,7 @@ def damage_stores(act: Act, times: int) -> None:
     """F8: workers end, and before the next one starts their stores are damaged in a way that is drawn."""
     act.raise_curtain(1)
     old: Path | None = None
-    for number in range(times):
+    for number in range(act.some(times)):
         act.publish(24)
         act.busy(12)
         act.pause(0.0, 1.0)

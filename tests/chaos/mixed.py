@@ -41,7 +41,7 @@ def combine(act: Act, times: int) -> None:
         act.rng.choice(ABORTS)(act)
 
     with ThreadPoolExecutor(2, thread_name_prefix="faults") as pool:
-        for _ in range(times):
+        for _ in range(act.some(times)):
             for number, worker in enumerate(act.cast):
                 if worker.ended():
                     new(number)

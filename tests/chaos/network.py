@@ -96,7 +96,7 @@ def cut_off(act: Act, times: int, *, both: bool) -> None:
     """
     act.cast = [act.worker(ready=False, far=True), act.worker(ready=False, far=both)]
     act.raise_curtain(2)
-    for _ in range(times):
+    for _ in range(act.some(times)):
         act.revive(2, far=True)
         act.publish(16)
         act.busy(3)
@@ -124,7 +124,7 @@ def restart_broker(acts: Sequence[Act], times: int) -> None:
     broker, rng = acts[0].ground.broker, acts[0].rng
     for act in acts:
         act.raise_curtain(1)
-    for _ in range(times):
+    for _ in range(acts[0].some(times)):
         for act in acts:
             act.publish(24)
             act.busy(2)
@@ -153,7 +153,7 @@ def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
     for act in acts:
         act.raise_curtain(1)
     most: list[float] = []
-    for length_s in lengths_s:
+    for length_s in lengths_s[: acts[0].some(len(lengths_s))]:
         for act in acts:
             act.publish(40)
             act.busy(2)

@@ -21,7 +21,7 @@ EXIT_S = GRACE_S + 10.0
 def stand_still(act: Act, times: int) -> None:
     """F2: one of two workers is stopped past its session under load and goes on as a zombie."""
     act.raise_curtain(2)
-    for _ in range(times):
+    for _ in range(act.some(times)):
         act.revive(2)
         zombie, other = act.rng.sample(act.cast, 2)
         act.publish(24)
@@ -61,7 +61,7 @@ def kill_any(act: Act) -> None:
 def storm(act: Act, changes: int, every_s: float) -> None:
     """F3: workers join, leave, and are killed, one every two seconds."""
     act.raise_curtain(2)
-    for _ in range(changes):
+    for _ in range(act.some(changes)):
         began_s = time.monotonic()
         act.publish(8)
         act.cast = [worker for worker in act.cast if not worker.ended()]
@@ -84,7 +84,7 @@ def storm(act: Act, changes: int, every_s: float) -> None:
 def ask_to_end(act: Act, times: int) -> None:
     """F21: SIGTERM during start-up, with full queues, during recovery, twice; two starts at once; SIGINT."""
     took: list[float] = []
-    for number in range(times):
+    for number in range(act.some(times)):
         act.publish(12)
         kind = act.rng.choice(("start-up", "load", "recovery", "twice", "double start", "SIGINT"))
         if kind == "recovery":
@@ -126,7 +126,7 @@ def starve(act: Act, times: int) -> None:
     """F18: out of file handles, out of memory, the event loop held for longer than the session."""
     act.unheard = True
     act.raise_curtain(2)
-    for _ in range(times):
+    for _ in range(act.some(times)):
         act.revive(2)
         act.publish(16)
         act.busy(3, revive=True)

@@ -21,7 +21,7 @@ def poison(act: Act, times: int) -> None:
     """F15: values that cannot be read, that are refused, that hang, and that kill their worker, among others."""
     act.stage.service.rule = _hangs
     act.raise_curtain(2)
-    for number in range(times):
+    for number in range(act.some(times)):
         act.publish(12)
         kind = ("undecodable", "refused", "hangs", "undecodable", "kills its worker")[number % 5]
         with act.fault(kind):
@@ -73,7 +73,7 @@ def sizes(act: Act, times: int) -> None:
     """F16: at the largest size that the main topic takes, empty, null, with many headers; all of them fail and wait."""
     act.stage.service.rule = lambda visit: Answer(503 if visit.attempt <= _fails(visit.key) else 200)
     act.raise_curtain(1)
-    for number in range(times):
+    for number in range(act.some(times)):
         fails = act.rng.randrange(1, 4)
         key: bytes | None = f"f{fails}".encode()
         kind, more = _sized(act, number)
@@ -118,7 +118,7 @@ def delays(act: Act, times: int) -> None:
         Answer(503, retry_after=visit.facts["after"]) if visit.attempt == 1 and "after" in visit.facts else Answer()
     )
     act.raise_curtain(1)
-    for number in range(times):
+    for number in range(act.some(times)):
         text = list(DELAYS)[number % len(DELAYS)]
         with act.fault(f"come again after {text} s"):
             act.put({"after": text}, fails=1, fate=DELAYS[text])
@@ -154,7 +154,7 @@ def alone(act: Act, times: int) -> None:
     """F23: one record at a time on topics where nothing else moves: it comes when due, though nobody wakes anyone."""
     act.raise_curtain(1)
     late: list[int] = []
-    for _ in range(times):
+    for _ in range(act.some(times)):
         act.pause(0.0, 2.0)
         seen = len(act.stage.service.finished)
         with act.fault("the last record"):
@@ -173,7 +173,7 @@ POLICIES = ("300ms 600ms", "2s 1s", "1s 4s", "300ms 5s")
 def deploy(act: Act, times: int) -> None:
     """F20: workers with another policy take over, at once or one by one, while rows of the former wait."""
     act.raise_curtain(2)
-    for _ in range(times):
+    for _ in range(act.some(times)):
         act.publish(20)
         act.busy(8)
         policy = act.rng.choice(POLICIES)

@@ -1,20 +1,31 @@
-"""What a run came to, by fault: for the terminal, and for the page of the documentation."""
+"""What a run came to, by fault: for the terminal, for `results.json`, and for the page of the documentation."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from chaos.campaign import Result
+from benchmarks.machine import describe
+from chaos.act import POLICY, SESSION_S
+from chaos.campaign import LOG, Result
+from chaos.eyes import lines
+from chaos.ground import SETTINGS
 from chaos.matrix import FAULTS
+from chaos.mixed import BAR_S
+from retryapp.jvm import kafka_jars
 
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 COUNTS = ("records", "lost", "wrong", "early", "over_policy", "altered", "leftover", "runs", "repeated", "unexplained")
+MODES = ("exactly_once", "at_least_once")
 
 
 def by_fault(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Add the rounds of each fault up."""
+    """Add the rounds of each fault up, in the order of the matrix."""
     found: dict[str, dict[str, Any]] = {}
     for fault in FAULTS:
         mine = [result for result in results if result["fault"] == fault.id]
@@ -28,21 +39,39 @@ def _sum(mine: Sequence[Result]) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     for result in mine:
         kinds.update(result.get("injections", {}))
-    faults = [each for verdict in verdicts for each in verdict["faults"]]
     outcomes = Counter(result["outcome"] for result in mine)
+    notes: dict[str, list[Any]] = {}
+    for verdict in verdicts:
+        for name, told in verdict["notes"].items():
+            notes.setdefault(name, []).append(told)
     return {
         "rounds": len(mine),
         **{name: outcomes[name] for name in ("passed", "failed", "skipped")},
+        "seconds": round(sum(result.get("took_s", 0.0) for result in mine)),
         "injections": sum(kinds.values()),
         "kinds": dict(sorted(kinds.items())),
         **{name: sum(verdict[name] for verdict in verdicts) for name in COUNTS},
-        "copied_exactly_once": sum(verdict["copied"] for verdict in verdicts if verdict["exactly_once"]),
-        "copied_at_least_once": sum(verdict["copied"] for verdict in verdicts if not verdict["exactly_once"]),
-        "repeated_most": max((each["repeated"] for each in faults), default=0),
-        "in_flight_most": max((each["in_flight"] for each in faults), default=0),
-        "repeated_over_in_flight": sum(each["repeated"] > each["in_flight"] for each in faults),
+        "ledger": sum(len(verdict["ledger"]) for verdict in verdicts),
+        "modes": {mode: _mode([v for v in verdicts if v["exactly_once"] is (mode == MODES[0])]) for mode in MODES},
         "late_ms_max": max((verdict["late_ms"].get("max", 0) for verdict in verdicts), default=0),
+        "notes": notes,
         "reasons": sorted({result["reason"] for result in mine if "reason" in result}),
+    }
+
+
+def _mode(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Say how often hand-offs were copied and handlers ran again, over the faults of one mode."""
+    faults = [each for verdict in verdicts for each in verdict["faults"]]
+    repeated = [each["repeated"] for each in faults]
+    return {
+        "faults": len(faults),
+        "records": sum(verdict["records"] for verdict in verdicts),
+        "copied": sum(verdict["copied"] for verdict in verdicts),
+        "repeated": sum(verdict["repeated"] for verdict in verdicts),
+        "repeated_most": max(repeated, default=0),
+        "in_flight": sum(each["in_flight"] for each in faults),
+        "in_flight_most": max((each["in_flight"] for each in faults), default=0),
+        "over_in_flight": sum(each["repeated"] > each["in_flight"] for each in faults),
     }
 
 
@@ -50,20 +79,179 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Return what a script, or a person at a terminal, wants to know."""
     faults = by_fault(results)
     outcomes = Counter(result["outcome"] for result in results)
-    lines = [
-        f"{name:4} {told['injections']:5} injections, {told['records']:6} records: {told['lost']} lost, "
-        f"{told['early']} early, {told['over_policy']} over policy, {told['wrong']} wrong, {told['altered']} altered, "
-        f"{told['copied_exactly_once']} copied, {told['repeated']} runs repeated  {told['title']}"
-        for name, told in faults.items()
+    told = [
+        f"{name:9} {each['injections']:5} injections, {each['records']:6} records: {each['lost']} lost, "
+        f"{each['early']} early, {each['over_policy']} over policy, {each['wrong']} wrong, {each['altered']} altered, "
+        f"{each['modes']['exactly_once']['copied']} copied, {each['repeated']} runs repeated  {each['title']}"
+        for name, each in faults.items()
     ]
     return {
-        "injections": sum(told["injections"] for told in faults.values()),
-        "faults": faults,
-        "lines": lines,
+        "injections": sum(each["injections"] for each in faults.values()),
         **{name: outcomes[name] for name in ("passed", "failed", "skipped")},
+        "faults": faults,
+        "lines": told,
     }
 
 
 def publish(folder: Path) -> None:
-    """Write the page."""
-    raise NotImplementedError(folder)
+    """Write the figures of a run, and the page that shows them."""
+    results = list({line["key"]: line for line in lines(folder / LOG)}.values())
+    told = summary(results)
+    del told["lines"]
+    conditions = {
+        **describe(),
+        "Kafka": kafka_jars().version,
+        "seed": json.loads((folder / "run.json").read_text())["seed"],
+        "finished": datetime.fromtimestamp((folder / LOG).stat().st_mtime, UTC).strftime("%Y-%m-%d"),
+        "session time-out of the workers": f"{SESSION_S:g} s",
+        "group.min.session.timeout.ms": SETTINGS["group.min.session.timeout.ms"],
+        "policy, unless the fault needs another": POLICY,
+    }
+    RESULTS.write_text(json.dumps({"conditions": conditions, **told}, indent=1) + "\n")
+    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+
+
+def page(told: Mapping[str, Any]) -> str:
+    """Return the document that shows these figures."""
+    faults = told["faults"]
+    zero = {name: sum(each[name] for each in faults.values()) for name in COUNTS}
+    points = [f"| {name} | {count} |" for name, count in faults.get("F1", {}).get("kinds", {}).items()]
+    values = {
+        "injections": f"{told['injections']:,}",
+        "rounds": told["passed"] + told["failed"],
+        "records": f"{zero['records']:,}",
+        "lost": zero["lost"],
+        "early": zero["early"],
+        "over": zero["over_policy"],
+        "wrong": zero["wrong"],
+        "altered": zero["altered"],
+        "copied": sum(each["modes"]["exactly_once"]["copied"] for each in faults.values()),
+        "failed": told["failed"],
+        "conditions": "\n".join(f"| {name} | {text} |" for name, text in told["conditions"].items()),
+        "matrix": "\n".join(_line(name, each) for name, each in faults.items() if each["injections"]),
+        "how": "\n".join(f"| {name} | {each['how']} |" for name, each in faults.items() if each["injections"]),
+        "repeats": "\n".join(
+            _repeats(name, mode, each["modes"][mode])
+            for name, each in faults.items()
+            for mode in MODES
+            if each["modes"][mode]["faults"]
+        ),
+        "points": "\n".join(points),
+        "skipped": "\n".join(
+            f"| {name} | {each['title']} | {'; '.join(each['reasons'])} |"
+            for name, each in faults.items()
+            if each["reasons"]
+        ),
+        "bar": _bar(faults.get("bar", {})),
+    }
+    return _PAGE.format(**values)
+
+
+def _line(name: str, each: Mapping[str, Any]) -> str:
+    shown = ("injections", "records", "lost", "early", "over_policy", "wrong", "altered")
+    cells = [f"{each[column]:,}" for column in shown]
+    copies = each["modes"]["exactly_once"]["copied"]
+    return f"| {name} | {each['title']} | {' | '.join(cells)} | {copies} | {each['failed']} of {each['rounds']} |"
+
+
+def _repeats(name: str, mode: str, each: Mapping[str, Any]) -> str:
+    mean = [each[column] / each["faults"] for column in ("repeated", "in_flight")]
+    return (
+        f"| {name} | `{mode}` | {each['faults']} | {mean[0]:.1f} | {each['repeated_most']} | {mean[1]:.1f} | "
+        f"{each['in_flight_most']} | {each['over_in_flight']} | {each['copied']} |"
+    )
+
+
+def _bar(each: Mapping[str, Any]) -> str:
+    measured = [second for kills in each.get("notes", {}).get("beyond_session_s", ()) for second in kills]
+    if not measured:
+        return "Not measured in this run."
+    shown = ", ".join(f"{second:g}" for second in measured)
+    return (
+        f"With 200,000 records waiting and one of two workers killed, the first due record of its partitions ran {shown} s "
+        f"beyond the session time-out ({len(measured)} kills; the bar is {BAR_S:g} s)."
+    )
+
+
+_PAGE = """\
+# Reliability: real faults
+
+This page is written by `make chaos ARGS="--publish"` from the data of a run (`tests/chaos/results.json`); no figure on it was
+typed. How the protocol is tested in simulation is told in [testing](testing.md).
+
+**{injections} faults done to real workers and brokers in {rounds} rounds with {records} records: {lost} lost, {early} early,
+{over} over policy, {wrong} with a wrong fate, {altered} altered, {copied} hand-offs copied with transactions.** Rounds that did not
+pass: {failed}.
+
+## What was run
+
+A round is one group with fresh topics, real `faust worker` processes on a real Kafka broker, and one kind of fault done to it
+again and again; rounds run side by side on one broker, so that their faults overlap. Handlers call a service outside, which
+writes every delivery down. At rest a verifier compares what was published, what was delivered and what the topics say. It is a
+process of its own that reads with a plain client and imports nothing of retryapp. The [ledger](ledger.md) has to agree.
+
+| condition | value |
+| --- | --- |
+{conditions}
+
+The session time-out is short so that kills are cheap; production keeps the default. Other programs ran on the machine: times on
+this page are upper bounds, not benchmarks. Unless a fault names another policy the waits are milliseconds, so that every state of
+a record is met often.
+
+## By fault
+
+* lost: published, and without a durable fate at rest. Early: an attempt began, or a record was fired, before it was due, by the
+  topics or by the service's own clock. Over policy: an attempt too many, out of row, or after its outcome was durable.
+* wrong: a fate that is not the policy's, or two. Altered: key, value, headers or timestamp differ from what was published.
+* copied: hand-offs that a committed reader sees twice in rounds with transactions. For rounds without, and for F14, where
+  the fault itself makes copies, see below.
+
+| fault | what | injections | records | lost | early | over policy | wrong | altered | copied | rounds that failed |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+{matrix}
+
+| fault | how |
+| --- | --- |
+{how}
+
+## Runs that were repeated
+
+A handler's own effects are at least once: what is in flight when a worker dies runs again, with its failure id and attempt
+number. In flight are the runs that have begun and whose outcome is not durable, on all workers of the group. Without transactions
+hand-offs may be copied too, and each copy runs: `copied` counts them. In rows of F14 the fault itself has made copies.
+
+| fault | delivery | faults | repeated, mean | most | in flight, mean | most | faults with more repeated than in flight | copied |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+{repeats}
+
+## Kill -9 with many waiting
+
+{bar}
+
+## Crash points
+
+How often a worker ended itself with SIGKILL at each:
+
+| point | times |
+| --- | --- |
+{points}
+
+## Not done
+
+| fault | what | why |
+| --- | --- | --- |
+{skipped}
+
+F11 (topics deleted under a running group) is left to `retryapp doctor` and the tests of start-up. Faults of several brokers
+(a leader lost, copies out of sync) need more than one node, and were not run.
+
+## Again
+
+```sh
+make chaos
+make chaos ARGS="--faults F1,F6 --times 0.1"
+```
+
+A run that was stopped goes on where it was (`build/chaos`); `--again` repeats rounds that failed, `--json` prints all figures, and
+the last line is `N passed, N failed, N skipped`.
+"""

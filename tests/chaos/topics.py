@@ -72,7 +72,7 @@ def shrink_changelog(act: Act, times: int) -> None:
     """F9: the changelog is truncated behind its last live row, or compacted to the bone, and a worker recovers."""
     act.raise_curtain(1)
     changelog = act.stage.topology(act.topic).pending_changelog
-    for number in range(times):
+    for number in range(act.some(times)):
         act.publish(24)
         kind = act.rng.choice(("truncated while nothing waits", "compacted", "truncated behind what waits"))
         if kind == "truncated while nothing waits":
@@ -115,7 +115,7 @@ def expire(act: Act, times: int) -> None:
     act.truncated = True
     act.raise_curtain(1)
     topology = act.stage.topology(act.topic)
-    for number in range(times):
+    for number in range(act.some(times)):
         act.publish(24)
         act.busy(12)
         for topic in topology.consumed[: 1 + number % 2]:
@@ -130,7 +130,7 @@ def expire(act: Act, times: int) -> None:
 def take_rights(act: Act, times: int) -> None:
     """F19: the right to a topic, to the group or to transactions is taken away for some seconds."""
     act.raise_curtain(1)
-    for _ in range(times):
+    for _ in range(act.some(times)):
         act.revive(1)
         act.publish(16)
         act.busy(2, revive=True)
@@ -179,7 +179,7 @@ def copy_records(act: Act, times: int) -> None:
     act.copied = True
     act.raise_curtain(1)
     topology = act.stage.topology(act.topic)
-    for _ in range(times):
+    for _ in range(act.some(times)):
         act.publish(16)
         act.busy(12)
         station = act.rng.choice((topology.retry_topics[0], topology.redelivery))
@@ -205,7 +205,7 @@ def copy_records(act: Act, times: int) -> None:
 def abort(act: Act, times: int) -> None:
     """F22: the main topic is written in transactions, of which some abort and some hang until the broker ends them."""
     act.raise_curtain(2)
-    for number in range(times):
+    for number in range(act.some(times)):
         ABORTS[number % len(ABORTS)](act)
         act.publish(4)
         act.pause(0.0, 0.5)
