@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from harness import wait_for
 from rocksdict import Options, Rdict
 
 from chaos.act import Act
 
 STORE_MB = 24
 BROKER_MB = 420
+AHEAD = "ahead of its changelog, removed when the worker had named it"
 LONG = {"waits_ms": (1500, 3000), "policy": "1500ms 3s"}
 """Waits in which a worker can be killed, its store damaged, and another one started."""
 
@@ -185,6 +187,10 @@ def damage_stores(act: Act, times: int) -> None:
             old = act.folder / f"old{number}"
             shutil.copytree(stores[0].parent, old, dirs_exist_ok=True)
         act.revive(1)
+        if kind == AHEAD:  # refused by name: what is missing from the changelog is for a person to judge
+            ahead = act.cast[0]
+            wait_for(lambda w=ahead: "StoreAheadError" in w.log, "a store ahead is refused", timeout_s=60)  # type: ignore[misc]
+            shutil.rmtree(stores[0].parent)
 
 
 def _lost(_act: Act, stores: list[Path], _old: Path | None) -> None:
@@ -253,6 +259,6 @@ DAMAGES: dict[str, Damage] = {
     "truncated": _truncated,
     "with files missing": _missing_files,
     "older": _older,
-    "ahead of its changelog": _ahead,
+    AHEAD: _ahead,
     "of another partition": _foreign,
 }

@@ -47,6 +47,7 @@ class Link:
     _changed: asyncio.Event | None = None
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
     _net: Network | None = None
+    _server: asyncio.Server | None = None
 
     def change(self, **weather: Any) -> None:
         """Change the weather for all connections, those that are open too."""
@@ -87,10 +88,16 @@ class Link:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
         writer.transport.abort()
 
-    async def serve(self) -> asyncio.Server:
+    async def serve(self) -> None:
         """Begin to listen."""
         self._changed = asyncio.Event()
-        return await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+
+    async def close(self) -> None:
+        """Listen no more, and reset what is open."""
+        if self._server is not None:
+            self._server.close()
+        await self._reset()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.weather.refuse:
@@ -167,5 +174,15 @@ class Network:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._loop.close()
+
+    async def _close(self) -> None:
+        for link in self.links:
+            await link.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

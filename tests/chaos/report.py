@@ -20,6 +20,7 @@ from retryapp.jvm import kafka_jars
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+TEMPLATE = Path(__file__).with_name("page.md")
 COUNTS = ("records", "lost", "wrong", "early", "over_policy", "altered", "leftover", "runs", "repeated", "unexplained")
 MODES = ("exactly_once", "at_least_once")
 
@@ -144,7 +145,7 @@ def page(told: Mapping[str, Any]) -> str:
         ),
         "bar": _bar(faults.get("bar", {})),
     }
-    return _PAGE.format(**values)
+    return TEMPLATE.read_text().format(**values)
 
 
 def _line(name: str, each: Mapping[str, Any]) -> str:
@@ -168,90 +169,7 @@ def _bar(each: Mapping[str, Any]) -> str:
         return "Not measured in this run."
     shown = ", ".join(f"{second:g}" for second in measured)
     return (
-        f"With 200,000 records waiting and one of two workers killed, the first due record of its partitions ran {shown} s "
+        "With 200,000 records waiting and one of two workers killed, the first due record of its partitions ran "
+        f"{shown} s\n"
         f"beyond the session time-out ({len(measured)} kills; the bar is {BAR_S:g} s)."
     )
-
-
-_PAGE = """\
-# Reliability: real faults
-
-This page is written by `make chaos ARGS="--publish"` from the data of a run (`tests/chaos/results.json`); no figure on it was
-typed. How the protocol is tested in simulation is told in [testing](testing.md).
-
-**{injections} faults done to real workers and brokers in {rounds} rounds with {records} records: {lost} lost, {early} early,
-{over} over policy, {wrong} with a wrong fate, {altered} altered, {copied} hand-offs copied with transactions.** Rounds that did not
-pass: {failed}.
-
-## What was run
-
-A round is one group with fresh topics, real `faust worker` processes on a real Kafka broker, and one kind of fault done to it
-again and again; rounds run side by side on one broker, so that their faults overlap. Handlers call a service outside, which
-writes every delivery down. At rest a verifier compares what was published, what was delivered and what the topics say. It is a
-process of its own that reads with a plain client and imports nothing of retryapp. The [ledger](ledger.md) has to agree.
-
-| condition | value |
-| --- | --- |
-{conditions}
-
-The session time-out is short so that kills are cheap; production keeps the default. Other programs ran on the machine: times on
-this page are upper bounds, not benchmarks. Unless a fault names another policy the waits are milliseconds, so that every state of
-a record is met often.
-
-## By fault
-
-* lost: published, and without a durable fate at rest. Early: an attempt began, or a record was fired, before it was due, by the
-  topics or by the service's own clock. Over policy: an attempt too many, out of row, or after its outcome was durable.
-* wrong: a fate that is not the policy's, or two. Altered: key, value, headers or timestamp differ from what was published.
-* copied: hand-offs that a committed reader sees twice in rounds with transactions. For rounds without, and for F14, where
-  the fault itself makes copies, see below.
-
-| fault | what | injections | records | lost | early | over policy | wrong | altered | copied | rounds that failed |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
-{matrix}
-
-| fault | how |
-| --- | --- |
-{how}
-
-## Runs that were repeated
-
-A handler's own effects are at least once: what is in flight when a worker dies runs again, with its failure id and attempt
-number. In flight are the runs that have begun and whose outcome is not durable, on all workers of the group. Without transactions
-hand-offs may be copied too, and each copy runs: `copied` counts them. In rows of F14 the fault itself has made copies.
-
-| fault | delivery | faults | repeated, mean | most | in flight, mean | most | faults with more repeated than in flight | copied |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
-{repeats}
-
-## Kill -9 with many waiting
-
-{bar}
-
-## Crash points
-
-How often a worker ended itself with SIGKILL at each:
-
-| point | times |
-| --- | --- |
-{points}
-
-## Not done
-
-| fault | what | why |
-| --- | --- | --- |
-{skipped}
-
-F11 (topics deleted under a running group) is left to `retryapp doctor` and the tests of start-up. Faults of several brokers
-(a leader lost, copies out of sync) need more than one node, and were not run.
-
-## Again
-
-```sh
-make chaos
-make chaos ARGS="--faults F1,F6 --times 0.1"
-```
-
-A run that was stopped goes on where it was (`build/chaos`); `--again` repeats rounds that failed, `--json` prints all figures, and
-the last line is `N passed, N failed, N skipped`.
-"""

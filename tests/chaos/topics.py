@@ -81,7 +81,7 @@ def shrink_changelog(act: Act, times: int) -> None:
             act.busy(12)
         with act.fault(f"changelog {kind}"):
             if kind == "compacted":
-                _configure(act, changelog, segment_ms="200", min_cleanable_dirty_ratio="0.001", segment_bytes="16384")
+                _configure(act, changelog, segment_ms="200", min_cleanable_dirty_ratio="0.001")
                 act.publish(24)
                 act.pause(1.0, 4.0)
             else:

@@ -1,0 +1,105 @@
+"""Links of the campaign of real faults: what they do to the traffic between a client and a server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from chaos.proxy import Link, Network
+
+from retryapp.broker.probe import free_ports
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    """A link to a server that sends back what it gets."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def echo(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while chunk := connection.recv(65_536):
+                    connection.sendall(chunk)
+            except OSError:
+                return  # the link was rude
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=echo, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with Network() as network:
+        yield network.add(free_ports(1)[0], server.getsockname()[1])
+    server.close()
+
+
+@pytest.fixture
+def client(link: Link) -> Iterator[socket.socket]:
+    """A connection through the link."""
+    with socket.create_connection(("127.0.0.1", link.port), timeout=10) as made:
+        yield made
+
+
+def ask(client: socket.socket, text: bytes = b"hello") -> float:
+    """Send and wait for the answer; return the seconds that it took."""
+    began_s = time.monotonic()
+    client.sendall(text)
+    got = b""
+    while len(got) < len(text):
+        chunk = client.recv(65_536)
+        if not chunk:
+            raise ConnectionAbortedError
+        got += chunk
+    assert got == text
+    return time.monotonic() - began_s
+
+
+def test_it_passes_everything_on(client: socket.socket) -> None:
+    """In order, also much of it."""
+    assert ask(client) < 5
+    ask(client, bytes(range(256)) * 4_000)
+
+
+def test_latency_and_bandwidth(link: Link, client: socket.socket) -> None:
+    """Each way takes its time."""
+    link.change(latency_s=0.1)
+    assert ask(client) >= 0.2
+    link.change(latency_s=0.0, bytes_per_s=1_000)
+    assert ask(client, bytes(200)) >= 0.4
+    link.heal()
+    assert ask(client) < 5
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_closed_way_holds_what_comes(link: Link, client: socket.socket, way: str) -> None:
+    """And passes it on when it opens, as a network does that was lost for a while."""
+    ask(client)
+    link.change(**{way: False})
+    client.sendall(b"late")
+    client.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        client.recv(10)
+    link.heal()
+    client.settimeout(10)
+    assert client.recv(10) == b"late"
+
+
+def test_resets_and_refusals(link: Link, client: socket.socket) -> None:
+    """Both ends are told by a reset; while it refuses, new connections are reset too."""
+    ask(client)
+    link.change(refuse=True)
+    assert link.reset() == 2
+    with pytest.raises(ConnectionError):
+        ask(client)
+    with socket.create_connection(("127.0.0.1", link.port), timeout=10) as another, pytest.raises(ConnectionError):
+        ask(another)
+    link.heal()
+    with socket.create_connection(("127.0.0.1", link.port), timeout=10) as another:
+        ask(another)
