@@ -107,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
         how="DeleteRecords behind the last live row, tiny segments; then a kill and a start, more often than not "
         "without a store",
         run=lambda act, _: topics.shrink_changelog(act, 6),
-        act=disks.LONG,
+        act={"partitions": 4, **disks.LONG},
         rounds=4,
     ),
     Fault(

@@ -98,14 +98,17 @@ def shrink_changelog(act: Act, times: int) -> None:
 
 
 def _behind_live(act: Act, changelog: str) -> dict[int, int]:
-    """Return from where the changelog is needed: the first record of a row that still waits, or its end."""
-    ends = _ends(act, changelog)
+    """Return from where the changelog is needed: the first record of a row that still waits, or its end.
+
+    Partition 0 is left alone: its first record says whose the topic is, and without it no worker starts.
+    """
+    ends = {number: end for number, end in _ends(act, changelog).items() if number > 0}
     rows: dict[tuple[int, bytes], int | None] = {}
     for message in read(act.ground.bootstrap, changelog):
         if len(message.key()) == 20:
             rows[message.partition(), message.key()] = None if message.value() is None else message.offset()
     for (number, _), offset in rows.items():
-        if offset is not None:
+        if offset is not None and number in ends:
             ends[number] = min(ends[number], offset)
     return ends
 

@@ -20,7 +20,7 @@ EDGE_MS = 5
 """Broker and service are one machine here; the rest is the acknowledgement by which a worker knows the time."""
 COMMITTED_MS = 2_000
 """A hand-off that is visible was committed at most so long after the broker took it."""
-OFFSETS_MS = 1_000
+OFFSETS_MS = 2_000
 """First attempts that go well are durable by their offsets, which move four times a second; so long to be sure."""
 NEVER_MS = 1 << 62
 _SHOWN = 12
