@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chaos.campaign import Campaign, Result
+from chaos.disks import leave
 from chaos.ground import Ground
 from chaos.matrix import FAULTS
 from chaos.plan import Round, rounds
@@ -103,6 +104,7 @@ def _run(
     cache_dir = load_settings().cache_dir
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    leave(folder)
     with (
         Ground(cache_dir, folder / "broker", links=jobs) as ground,
         Progress(*columns, console=console) as bar,

@@ -61,6 +61,15 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
         _unmount(folder)
 
 
+def leave(folder: Path) -> None:
+    """Unmount what a run that was killed has left mounted below a folder."""
+    with contextlib.suppress(FileNotFoundError):  # no such list on this system, and so no such mounts
+        for line in Path("/proc/mounts").read_text().splitlines():
+            mounted = Path(line.split()[1])
+            if folder in mounted.parents:
+                _unmount(mounted)
+
+
 def _fill(folder: Path, spare: int) -> Path:
     """Fill a disk up but for so many bytes; return the file that does it."""
     filler = folder / "filler"

@@ -1,0 +1,43 @@
+"""docs/reliability.md: it is what the run's own data say, and the data hold what it claims."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from chaos.matrix import FAULTS
+from chaos.report import PAGE, RESULTS, page
+
+LEAST = 1_000
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """The data file."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text())
+    return found
+
+
+def test_the_page_is_made_of_the_data(told: dict[str, Any]) -> None:
+    """Nobody has typed a figure. Again: make chaos ARGS="--publish"."""
+    assert PAGE.read_text() == page(told)
+
+
+def test_the_run_was_large_enough(told: dict[str, Any]) -> None:
+    """A thousand faults, some of every kind that this machine could make."""
+    assert told["injections"] >= LEAST
+    assert told["injections"] == sum(sum(each["kinds"].values()) for each in told["faults"].values())
+    assert set(told["faults"]) == {fault.id for fault in FAULTS}
+    for name, each in told["faults"].items():
+        assert each["injections"] > 0 or each["skipped"], name
+        assert each["reasons"] or not each["skipped"], name
+
+
+def test_no_promise_was_broken(told: dict[str, Any]) -> None:
+    """Nothing lost, early, over policy, altered, or handed on twice with transactions; and the ledger agrees."""
+    for name, each in told["faults"].items():
+        for count in ("lost", "wrong", "early", "over_policy", "altered", "leftover", "ledger"):
+            assert each[count] == 0, (name, count)
+        assert each["modes"]["exactly_once"]["copied"] == 0, name
+        assert each["failed"] == 0, name
