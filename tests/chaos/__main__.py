@@ -112,11 +112,21 @@ def _run(
         campaign = Campaign(folder, cache_dir, ground, keep=keep, short=short)
         known = campaign.finished()
         left = [each for each in made if each.key not in known or (again and known[each.key]["outcome"] == "failed")]
+
+        def begun(key: str) -> None:
+            bar.update(task, description=f"rounds, now {key}")
+
         task = bar.add_task("rounds", total=len(made), completed=len(made) - len(left))
-        for result in campaign.run(left, jobs, until_s, lambda key: bar.update(task, description=f"rounds, now {key}")):
-            bar.advance(task)
-            if result["outcome"] != "passed":
-                bar.console.print(f"{result['key']} {result['outcome']}: {_why(result)}", highlight=False, markup=False)
+        for part, at_a_time in (
+            ([each for each in left if not each.fault.alone], jobs),
+            ([each for each in left if each.fault.alone], 1),
+        ):
+            for result in campaign.run(part, at_a_time, until_s, begun):
+                bar.advance(task)
+                if result["outcome"] != "passed":
+                    bar.console.print(
+                        f"{result['key']} {result['outcome']}: {_why(result)}", highlight=False, markup=False
+                    )
         known = campaign.finished()
     return [known[each.key] for each in made if each.key in known]
 

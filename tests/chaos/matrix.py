@@ -119,6 +119,14 @@ FAULTS: tuple[Fault, ...] = (
         rounds=4,
     ),
     Fault(
+        id="F11",
+        title="the main topic grows",
+        how="a partition more under load, with records in it; then our topics follow, and workers are stopped or "
+        "killed, and started again",
+        run=lambda act, _: topics.grow(act, 3),
+        rounds=2,
+    ),
+    Fault(
         id="F12",
         title="clocks jump and drift",
         how="each worker's clock follows a file: jumps of an hour, 40 days, 10 years, 5 s between two workers, leaps, "
@@ -230,5 +238,6 @@ FAULTS: tuple[Fault, ...] = (
         deliveries=ONCE,
         act={"waits_ms": (3000, 3000), "policy": "3s 3s", "concurrency": 64, **WIDE},
         rounds=1,
+        alone=True,
     ),
 )

@@ -32,6 +32,8 @@ class Fault:
     """Rounds of a whole campaign."""
     deliveries: tuple[str, ...] = BOTH
     """Modes, taken in turn."""
+    alone: bool = False
+    """It measures times: nothing of ours may run beside it."""
     link: bool = False
     """Workers may go through a link."""
     groups: int = 3

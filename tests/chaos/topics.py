@@ -1,7 +1,7 @@
 """Faults of topics.
 
-Truncated and compacted changelogs (F9), expired records (F10), copies (F14), rights that are taken away (F19), aborted
-and hanging transactions (F22).
+Truncated and compacted changelogs (F9), expired records (F10), main topics that grow (F11), copies (F14), rights that
+are taken away (F19), aborted and hanging transactions (F22).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     ResourcePatternType,
     ResourceType,
 )
@@ -128,6 +129,37 @@ def expire(act: Act, times: int) -> None:
         if act.rng.random() < 0.4:
             act.cast[0].kill()
             act.revive(1)
+
+
+def grow(act: Act, times: int) -> None:
+    """F11: the main topic grows under load; later our topics do too, and the workers are started again."""
+    act.raise_curtain(2)
+    owned = act.stage.topology(act.topic).owned
+    for _ in range(act.some(times)):
+        act.publish(16)
+        act.busy(4)
+        with act.fault("main topic grows"):
+            _grow(act, [act.topic])
+            act.partitions += 1
+            act.publish(16)  # also where nothing of ours is yet
+            act.pause(0.5, 3.0)
+        with act.fault("our topics follow, workers start again"):
+            _grow(act, owned)
+            act.program()
+            for worker in act.cast:
+                if act.rng.random() < 0.5:
+                    worker.kill()
+                else:
+                    worker.stop(30)
+            act.revive(2)
+        act.busy(4)
+
+
+def _grow(act: Act, topics: Sequence[str]) -> None:
+    admin = _admin(act)
+    count = act.partitions + (1 if act.topic in topics else 0)
+    for future in admin.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
+        future.result(ASK_S)
 
 
 def take_rights(act: Act, times: int) -> None:
