@@ -92,6 +92,7 @@ class Act:
                 "enable.idempotence": True,  # it must not make copies of its own
                 "message.max.bytes": 2_000_000,
                 "linger.ms": 5,
+                "topic.metadata.refresh.interval.ms": 1_000,
                 "log_level": 0,
             }
         )
@@ -195,6 +196,15 @@ class Act:
             self.topic, raw, key=key, headers=list(headers), partition=number, on_delivery=noted
         )
         return name
+
+    def wider(self) -> None:
+        """Publish to one partition more, once the broker shows it."""
+        self.partitions += 1
+
+        def shown() -> bool:
+            return len(self._producer.list_topics(self.topic, 10).topics[self.topic].partitions) == self.partitions
+
+        wait_for(shown, f"{self.topic} has {self.partitions} partitions")
 
     def flush(self) -> None:
         """Wait until the broker has all."""

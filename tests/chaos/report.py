@@ -72,7 +72,7 @@ def _mode(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "repeated_most": max(repeated, default=0),
         "in_flight": sum(each["in_flight"] for each in faults),
         "in_flight_most": max((each["in_flight"] for each in faults), default=0),
-        "over_in_flight": sum(each["repeated"] > each["in_flight"] for each in faults),
+        "over_in_flight": sum(each["attempts"] > each["in_flight"] for each in faults),
     }
 
 

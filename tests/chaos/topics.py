@@ -140,7 +140,7 @@ def grow(act: Act, times: int) -> None:
         act.busy(4)
         with act.fault("main topic grows"):
             _grow(act, [act.topic])
-            act.partitions += 1
+            act.wider()
             act.publish(16)  # also where nothing of ours is yet
             act.pause(0.5, 3.0)
         with act.fault("our topics follow, workers start again"):

@@ -52,7 +52,7 @@ class Verdict:
     unexplained: int = 0
     """Of those: how many without an injection in between."""
     faults: list[dict[str, Any]] = field(default_factory=list)
-    """Each injection: kind, runs in flight, and runs repeated because of it."""
+    """Each injection: kind, runs in flight, runs repeated because of it, and of how many attempts those are."""
     late_ms: dict[str, int] = field(default_factory=dict)
     """Begin minus due time of later attempts: p50, p99, max."""
     exactly_once: bool = True
@@ -213,6 +213,7 @@ def _faults(
     moments = sorted(done_to, key=lambda each: each.at_ms)
     starts = [each.at_ms for each in moments]
     repeated: Counter[int] = Counter()
+    again: dict[int, set[tuple[Place, int]]] = defaultdict(set)
     first: dict[tuple[Place, int], Run] = {}
     for run in ran:
         before = first.setdefault((run.place, run.attempt), run)
@@ -222,12 +223,14 @@ def _faults(
         for number in range(bisect_right(starts, run.begun_ms) - 1, -1, -1):
             if before.begun_ms <= moments[number].until_ms + COMMITTED_MS:
                 repeated[number] += 1
+                again[number].add((run.place, run.attempt))
                 break
         else:
             verdict.unexplained += 1
     for number, each in enumerate(moments):
         flying = sum(run.begun_ms <= each.until_ms and durable[key] > each.at_ms for key, run in first.items())
-        verdict.faults.append({"kind": each.kind, "in_flight": flying, "repeated": repeated[number]})
+        counts = {"in_flight": flying, "repeated": repeated[number], "attempts": len(again[number])}
+        verdict.faults.append({"kind": each.kind, **counts})
 
 
 def _durable(ran: list[Run], copies: list[Copy]) -> dict[tuple[Place, int], int]:

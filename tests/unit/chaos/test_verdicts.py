@@ -194,8 +194,8 @@ def test_a_repeated_run_is_told_by_the_fault_before_it() -> None:
     assert verdict.unexplained == 0
     assert verdict.repeated == 1
     assert verdict.faults == [
-        {"kind": "kill -9", "in_flight": 2, "repeated": 1},
-        {"kind": "kill -9", "in_flight": 0, "repeated": 0},
+        {"kind": "kill -9", "in_flight": 2, "repeated": 1, "attempts": 1},
+        {"kind": "kill -9", "in_flight": 0, "repeated": 0, "attempts": 0},
     ]
 
 
