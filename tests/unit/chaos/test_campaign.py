@@ -88,7 +88,8 @@ def test_the_sum_of_a_run() -> None:
     verdict = {
         **dict.fromkeys(("records", "lost", "wrong", "early", "over_policy", "altered", "leftover"), 1),
         "runs": 9, "repeated": 5, "unexplained": 0, "copied": 2, "exactly_once": False, "late_ms": {"max": 30},
-        "faults": [{"kind": "k", "in_flight": 4, "repeated": 6, "attempts": 5}], "ledger": ["a problem"], "notes": {"rss_mb": 90},
+        "faults": [{"kind": "k", "in_flight": 4, "repeated": 6, "attempts": 5}],
+        "ledger": ["a problem"], "notes": {"rss_mb": 90},
     }  # fmt: skip
     results = [
         {"key": "F1#0", "fault": "F1", "outcome": "failed", "injections": {"k": 1}, "verdicts": [verdict] * 2},
