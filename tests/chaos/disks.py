@@ -199,7 +199,9 @@ def damage_stores(act: Act, times: int) -> None:
         if kind == AHEAD:  # refused by name: what is missing from the changelog is for a person to judge
             ahead = act.cast[0]
             wait_for(lambda w=ahead: "StoreAheadError" in w.log, "a store ahead is refused", timeout_s=60)  # type: ignore[misc]
+            ahead.kill()
             shutil.rmtree(stores[0].parent)
+            act.revive(1)
 
 
 def _lost(_act: Act, stores: list[Path], _old: Path | None) -> None:
