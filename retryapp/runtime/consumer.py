@@ -33,7 +33,7 @@ from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Intake, Stamped
 from retryapp.ports import TopicPartition
-from retryapp.runtime import unreadable
+from retryapp.runtime import unreadable, unseen
 
 logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02
@@ -155,6 +155,16 @@ class RetryConsumer(Consumer):
         actives = {TopicPartition(*tp) for tp in self.app.assignor.assigned_actives()}
         if self.intake.on_assigned is not None:
             await self.intake.on_assigned(generation, member_id, actives & {TopicPartition(*tp) for tp in assigned})
+        self.add_future(self._see_topics(generation_id))
+
+    async def _see_topics(self, generation_id: int) -> None:
+        """Have the client ask for topics that it does not know until it does; it then joins again by itself."""
+        while self._assigned_generation == generation_id and not self.should_stop:
+            missing = await self.in_thread(unseen.look_again)
+            if not missing:
+                return
+            logger.warning("The broker does not know %s yet; asking again", ", ".join(missing))
+            await asyncio.sleep(unseen.AGAIN_S)
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         """Let the engine finish what runs, commit what is done of the user's topics, then let Faust do its part."""

@@ -154,6 +154,8 @@ def _times(verdict: Verdict, facts: dict[str, Any], ran: dict[Place, list[Run]],
             if run.attempt == 1:
                 continue
             known = due.get((place, run.attempt))
+            if known and facts.get("truncated") and not verdict.exactly_once and run.due_ms is not None:
+                known = known | {run.due_ms}  # this copy's own record may be among those that the fault deleted
             if known is None and not facts.get("truncated"):
                 verdict.over_policy.append(f"{place} attempt {run.attempt}: no failure before it is on the retry topic")
             if known and run.begun_ms < min(known):

@@ -51,6 +51,26 @@ class ScriptedClient:
     asked_for_committed: int = 0
     generation: int = 1
     member_id: str = "member"
+    unseen: list[set[str]] = field(default_factory=list)
+    """Topics that the client does not know: now, and after each further look at the broker."""
+    looked: int = 0
+
+    def subscription(self) -> set[str]:
+        """Return what the group reads."""
+        return {MAIN.topic, USERS.topic}
+
+    @property
+    def _client(self) -> Any:
+        return SimpleNamespace(cluster=self, force_metadata_update=self._look)
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Return the partitions of a topic that is known."""
+        return None if self.unseen and topic in self.unseen[0] else {0}
+
+    async def _look(self) -> bool:
+        self.looked += 1
+        self.unseen.pop(0)
+        return True
 
     def assignment(self) -> set[Any]:
         """Return what the group gave to this client."""
