@@ -20,6 +20,7 @@ from retryapp.broker.probe import free_ports
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.ledger import take_ledger
 
 PARTITIONS = 2
 
@@ -51,6 +52,8 @@ class Stage:
     env: dict[str, str] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
     handlers: dict[str, HandlerSpec] = field(default_factory=dict)
+    copies_allowed: bool = False
+    """Workers without transactions may hand over twice after a crash."""
 
     def __post_init__(self) -> None:
         """Keep pages away from the default port, which somebody's worker on this machine may have."""
@@ -78,6 +81,7 @@ class Stage:
             more: further entries of the spec.
         """
         self.handlers = {handler.topic: handler for handler in handlers}
+        self.copies_allowed = (options or {}).get("delivery") == "at_least_once"
         spec = {
             "group": self.group,
             "bootstrap": self.bootstrap,
@@ -142,8 +146,14 @@ class Stage:
 
         wait_for(done, "the group has no members any more, and takes the offset", every_s=0.3)
 
-    def wait_settled(self, topic: str, timeout_s: float = 40.0) -> None:
-        """Wait until everything that was published has its fate: nothing waits, every offset is committed."""
+    def wait_settled(self, topic: str, timeout_s: float = 40.0, *, ledger: bool = True) -> None:
+        """Wait until everything that was published has its fate: nothing waits, every offset is committed.
+
+        Args:
+            topic: the main topic.
+            timeout_s: longest wait.
+            ledger: take the ledger then; everything has to add up. False for topics that the test itself has changed.
+        """
         evidence = self.evidence(topic)
         # a record may be on its way between two looks: twice nothing, with the tiers in between
         wait_for(
@@ -152,6 +162,9 @@ class Stage:
             timeout_s=timeout_s,
             every_s=0.2,
         )
+        if ledger:
+            taken = take_ledger(self.connection, self.topology(topic), copies_allowed=self.copies_allowed)
+            assert taken.problems == (), taken.problems
 
     def close(self) -> None:
         """End every process; show what they said (pytest prints it when the test fails)."""

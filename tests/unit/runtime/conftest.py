@@ -311,3 +311,14 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
 def lane(make_lane: MakeLane) -> KafkaLane:
     """A lane with transactions."""
     return make_lane()
+
+
+@pytest.fixture
+def no_fausts_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what Faust itself does in a rebalance."""
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_assigned", nothing)
+    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_revoked", nothing)

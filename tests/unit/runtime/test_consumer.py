@@ -287,37 +287,6 @@ async def test_what_was_put_off_and_taken_away_meanwhile_is_not_resumed(consumer
     assert thread.polled == [{MAIN}]
 
 
-@pytest.fixture
-def no_fausts_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what Faust itself does in a rebalance."""
-
-    async def nothing(*_: Any, **__: Any) -> None:
-        pass
-
-    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_assigned", nothing)
-    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_revoked", nothing)
-
-
-@pytest.mark.usefixtures("no_fausts_part")
-async def test_topics_that_a_young_broker_does_not_know_yet_are_asked_for_again(
-    consumer: RetryConsumer, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody is given anything of them; by itself the client would look again in five minutes."""
-    monkeypatch.setattr(consumer.app.assignor, "assigned_actives", set)
-    monkeypatch.setattr("retryapp.runtime.unseen.AGAIN_S", 0.0)
-    consumer.intake.on_assigned = consumer.intake.on_revoked = None
-    client.unseen = [{MAIN.topic, USERS.topic}, {USERS.topic}]
-    await consumer.on_partitions_assigned(set(), 4)
-    await asyncio.gather(*consumer._futures)
-    assert (client.looked, client.unseen) == (2, [])
-    client.unseen = [{MAIN.topic}] * 1_000
-    await consumer.on_partitions_assigned(set(), 5)
-    await asyncio.sleep(0)
-    await consumer.on_partitions_revoked(set())  # the next assignment looks by itself
-    await asyncio.wait_for(asyncio.gather(*consumer._futures), 5)
-    assert client.unseen
-
-
 @pytest.mark.usefixtures("no_fausts_part")
 async def test_only_the_last_assignments_end_settles(consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a rebalance that another has overtaken says nothing about positions."""
