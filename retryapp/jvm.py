@@ -1,8 +1,9 @@
-"""Java, and the jars of a Kafka broker: found or fetched once, checked, then used offline.
+"""Java, and the jars of a Kafka broker and of the pipeline: found or fetched once, checked, then used offline.
 
-The list of jars with their versions and checksums is ``jars/kafka.toml`` in this package: the whole closure is pinned,
-so nothing is resolved at run time (a resolver that meets a log4j binding may pick an older ``kafka-clients``, with
-which the broker dies). ``jgo`` fetches them from Maven Central.
+The lists of jars with their versions and checksums are ``jars/*.toml`` in this package: every file is pinned, so
+nothing is resolved at run time (a resolver that meets a log4j binding may pick an older ``kafka-clients``, with which
+the broker dies; one that follows what Spark's connector declares asks for files that some mirrors do not have).
+``jgo`` fetches them from Maven Central.
 
 Life of a jar:
 
@@ -92,6 +93,8 @@ class JarList:
 
     version: str
     jars: tuple[Jar, ...]
+    program: str = "kafka"
+    """What they are for; the first part of their folder's name in the cache."""
 
     @property
     def size(self) -> int:
@@ -105,10 +108,20 @@ Progress = Callable[[Jar], None]
 
 @cache
 def kafka_jars() -> JarList:
-    """Read the list of pinned jars from the package."""
-    with resources.files("retryapp").joinpath("jars/kafka.toml").open("rb") as file:
+    """Read the list of a broker's pinned jars from the package."""
+    return _jar_list("kafka")
+
+
+@cache
+def spark_jars() -> JarList:
+    """Read the list of what the pipeline needs beside PySpark's own jars."""
+    return _jar_list("spark")
+
+
+def _jar_list(program: str) -> JarList:
+    with resources.files("retryapp").joinpath(f"jars/{program}.toml").open("rb") as file:
         data = tomllib.load(file)
-    return JarList(version=data["version"], jars=tuple(Jar(**row) for row in data["jar"]))
+    return JarList(version=data["version"], jars=tuple(Jar(**row) for row in data["jar"]), program=program)
 
 
 def find_java(minimum: int = MINIMUM_JAVA) -> Java:
@@ -158,19 +171,21 @@ def java_major(java: Path) -> int | None:
     return int(match.group(1)) if match is not None else None
 
 
-def missing_jars(cache_dir: Path) -> tuple[Jar, ...]:
-    """List what would have to be downloaded, without checking contents."""
-    folder = jar_folder(cache_dir)
-    return tuple(jar for jar in kafka_jars().jars if not _has_size(folder / jar.name, jar.size))
+def missing_jars(cache_dir: Path, jars: JarList | None = None) -> tuple[Jar, ...]:
+    """List what would have to be downloaded, without checking contents; of a broker unless `jars` says otherwise."""
+    wanted = jars or kafka_jars()
+    folder = jar_folder(cache_dir, wanted)
+    return tuple(jar for jar in wanted.jars if not _has_size(folder / jar.name, jar.size))
 
 
-def ensure_jars(cache_dir: Path, *, progress: Progress | None = None) -> tuple[Path, ...]:
-    """Return the class path of a broker; download what is missing.
+def ensure_jars(cache_dir: Path, jars: JarList | None = None, *, progress: Progress | None = None) -> tuple[Path, ...]:
+    """Return a class path; download what is missing.
 
     Safe to call from several processes at once: one downloads, the others wait for it.
 
     Args:
         cache_dir: where they are kept.
+        jars: which ones; None: those of a broker.
         progress: called for each jar that was downloaded.
 
     Returns:
@@ -181,8 +196,8 @@ def ensure_jars(cache_dir: Path, *, progress: Progress | None = None) -> tuple[P
         JarDamagedError: a download is not what is pinned.
         DiskFullError: the cache cannot be written.
     """
-    jars = kafka_jars()
-    folder = jar_folder(cache_dir)
+    jars = jars or kafka_jars()
+    folder = jar_folder(cache_dir, jars)
     if all(_is_good(folder / jar.name, jar) for jar in jars.jars):
         return tuple(folder / jar.name for jar in jars.jars)
     with _disk_errors_named(folder):
@@ -193,9 +208,10 @@ def ensure_jars(cache_dir: Path, *, progress: Progress | None = None) -> tuple[P
     return tuple(folder / jar.name for jar in jars.jars)
 
 
-def jar_folder(cache_dir: Path) -> Path:
-    """Return the folder of the present version's jars."""
-    return cache_dir / f"kafka-{kafka_jars().version}"
+def jar_folder(cache_dir: Path, jars: JarList | None = None) -> Path:
+    """Return the folder of the present version's jars; of a broker unless `jars` says otherwise."""
+    wanted = jars or kafka_jars()
+    return cache_dir / f"{wanted.program}-{wanted.version}"
 
 
 def _download(wanted: list[Jar], folder: Path, progress: Progress | None) -> None:

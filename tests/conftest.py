@@ -93,3 +93,20 @@ def prometheus() -> Mapping[str, Path]:
     if found is None:
         pytest.skip("no Prometheus: neither on PATH nor fetched by 'python tools/prometheus.py'")
     return found
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Run the tests of the pipeline in one process, one after the other: they share a Spark session.
+
+    Everything else is handed out by file, as ``--dist loadfile`` says.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileSaveSpark(LoadFileScheduling):  # type: ignore[misc, unused-ignore]  # xdist has no types for it
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/pipeline" if nodeid.startswith("tests/pipeline/") else str(super()._split_scope(nodeid))
+
+    return ByFileSaveSpark(config, log)

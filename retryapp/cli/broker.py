@@ -22,7 +22,7 @@ from retryapp.broker.kept import (
 )
 from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
-from retryapp.jvm import Jar, kafka_jars, missing_jars
+from retryapp.jvm import Jar, JarList, kafka_jars, missing_jars
 from retryapp.jvm import Progress as JarProgress
 from retryapp.settings import current_settings
 
@@ -141,16 +141,21 @@ def run(*, port: int, data: Path | None, ephemeral: bool, as_json: bool) -> int:
 
 
 @contextmanager
-def download_progress() -> Iterator[JarProgress | None]:
-    """Show a bar for the jars, if any are missing; yields what :func:`retryapp.jvm.ensure_jars` calls."""
-    missing = missing_jars(current_settings().cache_dir)
+def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -> Iterator[JarProgress | None]:
+    """Show a bar for the jars, if any are missing; yields what :func:`retryapp.jvm.ensure_jars` calls.
+
+    Args:
+        jars: which ones; None: those of a broker.
+        what: whose they are.
+    """
+    wanted = jars or kafka_jars()
+    missing = missing_jars(current_settings().cache_dir, wanted)
     if not missing:
         yield None
         return
     total = sum(jar.size for jar in missing)
     stderr_console.print(
-        f"Apache Kafka {kafka_jars().version}: downloading {len(missing)} jars, {total / 1e6:.0f} MB, "
-        "from Maven Central, once"
+        f"{what} {wanted.version}: downloading {len(missing)} jars, {total / 1e6:.0f} MB, from Maven Central, once"
     )
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=stderr_console, transient=True

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "pending": "Look at records that wait.",
     "dead": "Look at dead letters.",
     "ledger": "Count what has become of every record.",
+    "pipeline": "Keep and explain everything that failed, on Spark.",
     "broker": "Run a real single-node Kafka for development.",
 }
 """Name and summary; each is ``command`` in the module ``retryapp.cli.<name>``, loaded when it is used."""

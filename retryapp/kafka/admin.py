@@ -117,6 +117,14 @@ class KafkaAdmin:
             raise self._named(error, doing="list topics") from error
         return tuple(sorted(metadata.topics))
 
+    def cluster_id(self) -> str:
+        """Return the id of the cluster; empty where the brokers do not say."""
+        try:
+            found: str | None = self._client.list_topics(timeout=self.timeout_s).cluster_id
+        except KafkaException as error:
+            raise self._named(error, doing="ask for the cluster id") from error
+        return found or ""
+
     def cluster(self) -> ClusterState:
         """Return how many brokers there are, and their default number of copies."""
         try:

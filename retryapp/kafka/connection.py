@@ -30,8 +30,11 @@ What they say about a failure is in the named error as well.
 """
 client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log.isEnabledFor(logging.DEBUG))
 
-SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token")
+SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token", "keystore.key")
 """An option whose name has one of these is never shown."""
+
+JAVA_PREFIX: Final = "kafka."
+"""Options whose names begin so are for Java's client."""
 
 _SHOWN_CHARS: Final = 80
 
@@ -83,7 +86,10 @@ class KafkaConnection:
     """Comma-separated ``host:port`` list, as Kafka clients take it."""
 
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """librdkafka configuration properties (``security.protocol``, ``sasl.username``, …). Default: none, plain text."""
+    """librdkafka configuration properties (``security.protocol``, ``sasl.username``, …). Default: none, plain text.
+
+    Those that begin with ``kafka.`` are for Java's client, in the pipeline; librdkafka does not see them.
+    """
 
     def __post_init__(self) -> None:
         """Keep a copy that nobody can change."""
@@ -103,7 +109,8 @@ class KafkaConnection:
         Returns:
             A new dict of librdkafka properties.
         """
-        config: dict[str, Any] = {"client.id": "retryapp", "log.connection.close": False, **self.options}
+        ours = {name: value for name, value in self.options.items() if not name.startswith(JAVA_PREFIX)}
+        config: dict[str, Any] = {"client.id": "retryapp", "log.connection.close": False, **ours}
         config["bootstrap.servers"] = self.bootstrap
         for name, value in extra.items():
             config[name if name.endswith("_cb") else name.replace("_", ".")] = value

@@ -77,7 +77,7 @@ def test_what_was_there_stays_when_more_is_wanted(tool: ModuleType) -> None:
     tool.main(["demo"])
     tool.commands.clear()
     tool.main(["dev"])
-    assert installed_extras(tool) == ["demo", "dev"]
+    assert installed_extras(tool) == ["demo", "dev", "spark"]
     assert not any("venv" in command for command in tool.commands)
 
 

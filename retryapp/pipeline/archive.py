@@ -1,0 +1,184 @@
+"""The archive job: retry topics, dead letters and events of a group → the lake, each record once.
+
+Life of a run:
+
+1. Look: which topics there are, in which life (topic id), where each partition begins and ends.
+2. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
+3. Say that the run has begun (``runs``), and go on from the group's checkpoint. Where there is none that can be gone on
+   from, a new one starts from the table's own offsets: the table is the truth, checkpoints are disposable.
+4. Stream what is there, batch by batch, each one commit of ``records``: a batch that is repeated after a crash finds
+   its number committed and changes nothing.
+5. Look again: a topic that was re-created meanwhile is said. Publish the cut (``runs``).
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from retryapp.core.errors import RetryAppError
+from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.pipeline.errors import TopicChangedError
+from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
+from retryapp.pipeline.read import read_stream
+from retryapp.pipeline.runner import Driven, OnProgress, drive
+from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, Run, RunLog
+from retryapp.pipeline.sources import Sources, find_sources
+from retryapp.pipeline.tables import GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
+from retryapp.pipeline.transform import archive_rows
+from retryapp.pipeline.write import append_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+JOB: Final = "archive"
+DEFAULT_ROWS_PER_BATCH: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """What one run did."""
+
+    run_id: str
+    rows: int
+    """Records archived."""
+    batches: int
+    elapsed_ms: int
+    topics: int
+    gaps: tuple[Gap, ...]
+    """Offsets found lost in this run."""
+    new_lives: tuple[Life, ...]
+    """Topics that were seen in this life for the first time; an epoch over 1 is a re-creation."""
+    interrupted: bool
+    cut: Mapping[tuple[str, int], int]
+    """Topic and partition → next offset: everything before it is in the table."""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Over the whole run, its start included."""
+        return self.rows * 1_000 / max(1, self.elapsed_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveOptions:
+    """How to archive."""
+
+    group: str
+    """Consumer group: all its handlers."""
+    rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
+    """Offsets that one batch covers at most."""
+
+
+class Archive:
+    """Runs the job on one lake."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: KafkaConnection,
+        lake: Lake,
+        options: ArchiveOptions,
+        *,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            spark: the session.
+            connection: the cluster.
+            lake: where to.
+            options: what, and how.
+            now_ms: the time, epoch milliseconds.
+        """
+        self._spark = spark
+        self._connection = connection
+        self._tables = Tables(spark, lake)
+        self._lake = lake
+        self._options = options
+        self._now_ms = now_ms
+        self._admin = KafkaAdmin(connection)
+        self._runs = RunLog(self._tables, now_ms)
+
+    def run_once(self, *, on_progress: OnProgress | None = None, stopped: threading.Event | None = None) -> Archived:
+        """Archive what is there now.
+
+        Args:
+            on_progress: told after each batch.
+            stopped: set by somebody who wants it to end early.
+
+        Raises:
+            TopicMissingError: a group has no topics.
+            TopicChangedError: a topic was re-created meanwhile.
+            JobFailedError: Spark failed; what was committed stays.
+        """
+        began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
+        for table in (RECORDS_TABLE, TOPICS_TABLE, GAPS_TABLE):
+            self._tables.ensure(table)
+        sources = find_sources(self._admin, self._options.group)
+        lives = find_lives(self._tables, sources, began_ms)
+        start = find_start(self._tables, self._admin, sources, lives, self._runs.last(JOB, sources))
+        self._tables.append(GAPS_TABLE, [gap.row(run_id, began_ms) for gap in start.gaps])
+        self._tables.append(TOPICS_TABLE, [life.row for life in lives.fresh])  # last: a re-creation is told once
+        run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
+        try:
+            driven = self._stream(sources, lives, start, run, on_progress, stopped)
+            self._check_unchanged(lives, run_id, driven)
+        except RetryAppError as error:
+            self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
+            raise
+        cut = {**start.positions, **driven.ends}
+        self._runs.end(run, INTERRUPTED if driven.interrupted else FINISHED, rows=driven.rows, cut=cut)
+        return Archived(
+            run_id=run_id,
+            rows=driven.rows,
+            batches=driven.batches,
+            elapsed_ms=self._now_ms() - began_ms,
+            topics=len(sources.topics),
+            gaps=start.gaps,
+            new_lives=lives.fresh,
+            interrupted=driven.interrupted,
+            cut=cut,
+        )
+
+    def _stream(
+        self,
+        sources: Sources,
+        lives: Lives,
+        start: Start,
+        run: Run,
+        on_progress: OnProgress | None,
+        stopped: threading.Event | None,
+    ) -> Driven:
+        names = [source.topic for source in sources.topics]
+        records = read_stream(
+            self._spark,
+            self._connection,
+            names,
+            start=start.positions,
+            rows_per_batch=self._options.rows_per_batch,
+        )
+        rows = archive_rows(records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id)
+        query = append_stream(rows, self._lake, RECORDS_TABLE, checkpoint=self._lake.checkpoint(JOB, run.checkpoint))
+        return drive(query, job=JOB, on_progress=on_progress, stopped=stopped)
+
+    def _topics_frame(self, lives: Lives) -> DataFrame:
+        columns = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
+        values = [tuple(life.row[column] for column in columns) for life in lives.present]
+        schema = ", ".join(f"`{name}` {'int' if name == 'epoch' else 'string'}" for name in columns)
+        return self._spark.createDataFrame(values, schema)
+
+    def _check_unchanged(self, lives: Lives, run_id: str, driven: Driven) -> None:
+        """Find out whether a topic was re-created while it was read: its rows then carry the wrong id."""
+        now = self._admin.describe_topics([life.topic for life in lives.present])
+        for life in lives.present:
+            state = now.get(life.topic)
+            if state is None or state.topic_id == life.topic_id:
+                continue
+            ends = [(place[1], end) for place, end in driven.ends.items() if place[0] == life.topic]
+            doubts = [Gap(life, partition, None, end, IN_DOUBT) for partition, end in ends]
+            self._tables.append(GAPS_TABLE, [gap.row(run_id, self._now_ms()) for gap in doubts])
+            raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)

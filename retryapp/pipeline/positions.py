@@ -1,0 +1,169 @@
+"""From where a run reads: topic lives and epochs, offsets by the table's own word, and what is lost in between.
+
+A topic's life is its topic id. A position is the next offset to read: the greater of what the last run published and
+one more than the greatest offset in the table. The table is asked only when the last run did not end in order, because
+that reads three of its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pyspark.sql import functions as F
+
+from retryapp.kafka import KafkaAdmin, Positions
+from retryapp.pipeline.lake import Files
+from retryapp.pipeline.runs import FAILED, FINISHED, LastRun
+from retryapp.pipeline.sources import Sources
+from retryapp.pipeline.tables import RECORDS_TABLE, TOPICS_TABLE, Tables
+
+RETENTION: Final = "retention"
+RECREATED: Final = "re-created"
+IN_DOUBT: Final = "in-doubt"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of a topic."""
+
+    row: Mapping[str, Any]
+    """As in the ``topics`` table."""
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        return str(self.row["topic"])
+
+    @property
+    def topic_id(self) -> str:
+        """Its id."""
+        return str(self.row["topic_id"])
+
+    @property
+    def epoch(self) -> int:
+        """Number of this life of the name."""
+        return int(self.row["epoch"])
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets that were not read."""
+
+    life: Life
+    partition: int
+    from_offset: int | None
+    """None: not known."""
+    to_offset: int | None
+    """Behind the last one; None: not known."""
+    reason: str
+
+    def row(self, run_id: str, found_ms: int) -> dict[str, Any]:
+        """Return it as in the ``gaps`` table."""
+        return {
+            **{name: self.life.row[name] for name in ("cluster_id", "topic_id", "epoch", "topic")},
+            "partition": self.partition,
+            "from_offset": self.from_offset,
+            "to_offset": self.to_offset,
+            "reason": self.reason,
+            "found_ms": found_ms,
+            "run_id": run_id,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From where to read."""
+
+    positions: Mapping[tuple[str, int], int]
+    """Topic and partition → next offset, for every partition."""
+    gaps: tuple[Gap, ...]
+    checkpoint: str | None
+    """Name of the checkpoint to go on from; None: a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """The lives of all topics of a run."""
+
+    present: tuple[Life, ...]
+    fresh: tuple[Life, ...]
+    """Those of them that the lake does not know yet."""
+    former: tuple[Life, ...]
+    """The life before of each topic that was re-created since the last run."""
+
+
+def find_lives(tables: Tables, sources: Sources, now_ms: int) -> Lives:
+    """Compare topic ids with what the lake knows."""
+    known: dict[str, Life] = {}
+    latest: dict[str, Life] = {}
+    rows = tables.read(TOPICS_TABLE).where(F.col("cluster_id") == sources.cluster_id).orderBy("epoch").collect()
+    for row in rows:
+        known[row["topic_id"]] = latest[row["topic"]] = Life(row.asDict())
+    present, fresh = [], []
+    for source in sources.topics:
+        if source.topic_id in known:
+            present.append(known[source.topic_id])
+            continue
+        before = latest.get(source.topic)
+        facts = {
+            **asdict(source),
+            "cluster_id": sources.cluster_id,
+            "epoch": 1 if before is None else before.epoch + 1,
+            "first_seen_ms": now_ms,
+        }
+        fresh.append(Life(facts))
+    former = tuple(latest[life.topic] for life in fresh if life.topic in latest)
+    return Lives((*present, *fresh), tuple(fresh), former)
+
+
+def find_start(tables: Tables, admin: KafkaAdmin, sources: Sources, lives: Lives, last: LastRun | None) -> Start:
+    """Work out where each partition is to be read from, and what is lost.
+
+    Args:
+        tables: of the lake.
+        admin: the cluster.
+        sources: what is to be read.
+        lives: of its topics.
+        last: how the last run over the same group stands.
+    """
+    by_topic = {life.topic: life for life in lives.present}
+    places = [(source.topic, number) for source in sources.topics for number in range(source.partitions)]
+    begins = Positions(admin.connection).begins(places)
+    kept = {} if last is None else dict(last.cut)
+    if last is None or last.state != FINISHED:
+        for place, offset in table_positions(tables, sources.cluster_id).items():
+            kept[place] = max(offset, kept.get(place, 0))
+    positions, gaps = {}, []
+    for topic, number in places:
+        life, begin = by_topic[topic], begins[topic, number]
+        # What a topic lost before the archive knew its name is nobody's loss; of a later life nothing may be missing.
+        position = kept.get((life.topic_id, number), begin if life.epoch == 1 else 0)
+        if begin > position:
+            gaps.append(Gap(life, number, position, begin, RETENTION))
+        positions[topic, number] = max(begin, position)
+    for life in lives.former:  # up to where it went nobody knows any more
+        ends = [(number, offset) for (topic_id, number), offset in sorted(kept.items()) if topic_id == life.topic_id]
+        gaps += [Gap(life, number, offset, None, RECREATED) for number, offset in ends or [(0, 0)]]
+    return Start(positions, tuple(gaps), None if gaps else _usable(tables, sources, last))
+
+
+def table_positions(tables: Tables, cluster_id: str) -> dict[tuple[str, int], int]:
+    """Return topic id and partition → one more than the greatest offset in the archive."""
+    rows = (
+        tables.read(RECORDS_TABLE)
+        .where(F.col("cluster_id") == cluster_id)
+        .groupBy("topic_id", "partition")
+        .agg(F.max("offset").alias("greatest"))
+        .collect()
+    )
+    return {(row["topic_id"], row["partition"]): row["greatest"] + 1 for row in rows}
+
+
+def _usable(tables: Tables, sources: Sources, last: LastRun | None) -> str | None:
+    """Return the last run's checkpoint if it is of the same topics, not left behind by a failure, and there."""
+    if last is None or last.state == FAILED or not last.checkpoint.startswith(f"{sources.digest}-"):
+        return None
+    place = tables.lake.checkpoint("archive", last.checkpoint)
+    return last.checkpoint if Files(tables.spark, tables.lake.uri).exists(place) else None

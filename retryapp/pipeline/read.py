@@ -1,0 +1,89 @@
+"""Reading Kafka from Spark: committed records only, with all that the connection says, secrets hidden."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.security import java_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+READ_COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
+"""The connector's default reads records of aborted transactions too."""
+
+Positions = Mapping[tuple[str, int], int]
+"""Topic and partition → offset."""
+
+
+def kafka_options(connection: KafkaConnection) -> dict[str, str]:
+    """Return what every read of a cluster sets.
+
+    Raises:
+        InvalidSettingError: the connection says something that Java's client cannot.
+    """
+    options = {f"kafka.{name}": value for name, value in java_options(connection).items()}
+    return {**options, "kafka.bootstrap.servers": connection.bootstrap, "includeHeaders": "true", **READ_COMMITTED}
+
+
+def offsets_json(positions: Positions) -> str:
+    """Return offsets as Spark takes them.
+
+    >>> offsets_json({("orders", 0): 7})
+    '{"orders": {"0": 7}}'
+    """
+    nested: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(positions.items()):
+        nested.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(nested)
+
+
+def read_stream(
+    spark: SparkSession,
+    connection: KafkaConnection,
+    topics: Iterable[str],
+    *,
+    start: Positions,
+    rows_per_batch: int,
+) -> DataFrame:
+    """Return the records of topics as a stream.
+
+    Args:
+        spark: the session.
+        connection: the cluster.
+        topics: exact names.
+        start: first offset of *every* partition, for a stream without a checkpoint.
+        rows_per_batch: offsets that one batch covers at most, over all partitions.
+
+    Returns:
+        key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,
+        headers array<struct<key: string, value: binary>>.
+    """
+    return (
+        spark.readStream.format("kafka")
+        .options(**kafka_options(connection))
+        .option("subscribe", ",".join(sorted(topics)))
+        .option("startingOffsets", offsets_json(start))
+        .option("maxOffsetsPerTrigger", rows_per_batch)
+        .option("failOnDataLoss", "true")
+        .load()
+    )
+
+
+def read_batch(spark: SparkSession, connection: KafkaConnection, *, start: Positions, end: Positions) -> DataFrame:
+    """Return the committed records between two positions, ``end`` exclusive; both name every partition.
+
+    Returns:
+        The columns of :func:`read_stream`.
+    """
+    return (
+        spark.read.format("kafka")
+        .options(**kafka_options(connection))
+        .option("subscribe", ",".join(sorted({topic for topic, _ in start})))
+        .option("startingOffsets", offsets_json(start))
+        .option("endingOffsets", offsets_json(end))
+        .load()
+    )

@@ -1,0 +1,124 @@
+"""Drives one streaming query to its end: tells how far it is, stops it politely, names what it died of."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from retryapp.pipeline.failures import named_failure
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_S: Final = 0.2
+STOP_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run has come."""
+
+    rows: int
+    """Rows read so far."""
+    rows_per_s: float
+    """Rate of the last batch."""
+    batches: int
+    behind: int | None
+    """Offsets between the last batch and the ends of the topics; None where not known yet."""
+
+
+@dataclass(slots=True)
+class Driven:
+    """What a query has done."""
+
+    rows: int = 0
+    batches: int = 0
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Next offset of each partition that was read."""
+    interrupted: bool = False
+
+
+OnProgress = Callable[[RunProgress], None]
+
+
+def drive(
+    query: StreamingQuery,
+    *,
+    job: str,
+    on_progress: OnProgress | None = None,
+    stopped: threading.Event | None = None,
+) -> Driven:
+    """Wait for a query that ends by itself, or stop it when told to.
+
+    Args:
+        query: a running query.
+        job: its name, for messages.
+        on_progress: told after each batch.
+        stopped: set by somebody who wants it to end; so does Ctrl-C. The batch under way is finished if it is quick.
+
+    Raises:
+        JobFailedError, or what `failures` finds: the query failed.
+    """
+    from pyspark.errors import PySparkException
+
+    seen, done = -1, Driven()
+    try:
+        while True:
+            ended = query.awaitTermination(POLL_S)  # type: ignore[arg-type]  # takes parts of a second
+            seen = _take(query, seen, done, on_progress)
+            if ended:
+                return done
+            if stopped is not None and stopped.is_set():
+                break
+    except PySparkException as error:
+        _take(query, seen, done, on_progress)
+        raise named_failure(error, job=job) from error
+    except KeyboardInterrupt:
+        pass
+    _stop(query)
+    _take(query, seen, done, on_progress)
+    done.interrupted = True
+    return done
+
+
+def _stop(query: StreamingQuery) -> None:
+    """Stop between two batches where that does not take long: stopped in one, Spark prints pages of noise."""
+    waited_s = 0.0
+    while query.isActive and query.status["isTriggerActive"] and waited_s < STOP_S:
+        threading.Event().wait(POLL_S)
+        waited_s += POLL_S
+    query.stop()
+
+
+def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgress | None) -> int:
+    """Take in the batches that are new; return the number of the last one."""
+    for raw in query.recentProgress:
+        progress: Mapping[str, Any] = json.loads(raw.json)
+        number = int(progress["batchId"])
+        if number <= seen:
+            continue
+        seen = number
+        source = progress["sources"][0]
+        rows = int(progress["numInputRows"])
+        done.rows += rows
+        done.batches += 1
+        done.ends.update(_offsets(source.get("endOffset")))
+        if on_progress is not None:
+            behind = (source.get("metrics") or {}).get("avgOffsetsBehindLatest")
+            partitions = len(done.ends)
+            left = None if behind is None else round(float(behind) * partitions)
+            rate = float(progress.get("processedRowsPerSecond") or 0.0)
+            on_progress(RunProgress(done.rows, rate, done.batches, left))
+    return seen
+
+
+def _offsets(end: Any) -> dict[tuple[str, int], int]:
+    nested = json.loads(end) if isinstance(end, str) else end or {}
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in nested.items()
+        for partition, offset in partitions.items()
+    }

@@ -1,0 +1,93 @@
+"""A cluster's security settings, from librdkafka's words into those of Java's client.
+
+A property that begins with ``kafka.`` is meant for Java as it is, and wins; librdkafka never sees it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.kafka import KafkaConnection
+from retryapp.kafka.connection import JAVA_PREFIX
+
+_SAME: Final = frozenset({"security.protocol", "client.id", "request.timeout.ms", "metadata.max.age.ms"})
+_LOGIN_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def java_options(connection: KafkaConnection) -> dict[str, str]:
+    """Return the options of a connection for Java's Kafka client.
+
+    Args:
+        connection: options are librdkafka properties, or Java's behind ``kafka.``.
+
+    Returns:
+        Property → value, without the bootstrap address. Properties that only tune librdkafka are left out.
+
+    Raises:
+        InvalidSettingError: a login or a certificate cannot be said in Java's words, or its file cannot be read.
+    """
+    given = dict(connection.options)
+    passed = {name.removeprefix(JAVA_PREFIX): value for name, value in given.items() if name.startswith(JAVA_PREFIX)}
+    options = {name: value for name, value in given.items() if name in _SAME}
+    if "security.protocol" in options:
+        options["security.protocol"] = options["security.protocol"].upper()
+    return {**options, **_login(given), **_certificates(given), **passed}
+
+
+def _login(given: dict[str, str]) -> dict[str, str]:
+    mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms")
+    if mechanism is None:
+        return {}
+    options = {"sasl.mechanism": mechanism}
+    username, password = given.get("sasl.username"), given.get("sasl.password")
+    if username is None and password is None:
+        return options  # the rest comes as kafka.sasl.jaas.config
+    if mechanism not in _LOGIN_MODULES:
+        raise InvalidSettingError(
+            "sasl.mechanism",
+            mechanism,
+            f"the pipeline makes logins of {', '.join(sorted(_LOGIN_MODULES))}; for others give Java's own properties, "
+            f"as kafka.sasl.jaas.config",
+        )
+    module = _LOGIN_MODULES[mechanism]
+    login = f"{module} required username={_quoted(username or '')} password={_quoted(password or '')};"
+    return {**options, "sasl.jaas.config": login}
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _certificates(given: dict[str, str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    trusted = given.get("ssl.ca.pem") or _text(given, "ssl.ca.location")
+    if trusted is not None:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
+    certificate = given.get("ssl.certificate.pem") or _text(given, "ssl.certificate.location")
+    key = given.get("ssl.key.pem") or _text(given, "ssl.key.location")
+    if certificate is not None and key is not None:
+        options |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+    if "ssl.key.password" in given:
+        options["ssl.key.password"] = given["ssl.key.password"]
+    checked = given.get("ssl.endpoint.identification.algorithm")
+    if checked is not None:
+        options["ssl.endpoint.identification.algorithm"] = "" if checked == "none" else checked
+    return options
+
+
+def _text(given: dict[str, str], name: str) -> str | None:
+    """Return the text of a PEM file: it travels to the executors, which do not have the file."""
+    place = given.get(name)
+    if place is None:
+        return None
+    try:
+        return Path(place).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidSettingError(name, place, f"cannot be read: {error.strerror}") from error

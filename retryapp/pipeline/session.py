@@ -1,0 +1,107 @@
+"""Spark sessions: on this machine with pinned jars, on a cluster, or the one that a platform brings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from retryapp.jvm import Progress, ensure_jars, spark_jars
+from retryapp.pipeline.errors import SparkMissingError, SparkStartError
+from retryapp.pipeline.java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL_MASTER: Final = "local[*]"
+REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|ssl[.]key"
+"""Options whose names match are hidden by Spark in logs, plans and its pages."""
+
+_ANYWHERE: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.redaction.regex": REDACTED,
+}
+_OURS: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    # The stop of a query that runs a Python function overflows the default stack.
+    "spark.driver.extraJavaOptions": "-Xss32m",
+}
+_LOCAL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # The defaults are for hundreds of cores: with them a Delta commit takes seconds and a vacuum minutes.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    "spark.sql.shuffle.partitions": str(min(16, max(2, os.cpu_count() or 2))),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How to get a session."""
+
+    cache_dir: Path
+    """Where jars are kept."""
+    master: str | None = None
+    """Spark's master URL; None: this machine, or what ``spark-submit`` says."""
+    memory: str = "2g"
+    """Heap of the driver, as Java writes it; not on a platform's own session."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Further settings; they win."""
+
+
+def brought_along() -> bool:
+    """Tell whether this process was started by ``spark-submit`` or a platform, which bring their own Spark and jars."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ
+
+
+def start_session(options: SessionOptions, *, progress: Progress | None = None) -> SparkSession:
+    """Return a session: the active one, the platform's, or a new one with our jars.
+
+    Args:
+        options: how.
+        progress: called for each jar that had to be downloaded.
+
+    Raises:
+        SparkMissingError: PySpark is not installed.
+        JavaMissingError, OfflineError, JarDamagedError: what a session of our own needs is not there.
+        SparkStartError: its JVM did not start.
+    """
+    try:
+        from pyspark.sql import SparkSession as Session
+    except ImportError as error:
+        raise SparkMissingError(str(error)) from error
+    active = Session.getActiveSession()
+    if active is not None:
+        return active
+    builder = Session.builder.appName("retryapp")
+    if brought_along():
+        for name, value in {**_ANYWHERE, **options.conf}.items():
+            builder = builder.config(name, value)
+        return builder.getOrCreate()
+    jars = ensure_jars(options.cache_dir, spark_jars(), progress=progress)
+    home = java_home(options.cache_dir)
+    os.environ["JAVA_HOME"] = str(home)  # read by the program that Spark starts
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the python3 of PATH
+    master = options.master or LOCAL_MASTER
+    conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
+    conf |= {"spark.master": master, "spark.driver.memory": options.memory, "spark.jars": ",".join(map(str, jars))}
+    for name, value in {**conf, **options.conf}.items():
+        builder = builder.config(name, value)
+    return _get(builder, str(home))
+
+
+def _get(builder: SparkSession.Builder, java: str) -> SparkSession:
+    from pyspark.errors import PySparkException
+
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        raise SparkStartError(java, str(error).strip().splitlines()[0]) from error

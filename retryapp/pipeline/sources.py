@@ -1,0 +1,103 @@
+"""Which topics a job reads, which life of each, and where each partition begins and ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError, TopicMissingError
+from retryapp.core.topology import HandlerTopology, TopicRole
+from retryapp.kafka import KafkaAdmin, find_handlers
+
+ARCHIVED: Final = (TopicRole.RETRY, TopicRole.DLQ, TopicRole.EVENTS)
+"""Together they are the whole life of a record after its first failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One topic in its present life."""
+
+    topic: str
+    topic_id: str
+    group: str
+    main: str
+    station: str
+    """``retry``, ``dlq`` or ``events``."""
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Everything that one run reads: the topics of one group, so that no two runs of different groups share a topic."""
+
+    cluster_id: str
+    group: str
+    topics: tuple[Source, ...]
+    """Sorted by name."""
+
+    @property
+    def digest(self) -> str:
+        """Name of exactly these topics in exactly these lives; checkpoints carry it."""
+        lives = "\n".join([self.cluster_id, *(f"{source.topic}@{source.topic_id}" for source in self.topics)])
+        return hashlib.sha256(lives.encode()).hexdigest()[:16]
+
+
+def find_sources(admin: KafkaAdmin, group: str) -> Sources:
+    """Look up the topics of a group.
+
+    Raises:
+        TopicMissingError: it has none.
+        BrokerUnreachableError: no broker answers.
+    """
+    found = stations_of(find_handlers(admin, group), admin.topic_names())
+    if not found:
+        remedy = f"Group {group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
+        raise TopicMissingError(f"{group}.*.dlq", admin.connection.bootstrap, remedy)
+    states = admin.describe_topics(found)
+    topics = tuple(
+        Source(
+            topic=name,
+            topic_id=state.topic_id,
+            group=found[name][0].group,
+            main=found[name][0].main,
+            station=found[name][1].value,
+            partitions=state.partitions,
+        )
+        for name, state in sorted(states.items())
+    )
+    return Sources(cluster_id=admin.cluster_id(), group=group, topics=topics)
+
+
+def stations_of(
+    topologies: Sequence[HandlerTopology], names: Iterable[str]
+) -> dict[str, tuple[HandlerTopology, TopicRole]]:
+    """Return which of the names are topics that are archived, of which handler and for what."""
+    found = {}
+    for name in names:
+        for topology in topologies:
+            role = _role(topology, name)
+            if role is not None:
+                found[name] = (topology, role)
+    return found
+
+
+def _role(topology: HandlerTopology, name: str) -> TopicRole | None:
+    if name == topology.events:
+        return TopicRole.EVENTS
+    if name == topology.dlq or name.startswith(f"{topology.dlq}."):
+        return TopicRole.DLQ
+    retry = f"{topology.prefix}.{TopicRole.RETRY.value}"
+    if name == retry or (name.startswith(f"{retry}.") and _is_delay(name.removeprefix(f"{retry}."))):
+        return TopicRole.RETRY
+    return None
+
+
+def _is_delay(text: str) -> bool:
+    try:
+        parse_duration_ms(text)
+    except InvalidDurationError:
+        return False
+    return True

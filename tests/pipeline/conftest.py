@@ -1,0 +1,77 @@
+"""One Spark session for all tests of the pipeline; they run in one process, one after the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from retryapp.core.errors import EnvironmentFault
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `history`
+
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss32m"
+"""Starts in half the time; long jobs would be slower."""
+
+
+@pytest.fixture(scope="session")
+def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session of two threads with our jars; skipped on a laptop that cannot have one, an error where CI is set."""
+    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
+    from retryapp.pipeline.session import SessionOptions, start_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    conf = {
+        "spark.driver.extraJavaOptions": f"{QUICK_JVM} -Djava.io.tmpdir={folder}",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+    }
+    options = SessionOptions(cache_dir=cache_dir, master="local[2]", memory="1g", conf=conf)
+    try:
+        session = start_session(options)
+    except EnvironmentFault as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no Spark: {error}")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Stop what a failing test leaves running, so that it fails alone."""
+    yield
+    if "spark" in request.fixturenames:
+        session: SparkSession = request.getfixturevalue("spark")
+        for query in session.streams.active:
+            query.stop()
+
+
+@pytest.fixture
+def connection(bootstrap: str) -> KafkaConnection:
+    """The test session's broker."""
+    return KafkaConnection(bootstrap)
+
+
+@pytest.fixture
+def topology() -> HandlerTopology:
+    """A handler with names that no other test has."""
+    return HandlerTopology(group=f"g{uuid.uuid4().hex[:8]}", main="orders")
+
+
+@pytest.fixture
+def admin(connection: KafkaConnection) -> KafkaAdmin:
+    """An administrator of that broker."""
+    return KafkaAdmin(connection)
