@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import functions as F
+
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.pipeline.errors import TopicChangedError
+from retryapp.pipeline.errors import OtherRunError, TopicChangedError
+from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
 from retryapp.pipeline.runner import Driven, OnProgress, drive
-from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, Run, RunLog
+from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, Run, RunLog
 from retryapp.pipeline.sources import Sources, find_sources
-from retryapp.pipeline.tables import GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
+from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
 from retryapp.pipeline.write import append_stream
 
@@ -101,7 +104,8 @@ class Archive:
         self._options = options
         self._now_ms = now_ms
         self._admin = KafkaAdmin(connection)
-        self._runs = RunLog(self._tables, now_ms)
+        self._facts = Facts(spark, lake)
+        self._runs = RunLog(self._facts, now_ms)
 
     def run_once(self, *, on_progress: OnProgress | None = None, stopped: threading.Event | None = None) -> Archived:
         """Archive what is there now.
@@ -116,17 +120,20 @@ class Archive:
             JobFailedError: Spark failed; what was committed stays.
         """
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
-        for table in (RECORDS_TABLE, TOPICS_TABLE, GAPS_TABLE):
-            self._tables.ensure(table)
+        self._tables.ensure_records()
         sources = find_sources(self._admin, self._options.group)
-        lives = find_lives(self._tables, sources, began_ms)
+        lives = find_lives(self._facts, sources, began_ms)
         start = find_start(self._tables, self._admin, sources, lives, self._runs.last(JOB, sources))
-        self._tables.append(GAPS_TABLE, [gap.row(run_id, began_ms) for gap in start.gaps])
-        self._tables.append(TOPICS_TABLE, [life.row for life in lives.fresh])  # last: a re-creation is told once
+        self._note_gaps(start.gaps, run_id, began_ms)
+        for life in lives.fresh:  # after the gaps: a re-creation that was not told is told by the next run
+            self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
         run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
         try:
             driven = self._stream(sources, lives, start, run, on_progress, stopped)
             self._check_unchanged(lives, run_id, driven)
+        except OtherRunError:
+            self._runs.end(run, REFUSED, rows=0, cut={})
+            raise
         except RetryAppError as error:
             self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
             raise
@@ -161,9 +168,21 @@ class Archive:
             start=start.positions,
             rows_per_batch=self._options.rows_per_batch,
         )
-        rows = archive_rows(records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id)
+        rows = archive_rows(
+            records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()
+        )
         query = append_stream(rows, self._lake, RECORDS_TABLE, checkpoint=self._lake.checkpoint(JOB, run.checkpoint))
-        return drive(query, job=JOB, on_progress=on_progress, stopped=stopped)
+        return drive(query, job=JOB, resumed=start.checkpoint is not None, on_progress=on_progress, stopped=stopped)
+
+    def _erased(self) -> DataFrame | None:
+        """Return the keys whose records are not kept; None where there are none, which is faster."""
+        if not self._facts.names(ERASURES_TABLE):
+            return None
+        return self._tables.read(ERASURES_TABLE).groupBy("key_hash").agg(F.max("erased_ms").alias("erased_ms"))
+
+    def _note_gaps(self, gaps: Iterable[Gap], run_id: str, found_ms: int) -> None:
+        for gap in gaps:
+            self._facts.put(GAPS_TABLE, gap.name, gap.row(run_id, found_ms))
 
     def _topics_frame(self, lives: Lives) -> DataFrame:
         columns = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
@@ -180,5 +199,5 @@ class Archive:
                 continue
             ends = [(place[1], end) for place, end in driven.ends.items() if place[0] == life.topic]
             doubts = [Gap(life, partition, None, end, IN_DOUBT) for partition, end in ends]
-            self._tables.append(GAPS_TABLE, [gap.row(run_id, self._now_ms()) for gap in doubts])
+            self._note_gaps(doubts, run_id, self._now_ms())
             raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)

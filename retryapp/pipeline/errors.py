@@ -69,6 +69,30 @@ class TopicChangedError(EnvironmentFault):
         )
 
 
+class OtherRunError(EnvironmentFault):
+    """Another run of the same group is at work on the lake. Operator action: wait for it, or stop it."""
+
+    def __init__(self, job: str, problem: str) -> None:
+        """Args: job: its name. problem: what Spark said."""
+        self.job = job
+        self.problem = problem
+        super().__init__(
+            f"another {job} run of this group works on this lake ({problem}). Wait for it, or stop it; nothing was "
+            f"written twice"
+        )
+
+
+class TableMissingError(EnvironmentFault):
+    """The lake has no archive yet. Operator action: run ``retryapp pipeline archive`` first, or correct ``--lake``."""
+
+    def __init__(self, lake: str) -> None:
+        """Args: lake: its URI."""
+        self.lake = lake
+        super().__init__(
+            f"the lake {lake} has no archive yet. Run 'retryapp pipeline archive' first, or correct --lake"
+        )
+
+
 class JobFailedError(EnvironmentFault):
     """A Spark job ended with an error. Operator action: as advised; what was committed stays, a rerun continues."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from retryapp.core.errors import RetryAppError
-from retryapp.pipeline.errors import JobFailedError
+from retryapp.pipeline.errors import JobFailedError, OtherRunError
 
+_OTHER_RUN: Final = (
+    "Concurrent update to the log",
+    "Multiple streaming jobs",
+    "CONCURRENT_QUERY",
+    "CONCURRENT_STREAM_LOG",
+)
 _ADVICE: Final = (
-    (
-        ("Concurrent update to the log", "Multiple streaming jobs", "ConcurrentModification", "CONCURRENT_QUERY"),
-        "Another run of the same groups works on this lake: wait for it, or stop it",
-    ),
     (
         ("data may have been lost", "KAFKA_DATA_LOSS", "OffsetOutOfRange"),
         "Records were deleted before they were read: run again, the gap is recorded and the rest is archived",
@@ -20,41 +23,55 @@ _ADVICE: Final = (
         ("UnknownTopicOrPartition", "does not exist on this server", "This server does not host"),
         "A topic was deleted while it was read: run again",
     ),
-    (
-        ("TimeoutException", "Failed to construct kafka", "No resolvable bootstrap", "DisconnectException"),
-        "The Kafka broker went away: start it again, or correct --broker",
-    ),
     (("No space left", "Disk quota"), "The disk is full: free space where the lake and Spark's temporary files are"),
     (
         ("SaslAuthentication", "TopicAuthorization", "GroupAuthorization", "SslAuthentication"),
         "The broker refused us: correct the login or the rights in --client-config",
     ),
-    (("ModuleNotFoundError",), "The executors' Python lacks a package: install retryapp[spark] on every node"),
     (
-        ("Incomplete log file", "Malformed log", "IllegalStateException: batch", "offset log", "commit log"),
-        "The checkpoint is damaged and is left alone from now on: run again, it starts from the table's own offsets",
+        ("DELTA_INVALID_PROTOCOL_VERSION", "DELTA_UNSUPPORTED_FEATURES", "DELTA_FEATURES_PROTOCOL"),
+        "The table was written by a newer Delta Lake: upgrade retryapp; nothing was changed",
     ),
+    (("ModuleNotFoundError",), "The executors' Python lacks a package: install retryapp[spark] on every node"),
     (("OutOfMemoryError", "Java heap space"), "Give the driver more memory (--memory), or take smaller batches"),
+    (
+        ("TimeoutException", "Failed to construct kafka", "No resolvable bootstrap", "DisconnectException"),
+        "The Kafka broker went away: start it again, or correct --broker",
+    ),
+    (("ClassNotFoundException", "Failed to find data source"), "This Spark lacks a jar: see 'retryapp pipeline jars'"),
+)
+_NOT_RESUMED: Final = (
+    "It could not go on from its checkpoint, which is damaged or of another time and is left alone from now on: run "
+    "again, the next run takes the table's own offsets"
 )
 _OTHERWISE: Final = "'retryapp --traceback ...' shows Spark's own words"
+_BEFORE: Final = re.compile(r"^.*terminated with exception: ", re.DOTALL)
+_AFTER: Final = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 MAX_CHARS: Final = 300
 
 
-def named_failure(error: Exception, *, job: str) -> RetryAppError:
+def named_failure(error: Exception, *, job: str, stuck: bool = False) -> RetryAppError:
     """Return the error of ours that says what a failed query means.
 
     Args:
         error: what Spark raised.
         job: the job's name.
+        stuck: the query was to go on from a checkpoint and did not do one batch.
     """
     text = str(error)
-    advice = next((advice for words, advice in _ADVICE if any(word in text for word in words)), _OTHERWISE)
-    return JobFailedError(job, innermost(text), advice)
+    if any(words in text for words in _OTHER_RUN):
+        return OtherRunError(job, innermost(text))
+    advice = next((advice for words, advice in _ADVICE if any(word in text for word in words)), None)
+    return JobFailedError(job, innermost(text), advice or (_NOT_RESUMED if stuck else _OTHERWISE))
 
 
 def innermost(text: str) -> str:
-    """Return the line of Spark's message that tells most: the last cause, without the stack."""
+    """Return the part of Spark's message that tells most: the last cause, without the stack.
+
+    >>> innermost("[STREAM_FAILED] Query [id = 1] terminated with exception: No space left SQLSTATE: XXKST")
+    'No space left'
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    chosen = causes[-1] if causes else lines[0] if lines else "no message"
+    chosen = causes[-1] if causes else _AFTER.sub("", _BEFORE.sub("", " ".join(lines))) or "no message"
     return chosen if len(chosen) <= MAX_CHARS else f"{chosen[:MAX_CHARS]}..."

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pyspark.sql import functions as F
 
 from retryapp.kafka import KafkaAdmin, Positions
-from retryapp.pipeline.lake import Files
+from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.runs import FAILED, FINISHED, LastRun
 from retryapp.pipeline.sources import Sources
 from retryapp.pipeline.tables import RECORDS_TABLE, TOPICS_TABLE, Tables
@@ -59,6 +59,13 @@ class Gap:
     """Behind the last one; None: not known."""
     reason: str
 
+    @property
+    def name(self) -> str:
+        """Its identity: a gap that is found twice is one."""
+        return (
+            f"{self.life.topic}@{self.life.topic_id} {self.partition} {self.from_offset} {self.to_offset} {self.reason}"
+        )
+
     def row(self, run_id: str, found_ms: int) -> dict[str, Any]:
         """Return it as in the ``gaps`` table."""
         return {
@@ -94,26 +101,26 @@ class Lives:
     """The life before of each topic that was re-created since the last run."""
 
 
-def find_lives(tables: Tables, sources: Sources, now_ms: int) -> Lives:
+def find_lives(facts: Facts, sources: Sources, now_ms: int) -> Lives:
     """Compare topic ids with what the lake knows."""
     known: dict[str, Life] = {}
     latest: dict[str, Life] = {}
-    rows = tables.read(TOPICS_TABLE).where(F.col("cluster_id") == sources.cluster_id).orderBy("epoch").collect()
-    for row in rows:
-        known[row["topic_id"]] = latest[row["topic"]] = Life(row.asDict())
+    rows = [row for row in facts.rows(TOPICS_TABLE) if row["cluster_id"] == sources.cluster_id]
+    for row in sorted(rows, key=lambda row: int(row["epoch"])):
+        known[row["topic_id"]] = latest[row["topic"]] = Life(row)
     present, fresh = [], []
     for source in sources.topics:
         if source.topic_id in known:
             present.append(known[source.topic_id])
             continue
         before = latest.get(source.topic)
-        facts = {
+        row = {
             **asdict(source),
             "cluster_id": sources.cluster_id,
             "epoch": 1 if before is None else before.epoch + 1,
             "first_seen_ms": now_ms,
         }
-        fresh.append(Life(facts))
+        fresh.append(Life(row))
     former = tuple(latest[life.topic] for life in fresh if life.topic in latest)
     return Lives((*present, *fresh), tuple(fresh), former)
 
@@ -166,4 +173,4 @@ def _usable(tables: Tables, sources: Sources, last: LastRun | None) -> str | Non
     if last is None or last.state == FAILED or not last.checkpoint.startswith(f"{sources.digest}-"):
         return None
     place = tables.lake.checkpoint("archive", last.checkpoint)
-    return last.checkpoint if Files(tables.spark, tables.lake.uri).exists(place) else None
+    return last.checkpoint if tables.files.exists(place) else None

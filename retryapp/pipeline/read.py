@@ -73,7 +73,7 @@ def read_stream(
     )
 
 
-def read_batch(spark: SparkSession, connection: KafkaConnection, *, start: Positions, end: Positions) -> DataFrame:
+def read_between(spark: SparkSession, connection: KafkaConnection, *, start: Positions, end: Positions) -> DataFrame:
     """Return the committed records between two positions, ``end`` exclusive; both name every partition.
 
     Returns:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
@@ -32,14 +33,13 @@ _EVENT: Final = to_arrow_type(EVENT)
 _READING: Final = to_arrow_type(READING)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What could be read of one record; all None for a station that is read by nobody."""
+class Reading(NamedTuple):
+    """What could be read of one record."""
 
-    failure_id: str | None = None
-    metadata: RetryMetadata | None = None
-    event: AnyEvent | None = None
-    unreadable: str | None = None
+    failure_id: str | None
+    metadata: RetryMetadata | None
+    event: AnyEvent | None
+    unreadable: str | None
 
 
 def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
@@ -53,13 +53,13 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
     try:
         if station == EVENTS:
             event = decode_event(value or b"")
-            return Reading(failure_id=getattr(event, "failure_id", None), event=event)
+            return Reading(getattr(event, "failure_id", None), None, event, None)
         metadata = decode_metadata(headers)
     except RetryAppError as error:
-        return Reading(unreadable=str(error))
+        return Reading(None, None, None, str(error))
     if metadata is None:
-        return Reading(unreadable=NO_HEADERS)
-    return Reading(failure_id=metadata.failure_id, metadata=metadata)
+        return Reading(None, None, None, NO_HEADERS)
+    return Reading(metadata.failure_id, metadata, None, None)
 
 
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
@@ -73,44 +73,67 @@ def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Arra
     Returns:
         A struct array as ``schemas.READING`` has it, as long as the arguments.
     """
-    read = [
-        read_record(*record)
-        for record in zip(station.to_pylist(), header_tuples(headers), value.to_pylist(), strict=True)
-    ]
-    columns = [
-        pa.array([reading.failure_id for reading in read], pa.string()),
-        _structs([reading.metadata for reading in read], _METADATA),
-        _structs([reading.event for reading in read], _EVENT),
-        pa.array([reading.unreadable for reading in read], pa.string()),
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(_READING))
+    if not len(station):
+        return pa.array([], _READING)
+    with _no_collection():
+        read = list(map(read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
+        failure_ids, metadata, events, unreadable = zip(*read, strict=True)
+        columns = [
+            pa.array(failure_ids, pa.string()),
+            _structs(metadata, _METADATA),
+            _structs(events, _EVENT),
+            pa.array(unreadable, pa.string()),
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(_READING))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from walking a batch's many objects again and again; none of them is in a cycle."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def header_tuples(headers: pa.Array) -> list[Headers]:
-    """Return headers as core has them, one tuple for each record."""
+    """Return headers as core has them, one tuple for each record; none for null."""
     entries = headers.flatten()
-    pairs = list(zip(entries.field(0).to_pylist(), entries.field(1).to_pylist(), strict=True))
-    ends = pa.compute.cumulative_sum(headers.value_lengths().fill_null(0)).to_pylist()
-    return [tuple(pairs[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
+    encoded = entries.field(0).dictionary_encode()  # few names: one object for each, whose hash is known
+    known = encoded.dictionary.to_pylist()
+    pairs = list(zip(map(known.__getitem__, encoded.indices.to_pylist()), entries.field(1).to_pylist(), strict=True))
+    ends = itertools.accumulate(headers.value_lengths().fill_null(0).to_pylist(), initial=0)
+    return [tuple(pairs[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
 def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
     """Return objects as structs of their attributes; null for None, and for attributes that an object does not have."""
-    columns = [_column(values, field) for field in kind]
-    missing = pa.array([value is None for value in values], pa.bool_())
-    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=missing)
+    there = [value for value in values if value is not None]
+    if not there:
+        return pa.nulls(len(values), kind)
+    packed = pa.StructArray.from_arrays([_column(there, field) for field in kind], fields=list(kind))
+    if len(there) == len(values):
+        return packed
+    numbers = itertools.count()
+    return packed.take(pa.array([None if value is None else next(numbers) for value in values], pa.int32()))
 
 
 def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    found = [getattr(value, field.name, None) for value in values]
+    name = field.name
+    try:
+        found = list(map(operator.attrgetter(name), values))
+    except AttributeError:  # a field of some kinds of events only
+        found = [getattr(value, name, None) for value in values]
     if pa.types.is_struct(field.type):
         return _structs(found, field.type)
     if pa.types.is_list(field.type):
-        parts = [part for entry in found if entry for part in entry]
-        ends = itertools.accumulate((len(entry) if entry else 0 for entry in found), initial=0)
-        nulls = pa.array([entry is None for entry in found], pa.bool_())
+        parts = list(itertools.chain.from_iterable(found))
+        ends = itertools.accumulate(map(len, found), initial=0)
         return pa.ListArray.from_arrays(
-            pa.array(list(ends), pa.int32()), _structs(parts, field.type.value_type), type=field.type, mask=nulls
+            pa.array(list(ends), pa.int32()), _structs(parts, field.type.value_type), type=field.type
         )
     return pa.array(found, field.type)
 

@@ -48,6 +48,7 @@ def drive(
     query: StreamingQuery,
     *,
     job: str,
+    resumed: bool = False,
     on_progress: OnProgress | None = None,
     stopped: threading.Event | None = None,
 ) -> Driven:
@@ -56,6 +57,7 @@ def drive(
     Args:
         query: a running query.
         job: its name, for messages.
+        resumed: it was to go on from a checkpoint.
         on_progress: told after each batch.
         stopped: set by somebody who wants it to end; so does Ctrl-C. The batch under way is finished if it is quick.
 
@@ -75,7 +77,7 @@ def drive(
                 break
     except PySparkException as error:
         _take(query, seen, done, on_progress)
-        raise named_failure(error, job=job) from error
+        raise named_failure(error, job=job, stuck=resumed and not done.batches) from error
     except KeyboardInterrupt:
         pass
     _stop(query)

@@ -1,4 +1,4 @@
-"""The history of runs: a row when one begins, a row when it ends; the last one publishes the cut."""
+"""The history of runs: a fact when one begins, a fact when it ends; the last one publishes the cut."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F
-
-from retryapp.pipeline.tables import RUNS_TABLE, Tables
+from retryapp.pipeline.facts import Facts, fact_name
+from retryapp.pipeline.tables import RUNS_TABLE
 
 if TYPE_CHECKING:
     from retryapp.pipeline.sources import Sources
-
 
 STARTED: Final = "started"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
+REFUSED: Final = "refused"
+"""Another run was at work; says nothing about the lake."""
+
+_RANK: Final = {STARTED: 0}
+_DIGITS: Final = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, as its row has it."""
+    """One run, as its fact has it."""
 
     run_id: str
     job: str
@@ -45,11 +48,11 @@ class LastRun:
 
 
 class RunLog:
-    """Reads and writes ``runs``."""
+    """Reads and writes ``runs``. Names sort by job, cluster, group, time, and a run's beginning before its end."""
 
-    def __init__(self, tables: Tables, now_ms: Callable[[], int]) -> None:
-        """Args: tables: of the lake. now_ms: the time, epoch milliseconds."""
-        self._tables = tables
+    def __init__(self, facts: Facts, now_ms: Callable[[], int]) -> None:
+        """Args: facts: of the lake. now_ms: the time, epoch milliseconds."""
+        self._facts = facts
         self._now_ms = now_ms
 
     def begin(self, run_id: str, job: str, sources: Sources, checkpoint: str) -> Run:
@@ -62,7 +65,7 @@ class RunLog:
             checkpoint=checkpoint,
             topic_ids={source.topic: source.topic_id for source in sources.topics},
         )
-        self._append(run, STARTED, {})
+        self._put(run, STARTED, {"rows": None, "cut": None, "detail": None})
         return run
 
     def end(
@@ -72,40 +75,51 @@ class RunLog:
 
         Args:
             run: which one.
-            state: ``finished``, ``interrupted`` or ``failed``.
+            state: ``finished``, ``interrupted``, ``failed`` or ``refused``.
             rows: rows written.
             cut: topic and partition → next offset.
             detail: what else there is to know.
         """
         published = [
-            (topic, run.topic_ids[topic], partition, offset) for (topic, partition), offset in sorted(cut.items())
+            {"topic": topic, "topic_id": run.topic_ids[topic], "partition": partition, "offset": offset}
+            for (topic, partition), offset in sorted(cut.items())
         ]
-        self._append(run, state, {"rows": rows, "cut": published, "detail": detail})
+        self._put(run, state, {"rows": rows, "cut": published, "detail": detail})
 
     def last(self, job: str, sources: Sources) -> LastRun | None:
         """Return how the last run of a job over the same group stands; None when there was none."""
-        wanted = (F.col("job") == job) & (F.col("cluster_id") == sources.cluster_id) & (F.col("group") == sources.group)
-        rows = self._tables.read(RUNS_TABLE).where(wanted).orderBy(F.desc("at_ms"), F.desc("rows")).limit(50).collect()
-        if not rows:
-            return None
-        cut: Any = next((row["cut"] for row in rows if row["cut"] and row["state"] != FAILED), [])
-        newest = rows[0]
-        return LastRun(
-            state=newest["state"],
-            checkpoint=newest["checkpoint"],
-            cut={(part["topic_id"], part["partition"]): part["offset"] for part in cut},
-        )
+        prefix = fact_name(_prefix(job, sources.cluster_id, sources.group))
+        newest: dict[str, Any] | None = None
+        refused: set[str] = set()
+        for name in reversed([name for name in self._facts.names(RUNS_TABLE) if name.startswith(prefix)]):
+            row = self._facts.get(RUNS_TABLE, name)
+            if row["state"] == REFUSED:
+                refused.add(row["run_id"])
+            if row["run_id"] in refused:
+                continue
+            newest = newest or row
+            if row["state"] in {FINISHED, INTERRUPTED}:
+                cut = {(part["topic_id"], part["partition"]): part["offset"] for part in row["cut"]}
+                return LastRun(state=newest["state"], checkpoint=newest["checkpoint"], cut=cut)
+        return None if newest is None else LastRun(state=newest["state"], checkpoint=newest["checkpoint"], cut={})
 
-    def _append(self, run: Run, state: str, more: Mapping[str, Any]) -> None:
+    def _put(self, run: Run, state: str, more: Mapping[str, Any]) -> None:
+        at_ms = self._now_ms()
         row = {
             "run_id": run.run_id,
             "job": run.job,
             "cluster_id": run.cluster_id,
             "group": run.group,
-            "checkpoint": run.checkpoint,
             "state": state,
-            "at_ms": self._now_ms(),
+            "at_ms": at_ms,
+            "checkpoint": run.checkpoint,
             "version": version("retryapp"),
             **more,
         }
-        self._tables.append(RUNS_TABLE, [row])
+        prefix = _prefix(run.job, run.cluster_id, run.group)
+        name = f"{prefix}{at_ms:0{_DIGITS}d} {_RANK.get(state, 1)} {run.run_id} {state}"
+        self._facts.put(RUNS_TABLE, name, row)
+
+
+def _prefix(job: str, cluster_id: str, group: str) -> str:
+    return f"{job} {cluster_id} {group} "

@@ -129,6 +129,13 @@ GAPS: Final = T.StructType(
     ]
 )
 
+ERASURES: Final = T.StructType(
+    [
+        _column("key_hash", T.StringType(), "salted SHA-256 of the key, in hex"),
+        _column("erased_ms", T.LongType(), "records that arrived until then are not kept, epoch milliseconds"),
+    ]
+)
+
 _CUT: Final = T.ArrayType(
     T.StructType(
         [

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,9 +29,6 @@ _OURS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    # The stop of a query that runs a Python function overflows the default stack.
-    "spark.driver.extraJavaOptions": "-Xss32m",
 }
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
@@ -92,10 +90,21 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the python3 of PATH
     master = options.master or LOCAL_MASTER
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
-    conf |= {"spark.master": master, "spark.driver.memory": options.memory, "spark.jars": ",".join(map(str, jars))}
+    conf |= {
+        "spark.driver.extraJavaOptions": java_flags(),
+        "spark.master": master,
+        "spark.driver.memory": options.memory,
+        "spark.jars": ",".join(map(str, jars)),
+    }
     for name, value in {**conf, **options.conf}.items():
         builder = builder.config(name, value)
     return _get(builder, str(home))
+
+
+def java_flags(*more: str) -> str:
+    """Return the driver's Java options: a stack that the stop of a query does not overflow, errors only in the log."""
+    log = resources.files("retryapp").joinpath("pipeline/log4j2.properties")
+    return " ".join(["-Xss32m", f"-Dlog4j2.configurationFile={Path(str(log)).as_uri()}", *more])
 
 
 def _get(builder: SparkSession.Builder, java: str) -> SparkSession:

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.reading import EVENTS, read_columns
-from retryapp.pipeline.schemas import RECORDS
+from retryapp.pipeline.schemas import READING, RECORDS
 
 DAY_MS: Final = 86_400_000
 
@@ -23,7 +23,9 @@ def utc_day(epoch_ms: Column) -> Column:
     return F.date_add(F.lit("1970-01-01").cast("date"), F.floor(epoch_ms / F.lit(DAY_MS)).cast("int"))
 
 
-def archive_rows(records: DataFrame, topics: DataFrame, *, salt: str, run_id: str) -> DataFrame:
+def archive_rows(
+    records: DataFrame, topics: DataFrame, *, salt: str, run_id: str, erased: DataFrame | None = None
+) -> DataFrame:
     """Return records as rows of the archive.
 
     Args:
@@ -31,25 +33,39 @@ def archive_rows(records: DataFrame, topics: DataFrame, *, salt: str, run_id: st
         topics: cluster_id, topic_id, epoch, topic, group, main, station: one row for each topic that is read.
         salt: hex.
         run_id: name of the run.
+        erased: key_hash string, erased_ms long: records of these keys that arrived until then are left out.
 
     Returns:
         The columns of ``schemas.RECORDS``, one row for each record.
     """
+    arrived = F.unix_millis("timestamp")
+    known = (
+        records.join(F.broadcast(topics), on="topic", how="inner")
+        .withColumn("timestamp_ms", arrived)
+        .withColumn("date", utc_day(arrived))
+        .withColumn("key_hash", key_hash(F.col("key"), salt))
+    )
+    if erased is not None:
+        gone = known["key_hash"].eqNullSafe(erased["key_hash"]) & (known["timestamp_ms"] <= erased["erased_ms"])
+        known = known.join(F.broadcast(erased), on=gone, how="left_anti")
+    return _read(known.withColumn("run_id", F.lit(run_id)))
+
+
+def reread_rows(rows: DataFrame) -> DataFrame:
+    """Return rows of the archive with what their bytes say to the decoders of today.
+
+    Args:
+        rows: the columns of ``schemas.RECORDS``.
+
+    Returns:
+        The same columns and rows.
+    """
+    return _read(rows.drop(*READING.fieldNames()))
+
+
+def _read(rows: DataFrame) -> DataFrame:
+    """Add what core's decoders read of ``station``, ``headers`` and ``value``; one of the latter two is needed."""
     is_event = F.col("station") == F.lit(EVENTS)
-    known = records.join(F.broadcast(topics), on="topic", how="inner")
-    read = known.withColumn(
-        "reading",
-        read_columns(F.col("station"), F.when(~is_event, F.col("headers")), F.when(is_event, F.col("value"))),
-    )
-    full = read.select(
-        "*",
-        F.unix_millis("timestamp").alias("timestamp_ms"),
-        utc_day(F.unix_millis("timestamp")).alias("date"),
-        key_hash(F.col("key"), salt).alias("key_hash"),
-        F.col("reading.failure_id").alias("failure_id"),
-        F.col("reading.metadata").alias("metadata"),
-        F.col("reading.event").alias("event"),
-        F.col("reading.unreadable").alias("unreadable"),
-        F.lit(run_id).alias("run_id"),
-    )
+    reading = read_columns(F.col("station"), F.when(~is_event, F.col("headers")), F.when(is_event, F.col("value")))
+    full = rows.withColumn("reading", reading).select("*", "reading.*")
     return full.select(*RECORDS.fieldNames())

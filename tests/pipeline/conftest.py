@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `history`
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss32m"
+QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """Starts in half the time; long jobs would be slower."""
 
 
@@ -28,11 +28,11 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss32m"
 def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two threads with our jars; skipped on a laptop that cannot have one, an error where CI is set."""
     pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
-    from retryapp.pipeline.session import SessionOptions, start_session
+    from retryapp.pipeline.session import SessionOptions, java_flags, start_session
 
     folder = tmp_path_factory.mktemp("spark")
     conf = {
-        "spark.driver.extraJavaOptions": f"{QUICK_JVM} -Djava.io.tmpdir={folder}",
+        "spark.driver.extraJavaOptions": java_flags(*QUICK_JVM, f"-Djava.io.tmpdir={folder}"),
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

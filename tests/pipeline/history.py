@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from retryapp.core.headers import encode_metadata
@@ -50,6 +52,37 @@ class Group:
         client = self.connection.client(AdminClient)
         for future in client.delete_topics(list(topics), operation_timeout=20).values():
             future.result(30)
+
+    def make_again(self, topic: str, partitions: int) -> None:
+        """Delete one of the topics and make it again under its name."""
+        before = self.admin.describe_topics([topic])[topic].topic_id
+        self.remove(topic)
+        deadline_s = time.monotonic() + 30
+        while True:
+            self.admin.create_main_topic(topic, partitions=partitions)
+            states = self.admin.describe_topics([topic])
+            if topic in states and states[topic].topic_id != before:
+                break
+            assert time.monotonic() < deadline_s, f"{topic} is not made again"
+            time.sleep(0.05)
+        self.admin.wait_for_topics([topic])
+        self.producer = self.connection.client(Producer, acks="all", linger_ms=5)  # the old one knows the old topic
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Delete the records before an offset, as retention does."""
+        client = self.connection.client(AdminClient)
+        for future in client.delete_records([TopicPartition(topic, partition, offset)]).values():
+            future.result(30)
+
+    def transact(self, topic: str, values: list[bytes], *, commit: bool, partition: int = 0) -> None:
+        """Publish values in one transaction."""
+        producer = self.connection.client(Producer, transactional_id=uuid.uuid4().hex)
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, partition=partition, value=value)
+        producer.flush(20)
+        (producer.commit_transaction if commit else producer.abort_transaction)(20)
 
     def metadata(self, metadata: RetryMetadata) -> Headers:
         """Return headers of this group."""

@@ -1,0 +1,65 @@
+"""Small facts of a lake: topics, gaps, runs and erasures, each a file of one JSON object.
+
+A file is written once and never changed. Its name is its identity, so a fact that is told twice is there once, without
+a transaction; and writing one costs no Spark job. ``Tables.read`` reads a folder of them as a table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from retryapp.pipeline.lake import Files, Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Facts:
+    """Writes and reads the facts of one lake."""
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        """Args: spark: the session. lake: where."""
+        self._lake = lake
+        self._files = Files(spark, lake.uri)
+
+    def put(self, table: str, name: str, row: Mapping[str, Any]) -> bool:
+        """Write a fact; False where it is known already.
+
+        Args:
+            table: its table.
+            name: its identity in the table; names sort as their text.
+            row: the table's columns.
+        """
+        return self._files.create(self._place(table, name), json.dumps(row, ensure_ascii=False))
+
+    def names(self, table: str) -> list[str]:
+        """Return the names of all facts of a table, sorted."""
+        return sorted(
+            name.removesuffix(".json")
+            for name in self._files.names(self._lake.table(table))
+            if name.endswith(".json") and not name.startswith((".", "_"))
+        )
+
+    def get(self, table: str, name: str) -> dict[str, Any]:
+        """Return a fact by its name as ``names`` gives it."""
+        text = self._files.read(f"{self._lake.table(table)}/{name}.json")
+        return dict(json.loads(text or "{}"))
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return all facts of a table, by name."""
+        return [self.get(table, name) for name in self.names(table)]
+
+    def _place(self, table: str, name: str) -> str:
+        return f"{self._lake.table(table)}/{fact_name(name)}.json"
+
+
+def fact_name(text: str) -> str:
+    """Return text as a file's name.
+
+    >>> fact_name("a/b c")
+    'a~2Fb~20c'
+    """
+    return quote(text, safe="@").replace("%", "~")

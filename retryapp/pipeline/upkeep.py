@@ -1,0 +1,155 @@
+"""Keeping a lake in shape: fewer files, fewer days, no broken columns, and nobody's data longer than they want.
+
+Erasing the records of a key, in steps that may be repeated, in this order, so that a crash forgets none:
+
+1. The key's hash is written down (``erasures``): the archive keeps no record of that key that arrived until now, also not
+   one that is still to be read from a topic.
+2. Its rows are deleted from ``records``, by the hash: Delta keeps the words of a deletion in its log.
+3. Files that no longer belong to the table go, whatever their age, and with them the change data of the deletion.
+4. What was made of the rows (``derived``) goes; the next analysis makes it again without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
+from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.tables import DERIVED, ERASURES_TABLE, RECORDS_TABLE, TABLES, Tables, quoted
+from retryapp.pipeline.transform import reread_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_VACUUM_HOURS: Final = 168
+"""Delta's own default: a reader that began before a change may go on for so long."""
+
+_CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What an erasure did."""
+
+    key_hash: str
+    rows: int
+    """Rows deleted."""
+
+
+class Upkeep:
+    """The commands on one lake with Delta tables."""
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        """Take the parts.
+
+        Raises:
+            TableMissingError: there is no archive yet.
+            LakeUnusableError: its tables are not Delta's.
+        """
+        self._spark = spark
+        self._lake = lake
+        self._tables = Tables(spark, lake)
+        if lake.format != "delta":
+            raise LakeUnusableError(lake.uri, f"this command needs Delta tables, and these are {lake.format}")
+        if not self._tables.exists(RECORDS_TABLE):
+            raise TableMissingError(lake.uri)
+        self._records = quoted(lake.table(RECORDS_TABLE))
+
+    def compact(self, since: date | None = None) -> dict[str, int]:
+        """Join small files, those of days from ``since`` on or all; readers see the same rows.
+
+        Returns:
+            ``removed`` and ``added`` files.
+        """
+        where = "" if since is None else f" WHERE date >= '{since.isoformat()}'"
+        metrics = self._spark.sql(f"OPTIMIZE {self._records}{where}").collect()[0]["metrics"]
+        return {"removed": int(metrics["numFilesRemoved"]), "added": int(metrics["numFilesAdded"])}
+
+    def expire(self, before: date) -> int:
+        """Delete the rows of days before one; return how many. Their files go with the next vacuum."""
+        return self._delete(f"date < '{before.isoformat()}'")
+
+    def vacuum(self, hours: int = DEFAULT_VACUUM_HOURS) -> None:
+        """Remove files that have not belonged to the table for so many hours; readers of older versions then fail."""
+        with self._setting(_CHECK, "false"):
+            self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
+
+    def erase(self, key: bytes, *, now_ms: int) -> Erased:
+        """Erase all records of a key that have arrived until now.
+
+        Args:
+            key: the key's bytes, as on the topics.
+            now_ms: the time, epoch milliseconds.
+        """
+        hashed = hash_key(key, self._lake.salt)
+        fact = {"key_hash": hashed, "erased_ms": now_ms}
+        Facts(self._spark, self._lake).put(ERASURES_TABLE, f"{hashed} {now_ms}", fact)
+        rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {now_ms}")
+        self.vacuum(0)
+        self._tables.files.remove(self._lake.table(DERIVED))
+        return Erased(hashed, rows)
+
+    def rebuild(self, since: date) -> int:
+        """Read the rows of days from ``since`` on anew, from their own bytes; return how many.
+
+        For after an upgrade: what an older retryapp could not read (``unreadable``) may be readable now.
+        """
+        rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
+        count = rows.count()
+        (
+            reread_rows(rows)
+            .write.format("delta")
+            .mode("overwrite")
+            .option("replaceWhere", f"date >= '{since.isoformat()}'")
+            .option("mergeSchema", "true")
+            .save(self._lake.table(RECORDS_TABLE))
+        )
+        return count
+
+    def register(self, database: str) -> tuple[str, ...]:
+        """Make the tables known to the session's catalog, so that SQL finds them by name; return the names."""
+        self._spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
+        names = []
+        for table in (name for name in TABLES if self._tables.exists(name)):
+            name = f"`{database}`.`{table}`"
+            place = self._lake.table(table).replace("'", "\\'")
+            if table == RECORDS_TABLE:
+                self._spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{place}'")
+            else:
+                columns = ", ".join(
+                    f"`{field.name}` {field.dataType.simpleString()} COMMENT '{field.metadata['comment']}'".replace(
+                        "Kafka's", "Kafka"
+                    )
+                    for field in TABLES[table]
+                )
+                self._spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING json LOCATION '{place}'")
+            names.append(f"{database}.{table}")
+        return tuple(names)
+
+    def _delete(self, predicate: str) -> int:
+        return int(self._spark.sql(f"DELETE FROM {self._records} WHERE {predicate}").collect()[0]["num_affected_rows"])
+
+    @contextmanager
+    def _setting(self, name: str, value: str) -> Iterator[None]:
+        before = self._spark.conf.get(name, None)
+        self._spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            if before is None:
+                self._spark.conf.unset(name)
+            else:
+                self._spark.conf.set(name, before)
+
+
+def hash_key(key: bytes, salt: str) -> str:
+    """Return a key's hash as the archive has it; see ``transform.key_hash``."""
+    return hashlib.sha256(bytes.fromhex(salt) + key).hexdigest()

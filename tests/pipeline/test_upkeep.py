@@ -1,0 +1,109 @@
+"""Keeping a lake in shape, and erasing from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from history import Group
+from samples import dead
+
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.archive import Archive, ArchiveOptions
+from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
+from retryapp.pipeline.lake import Lake, open_lake
+from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables
+from retryapp.pipeline.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ADDRESS = b"ada.lovelace@example.org"
+FAR_MS = 4_000_000_000_000
+
+
+@pytest.fixture
+def group(connection: KafkaConnection, topology: HandlerTopology) -> Group:
+    """Topics with two partitions."""
+    made = Group(connection, topology)
+    made.make(partitions=2)
+    return made
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> Lake:
+    """An empty lake."""
+    return open_lake(spark, str(tmp_path / "lake"))
+
+
+def archive(spark: SparkSession, group: Group, lake: Lake) -> int:
+    """Archive what is there; return how many records."""
+    options = ArchiveOptions(group=group.topology.group)
+    return Archive(spark, group.connection, lake, options, now_ms=lambda: FAR_MS).run_once().rows
+
+
+def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
+    """Find the files below a folder that hold some bytes, as they are or in a page that is only compressed by snappy."""
+    import pyarrow.parquet as pq
+
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        raw = path.read_bytes()
+        if path.suffix == ".parquet":
+            raw += repr(pq.ParquetFile(path).read().to_pylist()).encode()
+        if needle in raw or needle.decode().encode("utf-16") in raw:
+            yield path
+
+
+def test_erasing_a_key_leaves_no_trace_in_the_lake(
+    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path
+) -> None:
+    """Table, log, quarantine, change data, checkpoints, reports; and nothing of it comes back from the topics."""
+    metadata = replace(dead(0), error_message=f"no such user {ADDRESS.decode()}")
+    group.dead(0, metadata, key=ADDRESS, value=b'{"mail": "' + ADDRESS + b'"}')
+    group.dead(1, dead(1), key=b"somebody else")
+    group.send(group.topology.dlq, 0, ADDRESS, b"unreadable " + ADDRESS, (("retry-attempt", ADDRESS),))
+    group.flush()
+    assert archive(spark, group, lake) == 3
+    report = tmp_path / "lake" / DERIVED / "report.html"
+    report.parent.mkdir()
+    report.write_bytes(ADDRESS)
+    assert list(files_with(tmp_path / "lake", ADDRESS)), "the search finds nothing where something is"
+    group.dead(1, dead(2), key=ADDRESS)  # on the topic, not archived yet
+    erased = Upkeep(spark, lake).erase(ADDRESS, now_ms=FAR_MS)
+    assert erased.rows == 2
+    assert archive(spark, group, lake) == 1
+    assert list(files_with(tmp_path / "lake", ADDRESS)) == []
+    assert [bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).collect()] == [b"somebody else"]
+
+
+def test_compact_rebuild_expire_and_vacuum(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
+    """The same rows in fewer files; read anew; gone by day; old files removed."""
+    for number in range(3):
+        group.dead(number % 2, dead(number), key=b"k%d" % number)
+        archive(spark, group, lake)
+    upkeep, table = Upkeep(spark, lake), Tables(spark, lake)
+    before = sorted(map(str, table.read(RECORDS_TABLE).collect()))
+    assert upkeep.compact() == {"removed": 3, "added": 1}
+    assert sorted(map(str, table.read(RECORDS_TABLE).collect())) == before
+    assert upkeep.rebuild(date(2020, 1, 1)) == 3
+    assert sorted(map(str, table.read(RECORDS_TABLE).collect())) == before
+    upkeep.vacuum(0)
+    assert (
+        len([path for path in (tmp_path / "lake" / "records").rglob("*.parquet") if "date=" in str(path.parent)]) == 1
+    )
+    assert upkeep.expire(date(2020, 1, 1)) == 0
+    assert upkeep.expire(date(2200, 1, 1)) == 3
+    assert table.read(RECORDS_TABLE).count() == 0
+
+
+def test_a_lake_without_an_archive_and_one_without_delta(spark: SparkSession, tmp_path: Path) -> None:
+    """Both say what to do."""
+    with pytest.raises(TableMissingError, match="pipeline archive"):
+        Upkeep(spark, open_lake(spark, str(tmp_path / "empty")))
+    with pytest.raises(LakeUnusableError, match="needs Delta tables"):
+        Upkeep(spark, open_lake(spark, str(tmp_path / "plain"), wanted="parquet"))
