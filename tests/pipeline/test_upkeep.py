@@ -48,7 +48,7 @@ def archive(spark: SparkSession, group: Group, lake: Lake) -> int:
 
 
 def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
-    """Find the files below a folder that hold some bytes, as they are or in a page that is only compressed by snappy."""
+    """Find the files below a folder that hold some bytes, as they are or compressed in Parquet."""
     import pyarrow.parquet as pq
 
     for path in (path for path in folder.rglob("*") if path.is_file()):
