@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from retryapp.cli._target import reach, read_client_config
+from retryapp.cli._output import instant, table
+from retryapp.cli._spark import CONNECTORS, broker_options, lake_options, spark_session, stopped_by_signals
+from retryapp.cli._upkeep import compact, erase, expire, rebuild, register, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
-from retryapp.jvm import spark_jars
-from retryapp.kafka import KafkaConnection
-from retryapp.pipeline.errors import SparkMissingError
-from retryapp.pipeline.session import SessionOptions, brought_along, start_session
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError
+from retryapp.jvm import ensure_jars, spark_jars
+from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
 from retryapp.settings import current_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from retryapp.pipeline.archive import Archived
+    from retryapp.pipeline.outlook import TopicOutlook
     from retryapp.pipeline.runner import OnProgress, RunProgress
 
-R = TypeVar("R")
-
-LAKE: Final = "lake"
-"""Folder of the default lake, in ``RETRYAPP_DATADIR``."""
+_group_option = click.option(
+    "--group",
+    "groups",
+    metavar="NAME",
+    required=True,
+    multiple=True,
+    help="Consumer group = the Faust app's id; may be repeated.",
+)
 
 
 @click.group(name="pipeline")
@@ -44,68 +48,32 @@ def command() -> None:
     \b
     Examples:
       retryapp pipeline archive --broker localhost:9092 --group billing
-      retryapp pipeline archive --broker localhost:9092 --group billing --lake s3a://lake/retries --json
+      retryapp pipeline archive --broker localhost:9092 --group billing --lake s3a://lake/retries --every 1m
+      retryapp pipeline status --broker localhost:9092 --group billing --json
+      retryapp pipeline erase --key ada@example.org
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
-def lake_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of every job: where the lake is, and how to get Spark; the job gets ``lake`` and ``session``."""
-
-    @wraps(function)
-    def with_lake(*, lake: str | None, master: str | None, memory: str, conf: tuple[str, ...], **others: Any) -> R:
-        if find_spec("pyspark") is None:
-            raise SparkMissingError("no module named 'pyspark'")
-        settings = dict(pair.partition("=")[::2] for pair in conf)
-        options = SessionOptions(cache_dir=current_settings().cache_dir, master=master, memory=memory, conf=settings)
-        return function(lake=lake or str(current_settings().datadir / LAKE), session=options, **others)
-
-    for option in (
-        click.option(
-            "--conf", multiple=True, metavar="NAME=VALUE", help="A further setting of Spark; may be repeated."
-        ),
-        click.option("--memory", default="2g", show_default=True, help="Heap of the driver, as Java writes it."),
-        click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]"),
-        click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]"),
-    ):
-        with_lake = option(with_lake)
-    return with_lake
+for _upkeep in (compact, expire, vacuum, rebuild, erase, register):
+    command.add_command(_upkeep)
 
 
-@contextmanager
-def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
-    """Yield a session, and stop it if it is ours."""
-    if brought_along():
-        yield start_session(options)
-        return
-    with download_progress(spark_jars(), "Spark's connectors") as progress:
-        session = start_session(options, progress=progress)
+def _length(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     try:
-        yield session
-    finally:
-        session.stop()
+        return None if value is None else parse_duration_ms(value)
+    except InvalidDurationError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @command.command()
-@click.option("--broker", metavar="HOST:PORT", required=True, help="Bootstrap address.")
-@click.option(
-    "--group",
-    "groups",
-    metavar="NAME",
-    required=True,
-    multiple=True,
-    help="Consumer group = the Faust app's id; may be repeated.",
-)
-@click.option(
-    "--client-config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with librdkafka properties, name=value a line (security.protocol, sasl.username); those that begin with "
-    "'kafka.' go to Spark's Java client as they are.",
-)
+@broker_options
+@_group_option
+@click.option("--every", metavar="LENGTH", callback=_length, help="Go on for ever, once in so long ('1m').")
 @click.option(
     "--format",
     "table_format",
     type=click.Choice(["delta", "parquet"]),
-    help="Of a new lake's tables. [default: delta]",
+    help="Of a new lake's tables; parquet needs no Delta jars and cannot be erased from. [default: delta]",
 )
 @click.option(
     "--rows-per-batch",
@@ -118,9 +86,9 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
 @json_option
 def archive(
     *,
-    broker: str,
+    connection: KafkaConnection,
     groups: tuple[str, ...],
-    client_config: Path | None,
+    every: int | None,
     table_format: str | None,
     rows_per_batch: int,
     lake: str,
@@ -130,31 +98,85 @@ def archive(
     """Copy retry topics, dead letters and events to the lake, each record once.
 
     Reads what is there now and ends; run it again for what is new. It may be killed at any moment: a rerun continues,
-    and no record is there twice. Records that were deleted before they were read are said (exit code 1).
+    and no record is there twice. Records that were deleted before they were read are said (exit code 1). With --every
+    each round prints its result, with --json as one object a line.
 
     \b
-    Exit codes: 0 all archived, 1 records were lost before they were archived.
+    Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    connection = KafkaConnection(broker, {} if client_config is None else read_client_config(client_config))
-    reach(connection)
-    from retryapp.pipeline.archive import Archive, ArchiveOptions
-    from retryapp.pipeline.lake import open_lake
+    clock, code = SystemClock(), ExitCode.FINE
+    with spark_session(session) as spark, stopped_by_signals() as stopped:
+        from retryapp.pipeline.archive import Archive, ArchiveOptions
+        from retryapp.pipeline.lake import open_lake
 
-    clock, results = SystemClock(), []
-    with spark_session(session) as spark:
         opened = open_lake(spark, lake, wanted=table_format)
-        for group in sorted(set(groups)):
-            options = ArchiveOptions(group=group, rows_per_batch=rows_per_batch)
-            with _progress(group) as on_progress:
-                job = Archive(spark, connection, opened, options, now_ms=clock.wall_ms)
-                results.append((group, job.run_once(on_progress=on_progress)))
-            if results[-1][1].interrupted:
+        jobs = [
+            Archive(
+                spark,
+                connection,
+                opened,
+                ArchiveOptions(group=group, rows_per_batch=rows_per_batch),
+                now_ms=clock.wall_ms,
+            )
+            for group in sorted(set(groups))
+        ]
+        while True:
+            results = []
+            for job in jobs:
+                with _progress(job.group) as on_progress:
+                    results.append(job.run_once(on_progress=on_progress, stopped=stopped))
+                if stopped.is_set():
+                    break
+            facts = {"lake": opened.uri, "groups": [archived_facts(result) for result in results]}
+            emit(facts, "\n".join(map(archived_text, results)), as_json=as_json)
+            code = ExitCode.FINDING if any(result.gaps for result in results) else code
+            if every is None or stopped.wait(every / 1_000):
                 break
-    facts = {"lake": opened.uri, "groups": [archived_facts(group, result) for group, result in results]}
-    emit(facts, "\n".join(archived_text(group, result) for group, result in results), as_json=as_json)
-    if any(result.interrupted for _, result in results):
-        return ExitCode.INTERRUPTED
-    return ExitCode.FINDING if any(result.gaps for _, result in results) else ExitCode.FINE
+    cut_short = any(result.interrupted for result in results) or (every is None and stopped.is_set())
+    return ExitCode.INTERRUPTED if cut_short else code
+
+
+@command.command()
+@broker_options
+@_group_option
+@lake_options
+@json_option
+def status(
+    *,
+    connection: KafkaConnection,
+    groups: tuple[str, ...],
+    lake: str,
+    session: SessionOptions,
+    as_json: bool,
+) -> ExitCode:
+    """Show how far the archive is behind each topic, and how long until retention takes what it has not read.
+
+    \b
+    Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour.
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    now_ms = SystemClock().wall_ms()
+    with spark_session(session) as spark:
+        from retryapp.pipeline.lake import open_lake
+        from retryapp.pipeline.outlook import find_outlook
+
+        opened = open_lake(spark, lake)
+        found = [
+            outlook
+            for group in sorted(set(groups))
+            for outlook in find_outlook(spark, opened, KafkaAdmin(connection), group)
+        ]
+    facts = {"lake": opened.uri, "now_ms": now_ms, "topics": [asdict(outlook) for outlook in found]}
+    emit(facts, outlook_text(found, now_ms), as_json=as_json)
+    return ExitCode.FINDING if any(outlook.at_risk(now_ms) for outlook in found) else ExitCode.FINE
+
+
+@command.command()
+@json_option
+def jars(*, as_json: bool) -> None:
+    """Download the jars that Spark needs for Kafka and Delta, and print where they are: for 'spark-submit --jars'."""
+    with download_progress(spark_jars(), CONNECTORS) as progress:
+        paths = ensure_jars(current_settings().cache_dir, spark_jars(), progress=progress)
+    emit({"version": spark_jars().version, "jars": paths}, ",".join(map(str, paths)), as_json=as_json)
 
 
 @contextmanager
@@ -168,7 +190,7 @@ def _progress(what: str) -> Iterator[OnProgress]:
         disable=not stderr_console.is_terminal,
     )
     with bar:
-        task = bar.add_task(f"{what}: starting")
+        task = bar.add_task(f"{what}: looking")
 
         def show(progress: RunProgress) -> None:
             bar.update(task, description=f"{what}: {progress_text(progress)}")
@@ -186,10 +208,10 @@ def progress_text(progress: RunProgress) -> str:
     return ", ".join(parts)
 
 
-def archived_facts(group: str, result: Archived) -> dict[str, Any]:
+def archived_facts(result: Archived) -> dict[str, Any]:
     """Return a run for programs."""
     return {
-        "group": group,
+        "group": result.group,
         "run_id": result.run_id,
         "rows": result.rows,
         "batches": result.batches,
@@ -219,20 +241,37 @@ def archived_facts(group: str, result: Archived) -> dict[str, Any]:
     }
 
 
-def archived_text(group: str, result: Archived) -> str:
+def archived_text(result: Archived) -> str:
     """Return a run for people."""
     lines = [
-        f"{group}: {result.rows:,} records of {result.topics} topics archived in {result.elapsed_ms / 1_000:.1f} s "
-        f"({result.rows_per_s:,.0f}/s){', then interrupted' if result.interrupted else ''}"
+        f"{result.group}: {result.rows:,} records of {result.topics} topics archived in "
+        f"{result.elapsed_ms / 1_000:.1f} s ({result.rows_per_s:,.0f}/s)"
+        f"{', then interrupted: a rerun continues' if result.interrupted else ''}"
     ]
     for gap in result.gaps:
         upto = "an unknown offset" if gap.to_offset is None else f"{gap.to_offset:,}"
         since = "?" if gap.from_offset is None else f"{gap.from_offset:,}"
         lines.append(
-            f"  lost: {gap.life.topic}[{gap.partition}] from offset {since} to {upto}, reason {gap.reason}: deleted "
-            f"before it was archived"
+            f"  lost: {gap.life.topic}[{gap.partition}] from offset {since} to {upto}, deleted before it was archived "
+            f"({gap.reason})"
         )
     lines += [
         f"  {life.topic} was re-created: epoch {life.epoch} begins" for life in result.new_lives if life.epoch > 1
     ]
     return "\n".join(lines)
+
+
+def outlook_text(found: Sequence[TopicOutlook], now_ms: int) -> str:
+    """Return how far behind the archive is, for people."""
+    rows = [
+        (
+            outlook.topic,
+            str(outlook.epoch),
+            f"{outlook.behind:,}",
+            instant(outlook.oldest_unread_ms, now_ms),
+            "never" if outlook.loss_at_ms is None and outlook.behind else instant(outlook.loss_at_ms, now_ms),
+            f"{outlook.lost_offsets:,}",
+        )
+        for outlook in found
+    ]
+    return table(("topic", "epoch", "offsets behind", "oldest unread", "lost by retention", "offsets lost"), rows)

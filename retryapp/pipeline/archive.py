@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from retryapp.core.errors import RetryAppError
-from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import Lake
@@ -46,6 +46,7 @@ DEFAULT_ROWS_PER_BATCH: Final = 200_000
 class Archived:
     """What one run did."""
 
+    group: str
     run_id: str
     rows: int
     """Records archived."""
@@ -107,6 +108,11 @@ class Archive:
         self._facts = Facts(spark, lake)
         self._runs = RunLog(self._facts, now_ms)
 
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._options.group
+
     def run_once(self, *, on_progress: OnProgress | None = None, stopped: threading.Event | None = None) -> Archived:
         """Archive what is there now.
 
@@ -122,11 +128,14 @@ class Archive:
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         self._tables.ensure_records()
         sources = find_sources(self._admin, self._options.group)
+        last = self._runs.last(JOB, sources)
         lives = find_lives(self._facts, sources, began_ms)
-        start = find_start(self._tables, self._admin, sources, lives, self._runs.last(JOB, sources))
+        start = find_start(self._tables, self._admin, sources, lives, last)
         self._note_gaps(start.gaps, run_id, began_ms)
         for life in lives.fresh:  # after the gaps: a re-creation that was not told is told by the next run
             self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
+        if last is not None and last.state == FINISHED and not (start.gaps or lives.fresh) and self._is_all(start):
+            return self._result(run_id, began_ms, sources, lives, start, Driven())
         run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
         try:
             driven = self._stream(sources, lives, start, run, on_progress, stopped)
@@ -137,9 +146,20 @@ class Archive:
         except RetryAppError as error:
             self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
             raise
-        cut = {**start.positions, **driven.ends}
-        self._runs.end(run, INTERRUPTED if driven.interrupted else FINISHED, rows=driven.rows, cut=cut)
+        result = self._result(run_id, began_ms, sources, lives, start, driven)
+        self._runs.end(run, INTERRUPTED if driven.interrupted else FINISHED, rows=driven.rows, cut=result.cut)
+        return result
+
+    def _is_all(self, start: Start) -> bool:
+        """Tell whether there is nothing to read: looking costs milliseconds, a query seconds."""
+        ends = Positions(self._connection).ends(list(start.positions))
+        return all(ends[place] <= position for place, position in start.positions.items())
+
+    def _result(
+        self, run_id: str, began_ms: int, sources: Sources, lives: Lives, start: Start, driven: Driven
+    ) -> Archived:
         return Archived(
+            group=sources.group,
             run_id=run_id,
             rows=driven.rows,
             batches=driven.batches,
@@ -148,7 +168,7 @@ class Archive:
             gaps=start.gaps,
             new_lives=lives.fresh,
             interrupted=driven.interrupted,
-            cut=cut,
+            cut={**start.positions, **driven.ends},
         )
 
     def _stream(

@@ -1,0 +1,118 @@
+"""What the commands of ``retryapp pipeline`` share: how to get Spark, where the lake is, and how they are stopped."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from retryapp.cli._target import reach, read_client_config
+from retryapp.cli.broker import download_progress
+from retryapp.jvm import spark_jars
+from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.errors import SparkMissingError
+from retryapp.pipeline.session import SessionOptions, brought_along, start_session
+from retryapp.settings import current_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+R = TypeVar("R")
+
+LAKE: Final = "lake"
+"""Folder of the default lake, in ``RETRYAPP_DATADIR``."""
+CONNECTORS: Final = "Spark's connectors"
+
+
+def lake_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the options of every job: where the lake is, and how to get Spark; the job gets ``lake`` and ``session``."""
+
+    @wraps(function)
+    def with_lake(*, lake: str | None, master: str | None, memory: str, conf: tuple[str, ...], **others: Any) -> R:
+        if find_spec("pyspark") is None:
+            raise SparkMissingError("no module named 'pyspark'")
+        options = SessionOptions(
+            cache_dir=current_settings().cache_dir, master=master, memory=memory, conf=dict(map(_setting, conf))
+        )
+        return function(lake=lake or str(current_settings().datadir / LAKE), session=options, **others)
+
+    for option in (
+        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+        click.option("--memory", default="2g", show_default=True, help="Heap of the driver, as Java writes it."),
+        click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]"),
+        click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]"),
+    ):
+        with_lake = option(with_lake)
+    return with_lake
+
+
+def broker_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--broker`` and ``--client-config``; the job gets ``connection``, to a cluster that answers."""
+
+    @wraps(function)
+    def with_broker(*, broker: str, client_config: Path | None, **others: Any) -> R:
+        connection = KafkaConnection(broker, {} if client_config is None else read_client_config(client_config))
+        reach(connection)
+        return function(connection=connection, **others)
+
+    for option in (
+        click.option(
+            "--client-config",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            help="File with librdkafka properties, name=value a line (security.protocol, sasl.username); those that "
+            "begin with 'kafka.' go to Spark's Java client as they are.",
+        ),
+        click.option("--broker", metavar="HOST:PORT", required=True, help="Bootstrap address."),
+    ):
+        with_broker = option(with_broker)
+    return with_broker
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.BadParameter(f"{text!r}: expected NAME=VALUE", param_hint="--conf")
+    return name, value
+
+
+@contextmanager
+def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
+    """Yield a session, and stop it if it is ours."""
+    if brought_along():
+        yield start_session(options)
+        return
+    with download_progress(spark_jars(), CONNECTORS) as progress:
+        session = start_session(options, progress=progress)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once.
+
+    To be entered once there is a session: Spark takes Ctrl-C for itself when it starts, and kills all jobs.
+    """
+    stopped = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stopped.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

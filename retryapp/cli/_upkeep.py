@@ -1,0 +1,132 @@
+"""``retryapp pipeline compact | expire | vacuum | rebuild | erase | register``: a lake in shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from retryapp.cli._spark import lake_options, spark_session
+from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError
+from retryapp.pipeline.session import SessionOptions
+from retryapp.runtime.clock import SystemClock
+from retryapp.web.instants import utc_text
+
+if TYPE_CHECKING:
+    from retryapp.pipeline.upkeep import Upkeep
+
+DAY_MS = 86_400_000
+_day = click.DateTime(["%Y-%m-%d"])
+
+
+@contextmanager
+def _upkeep(lake: str, session: SessionOptions) -> Iterator[Upkeep]:
+    with spark_session(session) as spark:
+        from retryapp.pipeline.lake import open_lake
+        from retryapp.pipeline.upkeep import Upkeep
+
+        yield Upkeep(spark, open_lake(spark, lake))
+
+
+@click.command()
+@click.option("--since", type=_day, help="Only days from then on, in UTC. [default: all]")
+@lake_options
+@json_option
+def compact(*, since: datetime | None, lake: str, session: SessionOptions, as_json: bool) -> None:
+    """Join the small files that runs leave; daily is enough. Readers and archive runs go on meanwhile."""
+    with _upkeep(lake, session) as upkeep:
+        counts = upkeep.compact(None if since is None else since.date())
+    emit(
+        counts, f"{counts['removed']:,} files became {counts['added']:,}; vacuum removes the old ones", as_json=as_json
+    )
+
+
+@click.command()
+@click.option("--older-than", metavar="LENGTH", required=True, help="Age of the youngest day to go ('400d').")
+@lake_options
+@json_option
+def expire(*, older_than: str, lake: str, session: SessionOptions, as_json: bool) -> None:
+    """Delete whole days of the archive; vacuum then removes their files."""
+    try:
+        age_ms = parse_duration_ms(older_than)
+    except InvalidDurationError as error:
+        raise click.BadParameter(str(error), param_hint="--older-than") from error
+    before = date.fromisoformat(utc_text(SystemClock().wall_ms() - age_ms)[:10])
+    with _upkeep(lake, session) as upkeep:
+        rows = upkeep.expire(before)
+    emit({"before": before.isoformat(), "rows": rows}, f"{rows:,} rows before {before} deleted", as_json=as_json)
+
+
+@click.command()
+@click.option(
+    "--older-than",
+    "hours",
+    type=click.IntRange(min=0),
+    default=168,
+    show_default=True,
+    help="Hours since a file was removed from the table; readers of older versions fail.",
+)
+@lake_options
+@json_option
+def vacuum(*, hours: int, lake: str, session: SessionOptions, as_json: bool) -> None:
+    """Remove the files that no longer belong to the archive."""
+    with _upkeep(lake, session) as upkeep:
+        upkeep.vacuum(hours)
+    emit({"hours": hours}, f"files out of use for {hours} hours are removed", as_json=as_json)
+
+
+@click.command()
+@click.option("--from", "since", type=_day, required=True, help="First day, in UTC.")
+@lake_options
+@json_option
+def rebuild(*, since: datetime, lake: str, session: SessionOptions, as_json: bool) -> None:
+    """Read archived records anew from their own bytes: after an upgrade that reads more than the one before."""
+    with _upkeep(lake, session) as upkeep:
+        rows = upkeep.rebuild(since.date())
+    emit({"rows": rows}, f"{rows:,} rows were read anew", as_json=as_json)
+
+
+@click.command()
+@click.option("--key", help="The records' key, as text (UTF-8).")
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with the key's bytes: it then stands in no list of processes and no shell history.",
+)
+@lake_options
+@json_option
+def erase(*, key: str | None, key_file: Path | None, lake: str, session: SessionOptions, as_json: bool) -> ExitCode:
+    """Erase every record of a key from the lake: rows, log, quarantine, change data and reports.
+
+    Records of the key that are still on topics and arrived until now are not archived later. The topics themselves keep
+    them until their retention ends: 'retryapp pipeline status' and 'retryapp plan' show when. Readers of older versions
+    of the table fail afterwards.
+    """
+    if (key is None) == (key_file is None):
+        raise click.UsageError("give --key or --key-file")
+    raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
+    with _upkeep(lake, session) as upkeep:
+        erased = upkeep.erase(raw, now_ms=SystemClock().wall_ms())
+    emit(
+        {"rows": erased.rows, "key_hash": erased.key_hash},
+        f"{erased.rows:,} rows erased; what is still on topics goes with their retention, and is not archived any more",
+        as_json=as_json,
+    )
+    return ExitCode.FINE
+
+
+@click.command()
+@click.option("--database", required=True, help="Name in Spark's catalog; made where it is missing.")
+@lake_options
+@json_option
+def register(*, database: str, lake: str, session: SessionOptions, as_json: bool) -> None:
+    """Make the tables known to a catalog by name, with their column comments."""
+    with _upkeep(lake, session) as upkeep:
+        names = upkeep.register(database)
+    emit({"tables": names}, "\n".join(names), as_json=as_json)

@@ -1,0 +1,93 @@
+"""How far the archive is behind each topic, and when retention takes what it has not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from retryapp.kafka import KafkaAdmin, Positions, read_offsets
+from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.positions import find_lives, find_start
+from retryapp.pipeline.runs import RunLog
+from retryapp.pipeline.sources import find_sources
+from retryapp.pipeline.tables import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOB: Final = "archive"
+SOON_MS: Final = 3_600_000
+"""A loss that is nearer than this is a finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOutlook:
+    """One topic."""
+
+    topic: str
+    epoch: int
+    behind: int
+    """Offsets between what is archived and the end; not a count of records."""
+    oldest_unread_ms: int | None
+    """When the oldest record arrived that is not archived; None: there is none."""
+    loss_at_ms: int | None
+    """When its retention ends; the broker may keep it somewhat longer. None: nothing is unread, or kept for ever."""
+    lost_offsets: int
+    """Offsets that are gone already and were not archived."""
+
+    def at_risk(self, now_ms: int) -> bool:
+        """Tell whether records are lost, or will be soon."""
+        return self.lost_offsets > 0 or (self.loss_at_ms is not None and self.loss_at_ms < now_ms + SOON_MS)
+
+
+def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
+    """Look at all topics of a group; changes nothing.
+
+    Returns:
+        One for each topic, by name.
+
+    Raises:
+        TopicMissingError: the group has none.
+    """
+    facts, tables = Facts(spark, lake), Tables(spark, lake)
+    sources = find_sources(admin, group)
+    lives = find_lives(facts, sources, 0)
+    start = find_start(tables, admin, sources, lives, RunLog(facts, int).last(JOB, sources))
+    ends = Positions(admin.connection).ends(list(start.positions))
+    states = admin.describe_topics([source.topic for source in sources.topics])
+    found = []
+    for life in sorted(lives.present, key=lambda life: life.topic):
+        unread = {
+            partition: position
+            for (topic, partition), position in start.positions.items()
+            if topic == life.topic and position < ends[topic, partition]
+        }
+        oldest_ms = _oldest(admin, life.topic, unread)
+        retention_ms = int(states[life.topic].config.get("retention.ms", "-1"))
+        found.append(
+            TopicOutlook(
+                topic=life.topic,
+                epoch=life.epoch,
+                behind=sum(ends[life.topic, partition] - position for partition, position in unread.items()),
+                oldest_unread_ms=oldest_ms,
+                loss_at_ms=None if oldest_ms is None or retention_ms < 0 else oldest_ms + retention_ms,
+                lost_offsets=sum(
+                    gap.to_offset - gap.from_offset
+                    for gap in start.gaps
+                    if gap.life.topic == life.topic and gap.to_offset is not None and gap.from_offset is not None
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def _oldest(admin: KafkaAdmin, topic: str, unread: Mapping[int, int]) -> int | None:
+    """Return the earliest arrival among the first unread records of partitions."""
+    times = []
+    for partition, position in unread.items():
+        first = next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
+        if first is not None:
+            times.append(first[2])
+    return min(times, default=None)
