@@ -77,8 +77,9 @@ class OtherRunError(EnvironmentFault):
         self.job = job
         self.problem = problem
         super().__init__(
-            f"another {job} run of this group works on this lake ({problem}). Wait for it, or stop it; nothing was "
-            f"written twice"
+            f"another {job} run of this group works on this lake: {problem}. Wait for it, or stop it; nothing was "
+            f"written twice. Where none runs, a crash has left half a note: remove that checkpoint's folder, the next "
+            f"run goes on from the table's own offsets"
         )
 
 

@@ -11,8 +11,11 @@ from retryapp.pipeline.errors import JobFailedError, OtherRunError
 _OTHER_RUN: Final = (
     "Concurrent update to the log",
     "Multiple streaming jobs",
+    "Multiple streaming queries",
     "CONCURRENT_QUERY",
     "CONCURRENT_STREAM_LOG",
+    "DELTA_CONCURRENT_TRANSACTION",
+    "ConcurrentTransactionException",
 )
 _ADVICE: Final = (
     (
