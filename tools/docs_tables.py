@@ -46,6 +46,19 @@ def settings() -> str:
     return table(("variable", "default", "meaning"), rows)
 
 
+def records_columns() -> str:
+    """Columns of the archive."""
+    from retryapp.pipeline.schemas import RECORDS  # loads PySpark
+
+    rows = ((f"`{field.name}`", _column_type(field), field.metadata["comment"]) for field in RECORDS)
+    return table(("column", "type", "meaning"), rows)
+
+
+def _column_type(field: Any) -> str:
+    text = str(field.dataType.simpleString())
+    return text if "struct<" not in text or text.startswith("array") else "struct"
+
+
 def demo_settings() -> str:
     """Variables of the demo's worker."""
     rows = (
@@ -161,6 +174,7 @@ FILES: dict[str, Callable[[], str]] = {"docs/alerts.yml": rules_text}
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
+    "records-columns": records_columns,
     "demo-settings": demo_settings,
     "retries-arguments": lambda: arguments(Retries.__init__, Retries.__doc__),
     "handler-arguments": lambda: arguments(Retries.handler, Retries.handler.__doc__),
