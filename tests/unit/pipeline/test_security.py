@@ -1,0 +1,120 @@
+"""A connection's settings in the words of Java's client, and what of them is hidden."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.kafka import KafkaConnection
+from retryapp.kafka.connection import is_secret
+from retryapp.pipeline.read import kafka_options, offsets_json
+from retryapp.pipeline.security import java_options
+from retryapp.pipeline.session import REDACTED
+
+
+def test_plain_text_needs_nothing() -> None:
+    """Only what every read sets."""
+    assert kafka_options(KafkaConnection("localhost:9092")) == {
+        "kafka.bootstrap.servers": "localhost:9092",
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+    }
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_login(mechanism: str) -> None:
+    """Name and password become a login of Java's, with their quotes escaped."""
+    options = java_options(
+        KafkaConnection(
+            "b:9092",
+            {
+                "security.protocol": "sasl_ssl",
+                "sasl.mechanism": mechanism,
+                "sasl.username": "alice",
+                "sasl.password": 'cor"rect\\horse',
+            },
+        )
+    )
+    assert (options["security.protocol"], options["sasl.mechanism"]) == ("SASL_SSL", mechanism)
+    assert options["sasl.jaas.config"].endswith('LoginModule required username="alice" password="cor\\"rect\\\\horse";')
+
+
+def test_certificates_travel_as_text(tmp_path: Path) -> None:
+    """Executors do not have the driver's files."""
+    for name in ("ca", "certificate", "key"):
+        (tmp_path / f"{name}.pem").write_text(f"-- {name} --")
+    options = java_options(
+        KafkaConnection(
+            "b:9092",
+            {
+                "security.protocol": "ssl",
+                "ssl.ca.location": str(tmp_path / "ca.pem"),
+                "ssl.certificate.location": str(tmp_path / "certificate.pem"),
+                "ssl.key.location": str(tmp_path / "key.pem"),
+                "ssl.endpoint.identification.algorithm": "none",
+            },
+        )
+    )
+    assert options == {
+        "security.protocol": "SSL",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": "-- ca --",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": "-- certificate --",
+        "ssl.keystore.key": "-- key --",
+        "ssl.endpoint.identification.algorithm": "",
+    }
+
+
+def test_javas_own_words_pass_and_win() -> None:
+    """What begins with `kafka.` is for Java; librdkafka never sees it."""
+    connection = KafkaConnection(
+        "b:9092", {"kafka.sasl.jaas.config": "x", "kafka.client.id": "lake", "client.id": "mine", "linger.ms": "5"}
+    )
+    assert java_options(connection) == {"sasl.jaas.config": "x", "client.id": "lake"}
+    assert not [name for name in connection.client_config() if name.startswith("kafka.")]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"sasl.mechanism": "GSSAPI", "sasl.username": "a", "sasl.password": "b"}, "kafka.sasl.jaas.config"),
+        ({"ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location"),
+    ],
+)
+def test_what_cannot_be_said_in_java_is_named(options: dict[str, str], named: str) -> None:
+    """Before Spark starts."""
+    with pytest.raises(InvalidSettingError, match=re.escape(named)):
+        java_options(KafkaConnection("b:9092", options))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kafka.sasl.jaas.config",
+        "kafka.ssl.keystore.key",
+        "kafka.ssl.keystore.certificate.chain",
+        "kafka.ssl.truststore.certificates",
+        "kafka.ssl.key.password",
+        "kafka.ssl.truststore.password",
+    ],
+)
+def test_secrets_are_hidden_by_spark(name: str) -> None:
+    """Spark hides the options whose names match."""
+    assert re.search(REDACTED, name)
+    assert not re.search(REDACTED, "kafka.bootstrap.servers")
+
+
+def test_secrets_are_hidden_by_us() -> None:
+    """In what a connection says of itself."""
+    shown = repr(KafkaConnection("b", {"kafka.sasl.jaas.config": "hush", "kafka.ssl.keystore.key": "hush"}))
+    assert "hush" not in shown
+    assert is_secret("kafka.ssl.keystore.key")
+
+
+def test_offsets_name_every_partition() -> None:
+    """As Spark's connector reads them."""
+    assert offsets_json({("b", 1): 5, ("a", 0): 0, ("b", 0): 7}) == '{"a": {"0": 0}, "b": {"0": 7, "1": 5}}'
