@@ -134,7 +134,7 @@ def test_a_second_run_beside_the_first_is_refused(spark: SparkSession, group: Gr
     """Cron started it again while it still ran: nothing is there twice."""
     lake = tmp_path / "lake"
     notes = lake / "checkpoints" / "archive" / "v1"
-    with started(group, lake, "--rows-per-batch", "200", "--master", "local[1]") as process:
+    with started(group, lake, "--rows-per-batch", "500", "--master", "local[1]") as process:
         wait_until(lambda: bool(numbers_in(notes, "commits")), process)
         options = ArchiveOptions(group=group.topology.group)
         job = Archive(spark, group.connection, open_lake(spark, str(lake)), options, now_ms=lambda: 2**42)
