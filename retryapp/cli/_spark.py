@@ -19,7 +19,7 @@ from retryapp.cli.broker import download_progress
 from retryapp.jvm import spark_jars
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.errors import SparkMissingError
-from retryapp.pipeline.session import SessionOptions, brought_along, start_session
+from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import current_settings
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def _setting(text: str) -> tuple[str, str]:
 
 @contextmanager
 def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
-    """Yield a session, and stop it if it is ours."""
-    if brought_along():
+    """Yield a session, and stop it if it was made here."""
+    if brought_along() or active_session() is not None:
         yield start_session(options)
         return
     with download_progress(spark_jars(), CONNECTORS) as progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from retryapp.core.errors import RetryAppError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event
+from retryapp.core.lifecycle import decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers
 from retryapp.core.topology import TopicRole
@@ -24,7 +24,6 @@ from retryapp.pipeline.schemas import EVENT, METADATA, READING
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-AnyEvent = Succeeded | PolicyUsed | Progress
 EVENTS: Final = TopicRole.EVENTS.value
 NO_HEADERS: Final = "no retry headers: somebody else wrote this record"
 
@@ -38,7 +37,8 @@ class Reading(NamedTuple):
 
     failure_id: str | None
     metadata: RetryMetadata | None
-    event: AnyEvent | None
+    event: Mapping[str, Any] | None
+    """The fields of the event's kind."""
     unreadable: str | None
 
 
@@ -53,7 +53,8 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
     try:
         if station == EVENTS:
             event = decode_event(value or b"")
-            return Reading(getattr(event, "failure_id", None), None, event, None)
+            told = vars(event)
+            return Reading(told.get("failure_id"), None, told, None)
         metadata = decode_metadata(headers)
     except RetryAppError as error:
         return Reading(None, None, None, str(error))
@@ -110,7 +111,7 @@ def header_tuples(headers: pa.Array) -> list[Headers]:
 
 
 def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
-    """Return objects as structs of their attributes; null for None, and for attributes that an object does not have."""
+    """Return objects or mappings as structs of their fields; null for None, and for what a mapping does not have."""
     there = [value for value in values if value is not None]
     if not there:
         return pa.nulls(len(values), kind)
@@ -123,10 +124,10 @@ def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
 
 def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     name = field.name
-    try:
+    if isinstance(values[0], Mapping):
+        found = [value.get(name) for value in values]
+    else:
         found = list(map(operator.attrgetter(name), values))
-    except AttributeError:  # a field of some kinds of events only
-        found = [getattr(value, name, None) for value in values]
     if pa.types.is_struct(field.type):
         return _structs(found, field.type)
     if pa.types.is_list(field.type):

@@ -60,6 +60,19 @@ def brought_along() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
+def active_session() -> SparkSession | None:
+    """Return the session that this process has, or None.
+
+    Raises:
+        SparkMissingError: PySpark is not installed.
+    """
+    try:
+        from pyspark.sql import SparkSession as Session
+    except ImportError as error:
+        raise SparkMissingError(str(error)) from error
+    return Session.getActiveSession()
+
+
 def start_session(options: SessionOptions, *, progress: Progress | None = None) -> SparkSession:
     """Return a session: the active one, the platform's, or a new one with our jars.
 
@@ -72,13 +85,11 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         JavaMissingError, OfflineError, JarDamagedError: what a session of our own needs is not there.
         SparkStartError: its JVM did not start.
     """
-    try:
-        from pyspark.sql import SparkSession as Session
-    except ImportError as error:
-        raise SparkMissingError(str(error)) from error
-    active = Session.getActiveSession()
+    active = active_session()
     if active is not None:
         return active
+    from pyspark.sql import SparkSession as Session
+
     builder = Session.builder.appName("retryapp")
     if brought_along():
         for name, value in {**_ANYWHERE, **options.conf}.items():
