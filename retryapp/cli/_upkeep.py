@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from retryapp.cli._spark import lake_options, spark_session
+from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
+from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
 from retryapp.web.instants import utc_text
@@ -99,25 +103,48 @@ def rebuild(*, since: datetime, lake: str, session: SessionOptions, as_json: boo
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the key's bytes: it then stands in no list of processes and no shell history.",
 )
+@click.option("--broker", metavar="HOST:PORT", help="List what of the key is still on topics there: with --group.")
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="Whose topics to look at; may be repeated.")
+@click.option(
+    "--client-config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with librdkafka properties for --broker.",
+)
 @lake_options
 @json_option
-def erase(*, key: str | None, key_file: Path | None, lake: str, session: SessionOptions, as_json: bool) -> ExitCode:
+def erase(
+    *,
+    key: str | None,
+    key_file: Path | None,
+    broker: str | None,
+    groups: tuple[str, ...],
+    client_config: Path | None,
+    lake: str,
+    session: SessionOptions,
+    as_json: bool,
+) -> ExitCode:
     """Erase every record of a key from the lake: rows, log, quarantine, change data and reports.
 
     Records of the key that are still on topics and arrived until now are not archived later. The topics themselves keep
-    them until their retention ends: 'retryapp pipeline status' and 'retryapp plan' show when. Readers of older versions
-    of the table fail afterwards.
+    them until their retention ends; --broker and --group list them with that date. Readers of older versions of the
+    table fail afterwards.
     """
     if (key is None) == (key_file is None):
         raise click.UsageError("give --key or --key-file")
+    if bool(groups) != (broker is not None):
+        raise click.UsageError("--broker and --group go together")
     raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
+    options = {} if client_config is None else read_client_config(client_config)
+    admin = None if broker is None else reach(KafkaConnection(broker, options))
     with _upkeep(lake, session) as upkeep:
         erased = upkeep.erase(raw, now_ms=SystemClock().wall_ms())
-    emit(
-        {"rows": erased.rows, "key_hash": erased.key_hash},
-        f"{erased.rows:,} rows erased; what is still on topics goes with their retention, and is not archived any more",
-        as_json=as_json,
-    )
+    remains = [] if admin is None else [part for group in groups for part in find_remains(admin, group, raw)]
+    lines = [f"{erased.rows:,} rows erased; what is still on topics is not archived any more"]
+    for part in remains:
+        until = "for ever" if part.expires_ms is None else f"until {utc_text(part.expires_ms)}"
+        lines.append(f"  {part.topic} keeps {part.records:,} of its records {until}")
+    facts = {"rows": erased.rows, "key_hash": erased.key_hash, "remains": [asdict(part) for part in remains]}
+    emit(facts, "\n".join(lines), as_json=as_json)
     return ExitCode.FINE
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 RunArchive = Callable[[], Archived]
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture
 def group(connection: KafkaConnection, topology: HandlerTopology) -> Group:
     """Topics with two partitions."""

@@ -67,7 +67,9 @@ def test_archive_status_and_upkeep(
         ("retention", 3, 4)
     ]
     (tmp_path / "key").write_bytes(b"ada")
-    assert command("erase", "--key-file", str(tmp_path / "key"))[1]["rows"] == 3
+    facts = command("erase", "--key-file", str(tmp_path / "key"), *where)[1]
+    assert facts["rows"] == 3
+    assert facts["remains"] == []  # deleted above
     code, facts = command("expire", "--older-than", "1d")
     assert (code, facts["rows"]) == (0, 0)
 

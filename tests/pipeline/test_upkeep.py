@@ -13,10 +13,11 @@ from history import Group
 from samples import dead
 
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaConnection
+from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.pipeline.archive import Archive, ArchiveOptions
 from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
 from retryapp.pipeline.lake import Lake, open_lake
+from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables
 from retryapp.pipeline.upkeep import Upkeep
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 ADDRESS = b"ada.lovelace@example.org"
 FAR_MS = 4_000_000_000_000
+
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -107,3 +111,13 @@ def test_a_lake_without_an_archive_and_one_without_delta(spark: SparkSession, tm
         Upkeep(spark, open_lake(spark, str(tmp_path / "empty")))
     with pytest.raises(LakeUnusableError, match="needs Delta tables"):
         Upkeep(spark, open_lake(spark, str(tmp_path / "plain"), wanted="parquet"))
+
+
+def test_what_remains_on_topics_is_listed_with_its_date(group: Group) -> None:
+    """Of the key alone, until its topic's retention ends."""
+    for number, key in enumerate((ADDRESS, b"somebody else", ADDRESS)):
+        group.dead(0, dead(number), key=key)
+    times = [record.timestamp_ms for record in read_topic(group.connection, group.topology.dlq)]
+    (found,) = find_remains(group.admin, group.topology.group, ADDRESS)
+    assert (found.topic, found.records) == (group.topology.dlq, 2)
+    assert found.expires_ms == times[2] + 30 * 86_400_000
