@@ -126,8 +126,8 @@ class Archive:
             JobFailedError: Spark failed; what was committed stays.
         """
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
-        self._tables.ensure_records()
         sources = find_sources(self._admin, self._options.group)
+        self._tables.ensure_records()
         last = self._runs.last(JOB, sources)
         lives = find_lives(self._facts, sources, began_ms)
         start = find_start(self._tables, self._admin, sources, lives, last)
