@@ -6,11 +6,14 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from delta import rows_of
 from history import Group
 from samples import dead
 
@@ -129,3 +132,31 @@ def test_signals_stop_between_batches_and_the_second_at_once() -> None:
         assert stopped.wait(5)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_rounds_go_on_until_they_are_stopped(
+    command: Command, connection: KafkaConnection, topology: HandlerTopology, tmp_path: Path
+) -> None:
+    """With --every: what comes later is archived by a later round; Ctrl-C ends it in order."""
+    group = Group(connection, topology)
+    group.make(partitions=1)
+    group.dead(0, dead(0))
+
+    def finished() -> int:
+        return len(list((tmp_path / "lake" / "runs").glob("*finished.json")))
+
+    def operator() -> None:
+        deadline_s = time.monotonic() + 200
+        for number in (1, 2):
+            while finished() < number and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            if number == 1:
+                group.dead(0, dead(1))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    person = threading.Thread(target=operator)
+    person.start()
+    code, _ = command("archive", "--broker", connection.bootstrap, "--group", topology.group, "--every", "50ms")
+    person.join()
+    assert (code, finished()) == (0, 2)
+    assert len(rows_of(tmp_path / "lake" / "records", ("offset",))) == 2
