@@ -17,6 +17,12 @@ KNOWN_STOP = (
     "Stop the workers before the only broker."
 )
 
+KNOWN_BAR = (
+    "The first kill of a round is the slow one: the other worker has no store of those partitions and reads 100,000 rows "
+    "from the changelog. That is work for a processor, and other programs ran on the two that there were. Beside a running "
+    "campaign, at a load average of 20, it took 8 and 24 s."
+)
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         id="F1",
@@ -246,7 +252,8 @@ FAULTS: tuple[Fault, ...] = (
         run=lambda act, _: mixed.many_waiting(act, 3),
         deliveries=ONCE,
         act={"waits_ms": (3000, 3000), "policy": "3s 3s", "concurrency": 64, **WIDE},
-        rounds=1,
+        rounds=2,
+        known=KNOWN_BAR,
         alone=True,
     ),
 )
