@@ -18,9 +18,9 @@ KNOWN_STOP = (
 )
 
 KNOWN_BAR = (
-    "The first kill of a round is the slow one: the other worker has no store of those partitions and reads 100,000 rows "
-    "from the changelog. That is work for a processor, and other programs ran on the two that there were. Beside a running "
-    "campaign, at a load average of 20, it took 8 and 24 s."
+    "The first kill of a round is the slow one: the other worker has no store of those partitions and reads 100,000 "
+    "rows from the changelog. That is work for a processor, and other programs ran on the two that there were. Beside "
+    "a running campaign, at a load average of 20, it took 8 and 24 s."
 )
 
 FAULTS: tuple[Fault, ...] = (

@@ -195,5 +195,5 @@ def _bar(each: Mapping[str, Any]) -> str:
     return (
         "With 200,000 records waiting and one of two workers killed, the first due record of its partitions ran "
         f"{shown} s\n"
-        f"beyond the session time-out ({len(measured)} kills). The bar is {BAR_S:g} s; rounds beyond it are named above."
+        f"beyond the session time-out ({len(measured)} kills). The bar is {BAR_S:g} s; rounds over it stand above."
     )
