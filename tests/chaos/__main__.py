@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -105,6 +106,7 @@ def _run(
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     leave(folder)
+    shutil.rmtree(folder / "broker", ignore_errors=True)  # rounds share nothing, and thousands of topics slow it down
     with (
         Ground(cache_dir, folder / "broker", links=jobs) as ground,
         Progress(*columns, console=console) as bar,

@@ -192,7 +192,7 @@ def damage_stores(act: Act, times: int) -> None:
         kind = act.rng.choice([name for name in DAMAGES if name != "older" or old is not None])
         with act.fault(f"store {kind}"):
             DAMAGES[kind](act, stores, old)
-        if number % 3 == 0 and stores[0].parent.exists():
+        if number % 3 == 0 and kind != AHEAD and stores[0].parent.exists():
             old = act.folder / f"old{number}"
             shutil.copytree(stores[0].parent, old, dirs_exist_ok=True)
         act.revive(1)

@@ -32,6 +32,8 @@ class Fault:
     """Rounds of a whole campaign."""
     deliveries: tuple[str, ...] = BOTH
     """Modes, taken in turn."""
+    known: str = ""
+    """Why its rounds may fail through no fault of retryapp's: the page tells it, with each round that did."""
     alone: bool = False
     """It measures times: nothing of ours may run beside it."""
     link: bool = False

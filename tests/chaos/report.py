@@ -31,7 +31,7 @@ def by_fault(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     for fault in FAULTS:
         mine = [result for result in results if result["fault"] == fault.id]
         if mine:
-            found[fault.id] = {"title": fault.title, "how": fault.how, **_sum(mine)}
+            found[fault.id] = {"title": fault.title, "how": fault.how, "known": fault.known, **_sum(mine)}
     return found
 
 
@@ -56,8 +56,22 @@ def _sum(mine: Sequence[Result]) -> dict[str, Any]:
         "modes": {mode: _mode([v for v in verdicts if v["exactly_once"] is (mode == MODES[0])]) for mode in MODES},
         "late_ms_max": max((verdict["late_ms"].get("max", 0) for verdict in verdicts), default=0),
         "notes": notes,
+        "failures": [_failure(result) for result in mine if result["outcome"] == "failed"],
         "reasons": sorted({result["reason"] for result in mine if "reason" in result}),
     }
+
+
+def _failure(result: Result) -> str:
+    """Say in a line why a round did not pass."""
+    if "error" in result:
+        return f"{result['key']}: {result['error'].strip().splitlines()[-1]}"
+    broken = ("lost", "wrong", "early", "over_policy", "altered", "leftover")
+    counts: Counter[str] = Counter()
+    for verdict in result["verdicts"]:
+        counts.update({name: verdict[name] for name in broken})
+        counts["copied with transactions"] += verdict["copied"] * verdict["exactly_once"]
+        counts["problems in the ledger"] += len(verdict["ledger"])
+    return f"{result['key']}: {', '.join(f'{count} {name}' for name, count in counts.items() if count)}"
 
 
 def _mode(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -143,9 +157,19 @@ def page(told: Mapping[str, Any]) -> str:
             for name, each in faults.items()
             if each["reasons"]
         ),
+        "failures": _failures(faults),
         "bar": _bar(faults.get("bar", {})),
     }
     return TEMPLATE.read_text().format(**values)
+
+
+def _failures(faults: Mapping[str, Any]) -> str:
+    lines = []
+    for name, each in faults.items():
+        lines += [f"* {failure}" for failure in each["failures"]]
+        if each["failures"] and each["known"]:
+            lines += ["", f"{name}: {each['known']}", ""]
+    return "\n".join(lines).strip() or "All rounds passed."
 
 
 def _line(name: str, each: Mapping[str, Any]) -> str:
@@ -171,5 +195,5 @@ def _bar(each: Mapping[str, Any]) -> str:
     return (
         "With 200,000 records waiting and one of two workers killed, the first due record of its partitions ran "
         f"{shown} s\n"
-        f"beyond the session time-out ({len(measured)} kills; the bar is {BAR_S:g} s)."
+        f"beyond the session time-out ({len(measured)} kills). The bar is {BAR_S:g} s; rounds over it stand above."
     )
