@@ -30,12 +30,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from retryapp.core import marks
-from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError, StoreAheadError
+from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.engine.recovery import catch_up
 from retryapp.ports import (
     Acks,
     Clock,
@@ -241,18 +242,21 @@ class LaneProtocol(ABC):
 
     async def recover(self) -> None:
         """See `ports.LaneTransport.recover`."""
-        self.pending, self.dead = pending, dead = self.open_stores()
-        for table in (pending, dead):
+        changelog, name = self.place.changelog, self.place.name
+        if await catch_up(self._open_tables(), self.reader, changelog, name):
+            return
+        logger.warning("Local store of lane %s rebuilt: %s has not kept what it wrote last", name, changelog.topic)
+        if self.pending is not None and self.dead is not None:
+            self.pending.drop()
+            self.dead.close()
+        await catch_up(self._open_tables(), self.reader, changelog, name)
+
+    def _open_tables(self) -> PendingStore:
+        self.pending, self.dead = self.open_stores()
+        for table in (self.pending, self.dead):
             if table.dropped:
                 logger.warning("Local store of lane %s dropped and rebuilt: %s", self.place.name, table.dropped)
-
-        def into_pending(records: list[Any], position: int) -> None:
-            pending.recover(((r.key or b"", r.value) for r in records), position)
-
-        reached = await self.reader.read(self.place.changelog, pending.next_offset, into_pending)
-        if pending.next_offset > reached:
-            raise StoreAheadError(self.place.name, pending.next_offset, reached)
-        pending.recovered()
+        return self.pending
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """See `ports.LaneTransport.release`.

@@ -79,6 +79,14 @@ class PendingStore(PendingTable, Protocol):
         ...
 
     @property
+    def last_written(self) -> int | None:
+        """Offset of the last changelog record that it wrote, to be looked for there; None once it was caught up.
+
+        None as well where it lies back so far that compaction may have taken the record away.
+        """
+        ...
+
+    @property
     def next_offset(self) -> int:
         """It reflects the changelog up to here, exclusive."""
         ...

@@ -36,6 +36,9 @@ _OFFSET = struct.Struct(">Q")
 _TIER_NAME = RETRY_TIER.encode()
 _PURGE_ROWS = 5_000
 """Removed rows that may lie before the first live one until a range delete covers them."""
+_KEPT_MS = 86_400_000
+"""What the changelog took in so recently is there, unless it was never committed: its segments are younger than that
+and not compacted, and it keeps tombstones for a day (`delete.retention.ms`)."""
 
 
 def _index_key(origin_offset: int) -> bytes:
@@ -113,6 +116,8 @@ class RocksPendingTable:
         """Open the table; see `Store`."""
         self._store = Store(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
         self._now_ms = now_ms
+        meta = self._store.meta
+        self._last_written = meta.written if now_ms - meta.used_ms < _KEPT_MS else None
         self._low = b""
         self._removed = 0
         self._counts = dict(self._store.meta.counts)
@@ -121,6 +126,11 @@ class RocksPendingTable:
     def dropped(self) -> str | None:
         """Why the local copy that was found had to be thrown away, or None."""
         return self._store.dropped
+
+    @property
+    def last_written(self) -> int | None:
+        """See `ports.PendingStore.last_written`."""
+        return self._last_written
 
     @property
     def next_offset(self) -> int:
@@ -189,6 +199,8 @@ class RocksPendingTable:
         if self._removed >= _PURGE_ROWS and self._low:
             changes.batch.delete_range(_ROWS_START, self._low)
             self._removed = 0
+        if changelog_offset is not None:
+            self._store.meta.written = changelog_offset
         self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
 
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
@@ -221,6 +233,7 @@ class RocksPendingTable:
         Raises:
             DiskFullError, StoreBrokenError: see `recover`.
         """
+        self._store.meta.written = self._last_written = None
         self._commit(self._store.batch(), None, self._now_ms)
 
     def touch(self, now_ms: int) -> None:

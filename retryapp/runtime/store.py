@@ -91,6 +91,8 @@ class StoreMeta:
     """The store reflects the topic up to here, exclusive; 0 when nothing was read."""
     counts: dict[str, int]
     """Rows by tier."""
+    written: int | None = None
+    """Offset of the last record of the topic that was written together with the store; None once it was read there."""
 
 
 class Store:

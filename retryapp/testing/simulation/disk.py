@@ -25,6 +25,8 @@ class Journal:
 
     batches: list[tuple[Sequence[Row], Sequence[Removal], int | None]] = field(default_factory=list)
     synced: int = 0
+    written: int | None = None
+    """Offset of the last changelog record that was written together with the store."""
 
 
 class Disk:
@@ -74,11 +76,21 @@ class SimPendingStore(MemoryPendingTable):
         self._journal = disk.journal(name)
         for puts, removes, changelog_offset in self._journal.batches:
             super().write(puts, removes, changelog_offset)
+        self._last_written = self._journal.written
 
     def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
         """See `ports.PendingTable.write`."""
+        self._keep(puts, removes, changelog_offset)
+        self._journal.written = changelog_offset
+
+    def _keep(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
         self._disk.write(self._journal, (puts, removes, changelog_offset))
         super().write(puts, removes, changelog_offset)
+
+    @property
+    def last_written(self) -> int | None:
+        """See `ports.PendingStore.last_written`."""
+        return self._last_written
 
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
         """See `ports.PendingStore.recover`."""
@@ -93,10 +105,11 @@ class SimPendingStore(MemoryPendingTable):
             else:
                 removes.pop(key, None)
                 puts[key] = Row(key, value, "?")
-        self.write([*puts.values()], [*removes.values()], next_offset - 1)
+        self._keep([*puts.values()], [*removes.values()], next_offset - 1)
 
     def recovered(self) -> None:
         """See `ports.PendingStore.recovered`."""
+        self._journal.written = self._last_written = None
 
     def touch(self, now_ms: int) -> None:
         """See `ports.PendingStore.touch`."""

@@ -22,7 +22,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.dead_keeper import DeadLetterKeeper
-from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
+from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.store import StoreIdentity
@@ -73,21 +73,25 @@ class Topics:
 
     def put(self, tp: TopicPartition, record: Found) -> int:
         """Append; return the offset."""
-        record.offset = len(self.records[tp])
+        record.offset = self._end(tp)
         self.records[tp].append(record)
         return record.offset
 
     async def bounds(self, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """See `TailReader.bounds`."""
-        return {tp: (self.first, len(self.records[tp])) for tp in tps}
+        return {tp: (self.first, self._end(tp)) for tp in tps}
+
+    def _end(self, tp: TopicPartition) -> int:
+        return self.records[tp][-1].offset + 1 if self.records[tp] else 0
 
     async def read(
         self, tp: TopicPartition, start: int, sink: Callable[[list[Any], int], object], *, background: bool = False
     ) -> int:
         """See `TailReader.read`."""
         self.starts.append((tp, start, background))
-        end = len(self.records[tp])
-        for at in range(max(start, self.first), end, self.slice):
+        end = self._end(tp)
+        records = [record for record in self.records[tp] if record.offset >= max(start, self.first)]
+        for at in range(0, len(records), self.slice):
             if self.error is not None:
                 error, self.error = self.error, None
                 raise error
@@ -95,8 +99,9 @@ class Topics:
                 await self.go_on.wait()
             elif self.stop_after is not None:
                 self.stop_after -= 1
-            part = self.records[tp][at : min(at + self.slice, end)]
-            sink(part, part[-1].offset + 1)
+            part = records[at : at + self.slice]
+            if sink(part, part[-1].offset + 1):
+                break
             await asyncio.sleep(0)
         return end
 
@@ -210,6 +215,48 @@ async def test_a_store_that_knows_more_than_its_changelog_is_refused(make_lane: 
     with pytest.raises(StoreAheadError) as raised:
         await lane.recover()
     assert (raised.value.store, raised.value.end) == (3, 1)
+
+
+@pytest.mark.parametrize(("there", "left"), [(True, {"1m": 1}), (False, {"1m": 2})])
+async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
+    make_lane: MakeLane, topics: Topics, there: bool, left: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The removal of a row was acknowledged, and is not in the changelog: the row would wait for ever."""
+    for n in (1, 2):
+        topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
+    lane = await opened(make_lane())
+    removal = Found(0, row(1).key, None)
+    offset = topics.put(CHANGELOG, removal)
+    lane.apply(LaneBatch(removes=[Removal(row(1).key, "1m")]), LaneReceipt([], offset))
+    topics.put(CHANGELOG, Found(0, b"progress", b"{}"))
+    if not there:  # as a committed reader sees what was aborted
+        topics.records[CHANGELOG].remove(removal)
+    await lane.close()
+    topics.starts.clear()
+    again = await opened(make_lane())
+    assert again.pending is not None
+    assert dict(again.pending.counts()) == left
+    starts = [start for tp, start, _ in topics.starts if tp == CHANGELOG]
+    assert starts == ([offset] if there else [offset, 0])
+    assert ("has not kept what it wrote last" in caplog.text) is not there
+    await again.close()
+    topics.starts.clear()
+    await opened(make_lane())
+    assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [4], "it was seen there"
+
+
+async def test_what_compaction_may_have_taken_is_not_looked_for(
+    make_lane: MakeLane, topics: Topics, clock: VirtualClock
+) -> None:
+    """After a day a tombstone may be gone in all order."""
+    lane = await opened(make_lane())
+    offset = topics.put(CHANGELOG, Found(0, row(1).key, row(1).value))
+    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], offset))
+    lane.place.max_store_age_ms = None
+    await lane.close()
+    clock.advance(86_400_000)
+    await lane.recover()
+    assert topics.starts[-1] == (CHANGELOG, offset + 1, False)
 
 
 async def test_a_store_stays_young_with_every_transaction_that_changes_it(

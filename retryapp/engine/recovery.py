@@ -1,0 +1,52 @@
+"""Bringing a pending table up to the end of its changelog, by position; whatever ends it, the next one goes on.
+
+What the table wrote last is looked for first. A commit that was acknowledged is final, but brokers have faults: Kafka
+4.3.1, stopped in good order while it is the only one, can leave a committed transaction without its markers, and the
+next fence rolls it back (docs/reliability.md, F4). Rows that the transaction took away are in the changelog again then,
+and not in the table: they would wait for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retryapp.core.errors import StoreAheadError
+from retryapp.ports import PendingStore, TopicPartition, TopicReader
+
+
+async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
+    """Read on from where the table is.
+
+    Args:
+        table: the local copy.
+        reader: reads committed records.
+        changelog: what it is a copy of.
+        lane: name of the lane, for errors.
+
+    Returns:
+        False when the changelog has no such record as the table wrote last: it is a copy of something else, drop it.
+
+    Raises:
+        StoreAheadError: the changelog ends before the table does.
+    """
+    looked_for = table.last_written
+    start = table.next_offset if looked_for is None else looked_for
+    differs = False
+
+    def take(records: list[Any], position: int) -> bool:
+        nonlocal looked_for, differs
+        if looked_for is not None:
+            differs = not records or records[0].offset != looked_for
+            if differs:
+                return True
+            looked_for, records = None, records[1:]
+        table.recover(((record.key or b"", record.value) for record in records), position)
+        return False
+
+    reached = await reader.read(changelog, start, take)
+    if differs:
+        return False
+    if table.next_offset > reached:
+        raise StoreAheadError(lane, table.next_offset, reached)
+    table.recovered()
+    return True
