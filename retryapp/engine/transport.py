@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from retryapp.core import marks
+from retryapp.core.deduplicate import Seen, decode_seen
 from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError, StoreAheadError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
@@ -45,6 +46,7 @@ from retryapp.ports import (
     LaneBatch,
     LaneReceipt,
     PendingStore,
+    SeenStore,
     Standing,
     TopicPartition,
     TopicReader,
@@ -72,6 +74,8 @@ class LaneSite:
     dlq: TopicPartition
     delivering: Sequence[TopicPartition] = ()
     """The sources whose records run in handlers."""
+    seen: TopicPartition | None = None
+    """Changelog of the table of seen events; None where there is none."""
     topic_id: str = ""
     """Id of the main topic: one that was made again has other offsets."""
     start_at_end: bool = False
@@ -96,6 +100,7 @@ class LaneProtocol(ABC):
     """What may have ended a worker, by source, as the last opening found."""
     pending: PendingStore | None = None
     dead: DeadLetterStore | None = None
+    seen: SeenStore | None = None
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
     _notes: dict[TopicPartition, str] = field(default_factory=dict)
@@ -157,6 +162,14 @@ class LaneProtocol(ABC):
     @abstractmethod
     def open_stores(self) -> tuple[PendingStore, DeadLetterStore]:
         """Open the local stores, made anew where the old ones cannot be trusted."""
+
+    def open_seen(self) -> SeenStore:
+        """Open the table of seen events, the same; asked only where `LaneSite.seen` names its changelog.
+
+        Raises:
+            NotImplementedError: this kind of lane has none.
+        """
+        raise NotImplementedError(f"lane {self.place.name} has no table of seen events")
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -253,6 +266,23 @@ class LaneProtocol(ABC):
         if pending.next_offset > reached:
             raise StoreAheadError(self.place.name, pending.next_offset, reached)
         pending.recovered()
+        if self.place.seen is not None:
+            await self._recover_seen(self.place.seen)
+
+    async def _recover_seen(self, changelog: TopicPartition) -> None:
+        """Bring the table of seen events up to its changelog, which keeps no more than the window."""
+        now_ms = self.clock.wall_ms()
+
+        def into_seen(records: list[Any], position: int) -> None:
+            seen.recover(((r.key or b"", r.value) for r in records), position, now_ms)
+
+        self.seen = seen = self.open_seen()
+        if await self.reader.read(changelog, seen.next_offset, into_seen) < seen.next_offset:
+            seen.drop()  # the topic has lost its end; what it has is all that can be known
+            self.seen = seen = self.open_seen()
+            await self.reader.read(changelog, 0, into_seen)
+        if seen.dropped:
+            logger.warning("Seen events of lane %s dropped and rebuilt: %s", self.place.name, seen.dropped)
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """See `ports.LaneTransport.release`.
@@ -363,18 +393,32 @@ class LaneProtocol(ABC):
         ]
         if dead:
             keeper.write(dead)
+        if self.seen is not None:
+            self._apply_seen(self.seen, batch, receipt)
         self._doubted = False
+
+    def _apply_seen(self, seen: SeenStore, batch: LaneBatch, receipt: LaneReceipt) -> None:
+        topic = None if self.place.seen is None else self.place.seen.topic
+        rows: list[Seen] = []
+        last = -1
+        for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True):
+            if outgoing.topic == topic:
+                rows.append(decode_seen(outgoing.key or b"", outgoing.value or b""))
+                last = max(last, offset)
+        if rows:
+            seen.write(rows, last + 1, self.clock.wall_ms())
 
     async def close(self) -> None:
         """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
         pending, self.pending = self.pending, None
         dead, self.dead = self.dead, None
+        seen, self.seen = self.seen, None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
         if keeper is not None:
             keeper.task.cancel()  # it does not use the table again
             ends.add(keeper.task)
-        for table in (pending, dead):
+        for table in (pending, dead, seen):
             try:
                 if table is not None:
                     (table.drop if self._doubted else table.close)()

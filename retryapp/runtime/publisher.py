@@ -36,6 +36,7 @@ from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.deadletters import RocksDeadLetterTable
 from retryapp.runtime.pending import RocksPendingTable
+from retryapp.runtime.seen import RocksSeenTable
 from retryapp.runtime.store import StoreIdentity
 
 TRANSACTION_TIMEOUT_MS = 15_000
@@ -53,8 +54,9 @@ class LanePlace(LaneSite):
 
     pending_identity: StoreIdentity
     dead_identity: StoreIdentity
+    seen_identity: StoreIdentity
     store_dir: Any
-    """Folder of the handler's stores; the partition's lie in `pending/{p}` and `dead/{p}` below it."""
+    """Folder of the handler's stores; the partition's lie in `pending/{p}`, `dead/{p}`, `seen/{p}` below it."""
     max_store_age_ms: int
 
 
@@ -184,6 +186,12 @@ class KafkaLane(LaneProtocol):
             pending.close()  # or its folder would stay locked for the next try
             raise
         return pending, dead
+
+    def open_seen(self) -> RocksSeenTable:
+        """See `LaneProtocol.open_seen`."""
+        place = self.place
+        path = place.store_dir / "seen" / str(place.partition)
+        return RocksSeenTable(path, place.seen_identity, now_ms=self.clock.wall_ms())
 
 
 def standing_of(error: type[BaseException]) -> Standing:
