@@ -30,13 +30,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from retryapp.core import marks
-from retryapp.core.deduplicate import Seen, decode_seen
 from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError, StoreAheadError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.engine.seen import apply_seen, recover_seen
 from retryapp.ports import (
     Acks,
     Clock,
@@ -164,11 +164,7 @@ class LaneProtocol(ABC):
         """Open the local stores, made anew where the old ones cannot be trusted."""
 
     def open_seen(self) -> SeenStore:
-        """Open the table of seen events, the same; asked only where `LaneSite.seen` names its changelog.
-
-        Raises:
-            NotImplementedError: this kind of lane has none.
-        """
+        """Open the table of seen events, the same; asked only where `LaneSite.seen` names its changelog."""
         raise NotImplementedError(f"lane {self.place.name} has no table of seen events")
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -267,22 +263,7 @@ class LaneProtocol(ABC):
             raise StoreAheadError(self.place.name, pending.next_offset, reached)
         pending.recovered()
         if self.place.seen is not None:
-            await self._recover_seen(self.place.seen)
-
-    async def _recover_seen(self, changelog: TopicPartition) -> None:
-        """Bring the table of seen events up to its changelog, which keeps no more than the window."""
-        now_ms = self.clock.wall_ms()
-
-        def into_seen(records: list[Any], position: int) -> None:
-            seen.recover(((r.key or b"", r.value) for r in records), position, now_ms)
-
-        self.seen = seen = self.open_seen()
-        if await self.reader.read(changelog, seen.next_offset, into_seen) < seen.next_offset:
-            seen.drop()  # the topic has lost its end; what it has is all that can be known
-            self.seen = seen = self.open_seen()
-            await self.reader.read(changelog, 0, into_seen)
-        if seen.dropped:
-            logger.warning("Seen events of lane %s dropped and rebuilt: %s", self.place.name, seen.dropped)
+            self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=self.clock.wall_ms())
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """See `ports.LaneTransport.release`.
@@ -393,32 +374,20 @@ class LaneProtocol(ABC):
         ]
         if dead:
             keeper.write(dead)
-        if self.seen is not None:
-            self._apply_seen(self.seen, batch, receipt)
+        if self.seen is not None and self.place.seen is not None:
+            apply_seen(self.seen, self.place.seen, batch, receipt, self.clock.wall_ms())
         self._doubted = False
-
-    def _apply_seen(self, seen: SeenStore, batch: LaneBatch, receipt: LaneReceipt) -> None:
-        topic = None if self.place.seen is None else self.place.seen.topic
-        rows: list[Seen] = []
-        last = -1
-        for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True):
-            if outgoing.topic == topic:
-                rows.append(decode_seen(outgoing.key or b"", outgoing.value or b""))
-                last = max(last, offset)
-        if rows:
-            seen.write(rows, last + 1, self.clock.wall_ms())
 
     async def close(self) -> None:
         """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
-        pending, self.pending = self.pending, None
-        dead, self.dead = self.dead, None
-        seen, self.seen = self.seen, None
+        tables = (self.pending, self.dead, self.seen)
+        self.pending = self.dead = self.seen = None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
         if keeper is not None:
             keeper.task.cancel()  # it does not use the table again
             ends.add(keeper.task)
-        for table in (pending, dead, seen):
+        for table in tables:
             try:
                 if table is not None:
                     (table.drop if self._doubted else table.close)()

@@ -54,10 +54,11 @@ class LanePlace(LaneSite):
 
     pending_identity: StoreIdentity
     dead_identity: StoreIdentity
-    seen_identity: StoreIdentity
     store_dir: Any
     """Folder of the handler's stores; the partition's lie in `pending/{p}`, `dead/{p}`, `seen/{p}` below it."""
     max_store_age_ms: int
+    seen_identity: StoreIdentity | None = None
+    """Of the table of seen events; None where there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,6 +191,8 @@ class KafkaLane(LaneProtocol):
     def open_seen(self) -> RocksSeenTable:
         """See `LaneProtocol.open_seen`."""
         place = self.place
+        if place.seen_identity is None:
+            raise RuntimeError(f"lane {place.name} has no table of seen events")
         path = place.store_dir / "seen" / str(place.partition)
         return RocksSeenTable(path, place.seen_identity, now_ms=self.clock.wall_ms())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_a_sweep_is_bounded_and_loses_nothing(opened: Open) -> None:
         left.append(sum(found(table, event) is not None for event in range(rows)))
         if not left[-1]:
             break
-    slices = [before - after for before, after in zip(left, left[1:], strict=False)]
+    slices = [before - after for before, after in pairwise(left)]
     assert left[-1] == 0
     assert set(slices) == {SWEEP_ROWS}
     assert longest_s < 0.1
