@@ -380,8 +380,7 @@ class LaneProtocol(ABC):
 
     async def close(self) -> None:
         """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
-        tables = (self.pending, self.dead, self.seen)
-        self.pending = self.dead = self.seen = None
+        tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
         if keeper is not None:
