@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -93,6 +93,11 @@ class Plan:
             faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
             repeats=tuple(sorted(repeats)),
         )
+
+    def without(self, at: int) -> Plan:
+        """Return the plan without one of its records, and without what repeats it."""
+        repeats = tuple((at_s, which - (which > at)) for at_s, which in self.repeats if which != at)
+        return replace(self, records=self.records[:at] + self.records[at + 1 :], repeats=repeats)
 
     def __str__(self) -> str:
         """Return the plan as lines."""
