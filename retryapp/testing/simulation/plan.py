@@ -81,7 +81,7 @@ class Plan:
         sent = sorted(records)
         repeats = tuple(
             (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)
-            for which in again.choices(range(count), k=again.choice((0, 0, 1, 2, 4)))
+            for which in again.choices(range(count), k=again.choice((0, 0, 0, 0, 0, 0, 1, 4)))
         )
         return cls(
             seed=seed,
