@@ -8,7 +8,7 @@ their outcomes ignored, and everything is read again by whoever opens next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -230,15 +230,22 @@ class PartitionEngine:
         submit = self._pool(tp).submit if suspects is None else suspects.add
         now_ms = station.clock.wall_ms()
         duplicates = self._duplicates if tp == self._main else None
+        if duplicates is not None:
+            submit = partial(self._submit_first, duplicates, submit, now_ms)
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
-            if duplicates is not None and (passed := duplicates.skip(record, now_ms)) is not None:
-                window.finish(record.offset, passed)
-                continue
             submit(Run(self, station, record, source=tp, session=session))
         if duplicates is not None:
             self._release(tp, session, window)  # nothing else may come to end
+
+    def _submit_first(self, duplicates: Duplicates, submit: Callable[[Run], None], now_ms: int, run: Run) -> None:
+        """Submit a run unless its record is a duplicate, which is settled at once."""
+        passed = duplicates.skip(run.record, now_ms)
+        if passed is None:
+            submit(run)
+        else:
+            self._windows[run.source].finish(run.record.offset, passed)
 
     def _pool(self, tp: TopicPartition) -> DeliveryPool:
         return self._first if tp == self._main else self._again
@@ -294,11 +301,9 @@ class PartitionEngine:
         outcomes = window.release()
         if not outcomes:
             return
-        turns = [*self._turns(tp, outcomes)]
-        if self._duplicates is not None and tp == self._main:
-            now_ms = self.station.clock.wall_ms()
-            for turn in turns:
-                self._duplicates.note(turn, now_ms)
+        turns = (
+            [*self._turns(tp, outcomes)] if self._duplicates is None else self._noted(self._duplicates, tp, outcomes)
+        )
         try:
             for turn in turns:
                 self.lane.submit(session, turn)
@@ -306,7 +311,7 @@ class PartitionEngine:
             return  # the session is over; the records will be read again
         if tp == self._main:
             fine = sum(isinstance(outcome, int) or outcome.fine for outcome in outcomes)
-            skipped = sum(turn.skipped for turn in turns)
+            skipped = 0 if self._duplicates is None else sum(turn.skipped for turn in turns)
             self._tally.count(received=len(outcomes), ok=fine, skipped=skipped)
             self._last_main = turns[-1].next_offset
             if self.station.clock.wall_ms() - self._tally.since_ms >= PROGRESS_MS:
@@ -316,16 +321,23 @@ class PartitionEngine:
         if len(window) <= self.station.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
             self._source.wanted(tp)
 
+    def _noted(self, duplicates: Duplicates, tp: TopicPartition, outcomes: Sequence[Outcome]) -> list[Turn]:
+        """Make turns that also tell which events were seen."""
+        turns = [
+            turn for at in range(0, len(outcomes), TURN_ROWS) for turn in self._turns(tp, outcomes[at : at + TURN_ROWS])
+        ]
+        if tp == self._main:
+            now_ms = self.station.clock.wall_ms()
+            for turn in turns:
+                duplicates.note(turn, now_ms)
+        return turns
+
     def _turns(self, tp: TopicPartition, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
         """Make one turn of each row of records that were fine at once."""
         fine = upto = 0
-        most = len(outcomes) if self._duplicates is None else TURN_ROWS
         for outcome in outcomes:
             if isinstance(outcome, int):
                 fine, upto = fine + 1, outcome
-                if fine >= most:
-                    yield self._fine(tp, fine, upto)
-                    fine = 0
                 continue
             if fine:
                 yield self._fine(tp, fine, upto)
