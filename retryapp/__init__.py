@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from retryapp.core.classify import non_retryable, retryable
+    from retryapp.core.deduplicate import Deduplicate
     from retryapp.core.errors import RetryAppError
     from retryapp.core.policy import RetryPolicy
     from retryapp.core.schedule import exp, fixed, sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from retryapp.retries import Delivery, Retries
 
 __all__ = [
+    "Deduplicate",
     "Delivery",
     "Reject",
     "Retries",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Deduplicate": "retryapp.core.deduplicate",
     "Delivery": "retryapp.retries",
     "Reject": "retryapp.core.verdicts",
     "Retries": "retryapp.retries",

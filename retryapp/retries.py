@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import faust
 
 from retryapp import web
+from retryapp.core.deduplicate import Deduplicate, EventId
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.guarantees import DeliveryMode
@@ -131,6 +132,7 @@ class Retries:
         tiers: str | Tiers = Tiers.SINGLE,
         max_in_flight: int = 1000,
         max_crashes: int = 3,
+        deduplicate: Deduplicate | str | EventId | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -145,6 +147,9 @@ class Retries:
             max_in_flight: records per partition that may be taken in and not settled.
             max_crashes: a record that was running alone when its worker ended without a word, so many times, is dead
                 with reason `crashed`.
+            deduplicate: skip a producer's duplicates: `"header:<name>"` or a function of the record says where the
+                event id stands, and `Deduplicate("header:<name>", window="7d")` for how long it is remembered (a day
+                otherwise). Adds one topic, and one record to it for each record that is received.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -154,6 +159,7 @@ class Retries:
             DuplicateHandlerError: the topic has a handler already.
             HandlerSignatureError: the function cannot be called with a value.
             InvalidTopicNameError, NameClashError: topic names that would not work.
+            InvalidSettingError: an argument is out of range.
         """
         if concurrency < 1:
             raise InvalidSettingError("concurrency", concurrency, "at least 1")
@@ -161,10 +167,15 @@ class Retries:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
             raise InvalidSettingError("max_crashes", max_crashes, "at least 1")
+        rule = Deduplicate(deduplicate) if isinstance(deduplicate, str) or callable(deduplicate) else deduplicate
 
         def declare(function: F) -> F:
             topology = HandlerTopology(
-                group=self.app.conf.id, main=topic, tiers=Tiers(tiers), delays_ms=policy.schedule.nominal_delays_ms
+                group=self.app.conf.id,
+                main=topic,
+                tiers=Tiers(tiers),
+                delays_ms=policy.schedule.nominal_delays_ms,
+                seen_window_ms=None if rule is None else rule.window_ms,
             )
             handler = Handler(
                 function=function,
@@ -174,6 +185,7 @@ class Retries:
                 concurrency=concurrency,
                 max_in_flight=max_in_flight,
                 max_crashes=max_crashes,
+                deduplicate=rule,
                 destinations=self._destinations,
             )
             others = [known for known in self.topologies if known.main != topic]

@@ -17,7 +17,7 @@ from typing import Any
 from retryapp.core.alerts import alerts, rules_text
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.topology import HandlerTopology, TopicRole, TopicSpec, topic_specs
+from retryapp.core.topology import HandlerTopology, TopicSpec, topic_specs
 from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
 from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
@@ -130,7 +130,7 @@ def topic_settings() -> str:
             seen.setdefault((setting, value, spec.why[setting]), []).append(spec.role.value)
     rows = []
     for (setting, value, why), roles in seen.items():
-        shown = "all" if len(roles) == len(TopicRole) else ", ".join(roles)
+        shown = "all" if len(roles) == len({spec.role for spec in example()}) else ", ".join(roles)
         rows.append((f"`{setting}`", f"`{value}`", shown, why))
     return table(("setting", "value", "of", "why"), rows)
 

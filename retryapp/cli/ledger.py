@@ -26,7 +26,7 @@ from retryapp.web.instants import utc_text
 
 SHOWN_PROBLEMS: Final = 50
 """Problems listed for people; ``--json`` has all."""
-COLUMNS: Final = ("received", "done", "pending", "held", "dead", "discarded", "unknown", "lost")
+COLUMNS: Final = ("received", "done", "pending", "held", "dead", "discarded", "skipped", "unknown", "lost")
 HEADINGS: Final = {"unknown": "unknown (expired)"}
 
 
@@ -46,7 +46,7 @@ HEADINGS: Final = {"unknown": "unknown (expired)"}
 )
 @json_option
 def command(*, place: Place, since: str | None, copies_allowed: bool, as_json: bool) -> ExitCode:
-    """Count what has become of every record that was received: done, pending, held, dead or discarded.
+    """Count what has become of every record that was received: done, pending, held, dead, discarded or skipped.
 
     Reads the topics and the group's offsets and asks no worker. It may run beside workers, and counts each partition at
     one moment; it changes nothing. Everything that does not add up is named, with where it was seen last.
@@ -146,6 +146,7 @@ def _cells(balance: Balance) -> tuple[str, ...]:
 
 def _equation(whole: Balance) -> str:
     named = [f"{getattr(whole, name):,} {name}" for name in COLUMNS[1:6]]
+    named += [f"{whole.skipped:,} skipped"] if whole.skipped else []
     named += [f"{whole.unknown:,} unknown (expired)"] if whole.unknown else []
     named += [f"{whole.lost:,} lost"] if whole.lost else []
     return f"{whole.received:,} received = {' + '.join(named)}"

@@ -4,6 +4,7 @@
 kind           said when                                              record key
 =============  =====================================================  ==============================
 ``succeeded``  a delivery succeeded after at least one failure        failure id
+``skipped``    a record was passed over as a duplicate of an event    failure id
 ``policy``     a worker starts with this policy                       ``policy:{group}/{main}``
 ``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
 =============  =====================================================  ==============================
@@ -85,6 +86,29 @@ class Succeeded(LifecycleEvent):
         return self.failure_id.encode("utf-8")
 
 
+class Skipped(LifecycleEvent):
+    """A record was passed over: another one of the same event, within the window, was there before it."""
+
+    kind: Literal["skipped"] = "skipped"
+
+    failure_id: str
+    """``group/topic@id/partition/offset``."""
+
+    origin: str
+    """``topic@id/partition/offset``."""
+
+    first_offset: Count
+    """Offset of the record that counts as the event, on the same partition."""
+
+    at_ms: EpochMs
+    """When it was skipped."""
+
+    @property
+    def key(self) -> bytes:
+        """The failure id."""
+        return self.failure_id.encode("utf-8")
+
+
 class PolicyUsed(LifecycleEvent):
     """A worker has started with this policy; records carry only its digest."""
 
@@ -158,18 +182,19 @@ class Progress(LifecycleEvent):
         return f"progress:{self.group}/{self.main}/{self.partition}".encode()
 
 
-Event = Annotated[Succeeded | PolicyUsed | Progress, Field(discriminator="kind")]
+AnyEvent = Succeeded | Skipped | PolicyUsed | Progress
+Event = Annotated[AnyEvent, Field(discriminator="kind")]
 """Every kind that is known."""
 
-_ADAPTER: Final[TypeAdapter[Succeeded | PolicyUsed | Progress]] = TypeAdapter(Event)
+_ADAPTER: Final[TypeAdapter[AnyEvent]] = TypeAdapter(Event)
 
 
-def encode_event(event: Succeeded | PolicyUsed | Progress) -> bytes:
+def encode_event(event: AnyEvent) -> bytes:
     """Write an event as JSON."""
     return event.to_json()
 
 
-def decode_event(raw: bytes) -> Succeeded | PolicyUsed | Progress:
+def decode_event(raw: bytes) -> AnyEvent:
     """Read an event back.
 
     Args:

@@ -57,6 +57,7 @@ class TopicRole(StrEnum):
     DLQ = "dlq"
     EVENTS = "events"
     CHANGELOG = "changelog"
+    SEEN = "seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,9 @@ class HandlerTopology:
     delays_ms: tuple[int, ...] = ()
     """Distinct nominal delays of the policy, in milliseconds; they name the topics with ``Tiers.PER_DELAY``."""
 
+    seen_window_ms: int | None = None
+    """How long events are remembered to tell duplicates, in milliseconds; None: they are not."""
+
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
 
@@ -94,6 +98,8 @@ class HandlerTopology:
             retry_topics = (f"{self.prefix}.retry",)
         object.__setattr__(self, "retry_topics", retry_topics)
         owned = (*retry_topics, self.redelivery, self.dlq, self.events, self.pending_changelog)
+        if self.seen_window_ms is not None:
+            owned = (*owned, self.seen_changelog)
         object.__setattr__(self, "owned", owned)
         for name in (self.group, self.main, *self.owned):
             check_name(name)
@@ -129,6 +135,11 @@ class HandlerTopology:
     def pending_changelog(self) -> str:
         """Changelog of the pending table; read by lanes, not subscribed."""
         return f"{self.prefix}.pending.changelog"
+
+    @property
+    def seen_changelog(self) -> str:
+        """Changelog of the table of seen events; there is one where the handler deduplicates."""
+        return f"{self.prefix}.seen.changelog"
 
     @property
     def consumed(self) -> tuple[str, ...]:
@@ -268,7 +279,9 @@ def topic_specs(
     }
     shape = _Shape(partitions, replication, main_max_message_bytes)
     records = tuple(shape.record_topic(name, *retention) for name, retention in retentions.items())
-    return (*records, shape.changelog(topology.pending_changelog))
+    window_ms = topology.seen_window_ms
+    seen = () if window_ms is None else (shape.seen(topology.seen_changelog, window_ms),)
+    return (*records, shape.changelog(topology.pending_changelog), *seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +336,26 @@ class _Shape:
                 "delete.retention.ms": (
                     str(CHANGELOG_DELETE_RETENTION_MS),
                     "how long removals stay readable; a local store unused for half of this is dropped",
+                ),
+            },
+        )
+
+    def seen(self, name: str, window_ms: int) -> TopicSpec:
+        hours = -(-window_ms // _HOUR_MS) + 1
+        window = format_duration_ms(window_ms)
+        return self.spec(
+            name,
+            TopicRole.SEEN,
+            {
+                "cleanup.policy": ("delete", "each event is written once and forgotten by age: nothing to compact"),
+                "retention.ms": (
+                    str(hours * _HOUR_MS),
+                    f"events are remembered for {window}, in full hours, and one hour more",
+                ),
+                "retention.bytes": ("-1", "by time only: a size limit would forget events within the window"),
+                "segment.ms": (
+                    str(max(CHANGELOG_SEGMENT_MS, window_ms // 8)),
+                    "only closed segments are deleted: a recovery reads about what is remembered",
                 ),
             },
         )

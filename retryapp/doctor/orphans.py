@@ -84,7 +84,7 @@ def _orphan(admin: KafkaAdmin, owner: OwnerMark, changelog: str, names: Sequence
     return Orphan(
         group=owner.group,
         main=owner.main,
-        topics=tuple(name for name in known.owned if name in there),
+        topics=tuple(name for name in (*known.owned, known.seen_changelog) if name in there),
         waiting=len(fold_changelog(admin.connection, changelog, lambda _key, _value: None)),
         state=state,
     )

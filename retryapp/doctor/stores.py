@@ -44,7 +44,7 @@ class StoreFacts:
     prefix: str
     """``{group}.{main}``."""
     table: str
-    """``pending`` or ``dead``."""
+    """``pending``, ``dead`` or ``seen``."""
     size: int
     meta: Mapping[str, Any] | None = None
     """What it says of itself; None: it was not opened, or says nothing."""
@@ -232,7 +232,8 @@ def _idle(
                 remedy=f"Remove it if no other app uses the folder: {store.path}",
             )
             continue
-        topic = topology.pending_changelog if store.table == "pending" else topology.dlq
+        topics = {"pending": topology.pending_changelog, "seen": topology.seen_changelog}
+        topic = topics.get(store.table, topology.dlq)
         reason = distrust(store, states.get(topic), store_format=store_format, now_ms=now_ms)
         if reason is not None:
             dropped.append(f"{store.prefix}/{store.table}/{store.path.name}: {reason}")

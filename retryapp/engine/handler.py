@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, RetryAppError, UndecodableError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Origin, idempotency_key
@@ -113,6 +114,8 @@ class Handler:
     max_in_flight_bytes: int = 16 * 1024 * 1024
     max_crashes: int = 3
     """A record that was running alone when its worker ended, so many times, is dead."""
+    deduplicate: Deduplicate | None = None
+    """What tells a producer's duplicates, which are skipped; None: nothing does."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
     """Topics that it may publish to; None: it cannot."""
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)

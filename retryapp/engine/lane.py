@@ -312,9 +312,8 @@ class Lane:
                 await self._wake.wait()
             if self._failure is not None:
                 raise self._failure
-            if self._queue:
-                await self._transact()
-            self._tick_due = False
+            due = self._tick_due
+            self._tick_due = bool(self._queue) and await self._transact() and due
             if self._ending() and not self._queue:
                 async with asyncio.timeout(self._limits.commit_s):
                     await self._transport.rest()
@@ -322,10 +321,12 @@ class Lane:
             if self._queue and not self._urgent and self._timer is None:
                 self._timer = loop.call_later(self._limits.tick_s, self._tick)
 
-    async def _transact(self) -> None:
+    async def _transact(self) -> bool:
+        """Commit what fits into one transaction; tell whether there was more."""
         self._begin()
         began_s = self._clock.monotonic_s()
         turns, batch = self._take()
+        more = bool(self._queue)
         try:
             async with asyncio.timeout(self._limits.commit_s):
                 receipt = await self._transport.commit(batch)
@@ -339,6 +340,7 @@ class Lane:
         self._positions |= batch.offsets
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
+        return more
 
     def _begin(self) -> None:
         """End a rest that was cut short, and be busy."""

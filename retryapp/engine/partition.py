@@ -8,7 +8,7 @@ their outcomes ignored, and everything is read again by whoever opens next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from retryapp.core.errors import LaneClosedError
 from retryapp.core.lives import Suspected
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
+from retryapp.engine.duplicates import TURN_ROWS, Duplicates
 from retryapp.engine.firing import Firing
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
@@ -24,7 +25,7 @@ from retryapp.engine.progress import OffsetWindow, ProgressTally
 from retryapp.engine.run import Outcome, Run, Station
 from retryapp.engine.suspects import Suspects
 from retryapp.engine.turn import Turn
-from retryapp.ports import Event, Observation, PendingTable, Source, TopicPartition
+from retryapp.ports import Event, Observation, PendingTable, SeenTable, Source, TopicPartition
 
 ABORT_WAIT_S = 2.0
 """Longest wait of a drain for handlers that it has given up: the grace is what they had before."""
@@ -65,6 +66,7 @@ class PartitionEngine:
         self._tasks: list[asyncio.Task[None]] = []
         """What goes on as long as the session: firing, and what runs alone."""
         self._suspects: dict[TopicPartition, Suspects] = {}
+        self._duplicates: Duplicates | None = None
         self._tally = ProgressTally(0, 0)
         self._last_main = 0
         self._unreleased: dict[TopicPartition, None] = {}
@@ -113,6 +115,7 @@ class PartitionEngine:
         starts: Mapping[TopicPartition, int],
         pending: PendingTable,
         suspicions: Mapping[TopicPartition, Suspected] | None = None,
+        seen: SeenTable | None = None,
     ) -> None:
         """Begin a session; the lane has just opened.
 
@@ -121,11 +124,16 @@ class PartitionEngine:
             starts: where each source begins.
             pending: what waits.
             suspicions: what may have ended a worker, by source.
+            seen: events of the past, where the handler deduplicates.
+
+        Raises:
+            RuntimeError: it does, and they are missing.
         """
         self._session = session
         self._windows = {tp: OffsetWindow() for tp in starts}
         self._unreleased.clear()
         self.firing = Firing(self.station, self.lane, self.partition, session, pending)
+        self._duplicates = self._begin_duplicates(seen)
         self._tally = ProgressTally(starts[self._main], self.station.clock.wall_ms())
         self._suspects = {
             tp: Suspects(self.station, self.lane, session, found=found, submit=self._pool(tp).submit)
@@ -133,6 +141,15 @@ class PartitionEngine:
         }
         works = [self.firing.run(), *(each.run() for each in self._suspects.values())]
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
+
+    def _begin_duplicates(self, seen: SeenTable | None) -> Duplicates | None:
+        handler = self.station.handler
+        if handler.deduplicate is None:
+            return None
+        if seen is None:
+            raise RuntimeError(f"lane {self.lane.name} opened without its table of seen events")
+        changelog = TopicPartition(handler.topology.seen_changelog, self.partition)
+        return Duplicates(handler.deduplicate, self.station, seen, changelog)
 
     def end(self) -> None:
         """End the session: nothing of it counts any more."""
@@ -212,10 +229,23 @@ class PartitionEngine:
         station, suspects = self.station, self._suspects.get(tp)
         submit = self._pool(tp).submit if suspects is None else suspects.add
         now_ms = station.clock.wall_ms()
+        duplicates = self._duplicates if tp == self._main else None
+        if duplicates is not None:
+            submit = partial(self._submit_first, duplicates, submit, now_ms)
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
             submit(Run(self, station, record, source=tp, session=session))
+        if duplicates is not None:
+            self._release(tp, session, window)  # nothing else may come to end
+
+    def _submit_first(self, duplicates: Duplicates, submit: Callable[[Run], None], now_ms: int, run: Run) -> None:
+        """Submit a run unless its record is a duplicate, which is settled at once."""
+        passed = duplicates.skip(run.record, now_ms)
+        if passed is None:
+            submit(run)
+        else:
+            self._windows[run.source].finish(run.record.offset, passed)
 
     def _pool(self, tp: TopicPartition) -> DeliveryPool:
         return self._first if tp == self._main else self._again
@@ -271,7 +301,9 @@ class PartitionEngine:
         outcomes = window.release()
         if not outcomes:
             return
-        turns = [*self._turns(tp, outcomes)]
+        turns = (
+            [*self._turns(tp, outcomes)] if self._duplicates is None else self._noted(self._duplicates, tp, outcomes)
+        )
         try:
             for turn in turns:
                 self.lane.submit(session, turn)
@@ -279,7 +311,8 @@ class PartitionEngine:
             return  # the session is over; the records will be read again
         if tp == self._main:
             fine = sum(isinstance(outcome, int) or outcome.fine for outcome in outcomes)
-            self._tally.count(received=len(outcomes), ok=fine)
+            skipped = 0 if self._duplicates is None else sum(turn.skipped for turn in turns)
+            self._tally.count(received=len(outcomes), ok=fine, skipped=skipped)
             self._last_main = turns[-1].next_offset
             if self.station.clock.wall_ms() - self._tally.since_ms >= PROGRESS_MS:
                 self._note_progress(session)
@@ -287,6 +320,17 @@ class PartitionEngine:
             self.firing.delivered(turns[-1].next_offset)
         if len(window) <= self.station.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
             self._source.wanted(tp)
+
+    def _noted(self, duplicates: Duplicates, tp: TopicPartition, outcomes: Sequence[Outcome]) -> list[Turn]:
+        """Make turns that also tell which events were seen."""
+        turns = [
+            turn for at in range(0, len(outcomes), TURN_ROWS) for turn in self._turns(tp, outcomes[at : at + TURN_ROWS])
+        ]
+        if tp == self._main:
+            now_ms = self.station.clock.wall_ms()
+            for turn in turns:
+                duplicates.note(turn, now_ms)
+        return turns
 
     def _turns(self, tp: TopicPartition, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
         """Make one turn of each row of records that were fine at once."""

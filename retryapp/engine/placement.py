@@ -42,6 +42,7 @@ class Served:
     max_bytes: int = 0
     changelog_id: str = ""
     dlq_id: str = ""
+    seen_id: str = ""
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ class Placer:
         def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
             if transport.pending is None:
                 raise RuntimeError(f"lane {transport.place.name} opened without its table")
-            engine.begin(session, starts, transport.pending, transport.suspicions)
+            engine.begin(session, starts, transport.pending, transport.suspicions, transport.seen)
             for tp in engine.sources:
                 self.forget(tp)
             self._note_policy(handler, transport.place.partition, engine, session)

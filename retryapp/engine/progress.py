@@ -119,17 +119,20 @@ class ProgressTally:
     received: int = 0
     first_try_ok: int = 0
     failed: int = 0
+    skipped: int = 0
 
-    def count(self, *, received: int, ok: int) -> None:
+    def count(self, *, received: int, ok: int, skipped: int = 0) -> None:
         """Count settled first deliveries.
 
         Args:
             received: how many.
             ok: how many of them were fine at once.
+            skipped: how many were passed over without a delivery.
         """
         self.received += received
         self.first_try_ok += ok
-        self.failed += received - ok
+        self.skipped += skipped
+        self.failed += received - ok - skipped
 
     def event(self, *, group: str, handler: str, main: str, partition: int, to_offset: int, now_ms: int) -> Progress:
         """Return the event for what was counted, and begin to count anew."""
@@ -145,9 +148,10 @@ class ProgressTally:
             received=self.received,
             first_try_ok=self.first_try_ok,
             failed=self.failed,
+            skipped=self.skipped,
         )
         self.next_offset, self.since_ms = to_offset, event.to_ms
-        self.received = self.first_try_ok = self.failed = 0
+        self.received = self.first_try_ok = self.failed = self.skipped = 0
         return event
 
     def turn(self, handler: Handler, *, partition: int, to_offset: int, now_ms: int) -> Turn:

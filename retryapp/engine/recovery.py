@@ -8,10 +8,13 @@ and not in the table: they would wait for ever.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from retryapp.core.errors import StoreAheadError
 from retryapp.ports import PendingStore, TopicPartition, TopicReader
+
+logger = logging.getLogger(__name__)
 
 
 async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
@@ -45,6 +48,7 @@ async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPar
 
     reached = await reader.read(changelog, start, take)
     if differs:
+        logger.warning("Local store of lane %s rebuilt: %s has not kept what it wrote last", lane, changelog.topic)
         return False
     if table.next_offset > reached:
         raise StoreAheadError(lane, table.next_offset, reached)

@@ -37,6 +37,7 @@ from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.engine.recovery import catch_up
+from retryapp.engine.seen import apply_seen, recover_seen
 from retryapp.ports import (
     Acks,
     Clock,
@@ -46,6 +47,7 @@ from retryapp.ports import (
     LaneBatch,
     LaneReceipt,
     PendingStore,
+    SeenStore,
     Standing,
     TopicPartition,
     TopicReader,
@@ -73,6 +75,8 @@ class LaneSite:
     dlq: TopicPartition
     delivering: Sequence[TopicPartition] = ()
     """The sources whose records run in handlers."""
+    seen: TopicPartition | None = None
+    """Changelog of the table of seen events; None where there is none."""
     topic_id: str = ""
     """Id of the main topic: one that was made again has other offsets."""
     start_at_end: bool = False
@@ -97,6 +101,7 @@ class LaneProtocol(ABC):
     """What may have ended a worker, by source, as the last opening found."""
     pending: PendingStore | None = None
     dead: DeadLetterStore | None = None
+    seen: SeenStore | None = None
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
     _notes: dict[TopicPartition, str] = field(default_factory=dict)
@@ -158,6 +163,10 @@ class LaneProtocol(ABC):
     @abstractmethod
     def open_stores(self) -> tuple[PendingStore, DeadLetterStore]:
         """Open the local stores, made anew where the old ones cannot be trusted."""
+
+    def open_seen(self) -> SeenStore:
+        """Open the table of seen events, the same; asked only where `LaneSite.seen` names its changelog."""
+        raise NotImplementedError(f"lane {self.place.name} has no table of seen events")
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -243,13 +252,13 @@ class LaneProtocol(ABC):
     async def recover(self) -> None:
         """See `ports.LaneTransport.recover`."""
         changelog, name = self.place.changelog, self.place.name
-        if await catch_up(self._open_tables(), self.reader, changelog, name):
-            return
-        logger.warning("Local store of lane %s rebuilt: %s has not kept what it wrote last", name, changelog.topic)
-        if self.pending is not None and self.dead is not None:
-            self.pending.drop()
-            self.dead.close()
-        await catch_up(self._open_tables(), self.reader, changelog, name)
+        if not await catch_up(self._open_tables(), self.reader, changelog, name):
+            if self.pending is not None and self.dead is not None:
+                self.pending.drop()
+                self.dead.close()
+            await catch_up(self._open_tables(), self.reader, changelog, name)
+        if self.place.seen is not None:
+            self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=self.clock.wall_ms())
 
     def _open_tables(self) -> PendingStore:
         self.pending, self.dead = self.open_stores()
@@ -267,10 +276,8 @@ class LaneProtocol(ABC):
             await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
         await self.reposition(starts)
         if self.dead is not None:
-            place = self.place
-            self._dead_keeper = DeadLetterKeeper(
-                place.name, self.dead, dlq=place.dlq, reader=self.reader, clock=self.clock
-            )
+            name, dlq = self.place.name, self.place.dlq
+            self._dead_keeper = DeadLetterKeeper(name, self.dead, dlq=dlq, reader=self.reader, clock=self.clock)
 
     # -- serving ------------------------------------------------------------------------------------------------
 
@@ -367,18 +374,19 @@ class LaneProtocol(ABC):
         ]
         if dead:
             keeper.write(dead)
+        if self.seen is not None and self.place.seen is not None:
+            apply_seen(self.seen, self.place.seen, batch, receipt, self.clock.wall_ms())
         self._doubted = False
 
     async def close(self) -> None:
         """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
-        pending, self.pending = self.pending, None
-        dead, self.dead = self.dead, None
+        tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
         if keeper is not None:
             keeper.task.cancel()  # it does not use the table again
             ends.add(keeper.task)
-        for table in (pending, dead):
+        for table in tables:
             try:
                 if table is not None:
                     (table.drop if self._doubted else table.close)()

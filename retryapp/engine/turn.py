@@ -38,12 +38,17 @@ class Turn:
     """Whether it settles a first delivery whose handler ended well (and published something: else it needs no turn)."""
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
+    skipped: bool = False
+    """Whether it passes a record over that was never delivered."""
+    patient: bool = False
+    """Whether what it publishes may wait as long as an offset: nobody waits for it."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def urgent(self) -> bool:
         """Tell whether the turn changes more than an offset and so must not wait for the next offsets-only commit."""
-        return bool(self.publishes or self.puts or self.removes or self.note is not None)
+        sent = self.publishes and not self.patient
+        return bool(sent or self.puts or self.removes or self.note is not None)
 
     @property
     def size(self) -> int:

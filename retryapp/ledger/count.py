@@ -40,6 +40,8 @@ class Balance:
     held: int = 0
     dead: int = 0
     discarded: int = 0
+    skipped: int = 0
+    """Passed over as duplicates of an event that was there before."""
     unknown: int = 0
     """Records whose fate the topics no longer tell."""
     lost: int = 0
@@ -96,6 +98,7 @@ class PartitionCount:
         self._damaged: list[tuple[int, int]] = []
         self._fates: dict[int, Fate] = {}
         self._offsets: list[int] = []
+        self._skipped: list[int] = []
         self._cut: Cut
         self._open: list[_Range] = []
         self._next_range = 0
@@ -173,7 +176,8 @@ class PartitionCount:
                 self.balance.received += 1
         self._tell_ahead(sorted(ahead), received_to)
         self._tell_nobody()
-        self._offsets = sorted(self._fates)
+        self._offsets = sorted(at for at, fate in self._fates.items() if fate is not Fate.SKIPPED)
+        self._skipped = sorted(self._fates.keys() - self._offsets)
         inside = [each for each in self._ranges if each.told.to_offset <= received_to]
         self._ranges = sorted(inside, key=lambda each: each.told.from_offset)
 
@@ -230,6 +234,7 @@ class PartitionCount:
         if not inside and each.seen != told.received:
             text = f"workers received {told.received} records in {where}, the topic has {each.seen}"
             self._problem(Fault.COUNTS, text, where=(each.where,))
+        self._compare_skipped(each, where)
         traced = bisect_left(self._offsets, told.to_offset) - bisect_left(self._offsets, told.from_offset)
         kept = self._cut.keeps([*self._topics.retry, self._topics.dlq], told.from_ms - CLOCKS_MS)
         if traced < told.failed and kept:
@@ -240,6 +245,13 @@ class PartitionCount:
             self._problem(Fault.LOST, text, where=(each.where,))
         elif traced > told.failed and not self._cut.copies_allowed:
             text = f"{told.failed} records failed in {where}, and {traced} have traces of a failure"
+            self._problem(Fault.COUNTS, text, where=(each.where,))
+
+    def _compare_skipped(self, each: _Range, where: str) -> None:
+        told = each.told
+        traced = bisect_left(self._skipped, told.to_offset) - bisect_left(self._skipped, told.from_offset)
+        if traced < told.skipped and self._cut.keeps([self._topics.events], told.from_ms - CLOCKS_MS):
+            text = f"{told.skipped} records were skipped in {where}, {traced} of them left a trace"
             self._problem(Fault.COUNTS, text, where=(each.where,))
 
     def _tell_faults(self, journey: Journey, topic_id: str, offset: int) -> None:
@@ -310,6 +322,8 @@ class PartitionCount:
             balance.redelivered += last is not None and last.station is Station.REDELIVERY
         elif fate is Fate.DEAD:
             balance.dead += 1
+        elif fate is Fate.SKIPPED:
+            balance.skipped += 1
         elif fate is Fate.UNKNOWN:
             balance.unknown += 1
         else:
@@ -328,6 +342,7 @@ def station_text(trace: Trace) -> str:
         Station.REDELIVERY: f"redelivery topic, {attempt} failed",
         Station.DEAD: f"dead-letter topic, {attempt} failed",
         Station.SUCCEEDED: f"events topic, {attempt} succeeded",
+        Station.SKIPPED: "events topic, skipped as a duplicate",
     }
     again = f", replay {trace.replays}" if trace.replays else ""
     return places[trace.station] + again

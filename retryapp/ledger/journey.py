@@ -3,6 +3,7 @@
 A record goes
 
     main ─► retry ─► row ─► redelivery ─► retry ─► … ─► succeeded | dead        dead ─► retry (a replay)
+    main ─► skipped (a duplicate)
 
 and each arrow is one transaction, so at any cut it stands at one station: the first at which the cut finds it not yet
 taken further. `follow` goes from arrow to arrow:
@@ -38,6 +39,7 @@ class Fate(StrEnum):
     HELD = "held"
     DEAD = "dead"
     DISCARDED = "discarded"
+    SKIPPED = "skipped"
     UNKNOWN = "unknown (expired)"
     """The topics no longer keep what would tell."""
     LOST = "lost"
@@ -207,6 +209,8 @@ class _Walk:
             return Fate.DONE
         if at.station is Station.DEAD:
             return Fate.DEAD
+        if at.station is Station.SKIPPED:
+            return Fate.SKIPPED
         if not self._moved_on(at):
             return Fate.PENDING
         if self._is_buried(at):
@@ -254,7 +258,7 @@ class _Walk:
 def _arrows(at: Trace | None) -> tuple[tuple[int, int, Station], ...]:
     """Return where a record may go from a station that it has left, the usual first."""
     if at is None:
-        return (0, 1, Station.RETRY), (0, 1, Station.DEAD)
+        return (0, 1, Station.RETRY), (0, 1, Station.DEAD), (0, 0, Station.SKIPPED)
     replays, attempt, station = at.step
     if station is Station.RETRY:
         return tuple((replays, attempt, to) for to in (Station.ROW, Station.REDELIVERY, Station.DEAD))

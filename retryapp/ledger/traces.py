@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, UnreadableRecordsError
 from retryapp.core.headers import HeaderReader
-from retryapp.core.lifecycle import Progress, Succeeded, decode_event
+from retryapp.core.lifecycle import Progress, Skipped, Succeeded, decode_event
 from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.names import (
     OUR_HEADERS,
@@ -47,6 +47,8 @@ class Station(IntEnum):
     REDELIVERY = 2
     DEAD = 3
     SUCCEEDED = 4
+    SKIPPED = 5
+    """Passed over as a duplicate; with no attempt, so number 0."""
 
 
 class Trace(NamedTuple):
@@ -180,14 +182,16 @@ def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
     event = decode_event(record.value or b"")
     if isinstance(event, Progress):
         return event if event.main == topics.main and event.group == topics.group else None
-    if not isinstance(event, Succeeded):
+    if not isinstance(event, (Succeeded, Skipped)):
         return None
     try:
         group, origin = parse_failure_id(event.failure_id)
     except DamagedMetadataError as error:
         raise DamagedEventError(str(error)) from error
-    numbers = min(event.replays, MAX_COUNT), min(event.attempt, MAX_COUNT)
-    trace = Trace(*numbers, Station.SUCCEEDED, topics.events, record.offset, record.timestamp_ms)
+    step = 0, 0, Station.SKIPPED
+    if isinstance(event, Succeeded):
+        step = min(event.replays, MAX_COUNT), min(event.attempt, MAX_COUNT), Station.SUCCEEDED
+    trace = Trace(*step, topics.events, record.offset, record.timestamp_ms)
     return _named(group, origin, record.partition, trace, topics)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from retryapp.ports.flow import DeadLetterTable, PendingTable, TopicPartition
+from retryapp.ports.flow import DeadLetterTable, PendingTable, SeenTable, TopicPartition
 
 
 class Standing(StrEnum):
@@ -139,6 +139,32 @@ class DeadLetterStore(DeadLetterTable, Protocol):
 
     def drop(self) -> None:
         """Let go of it and delete it."""
+        ...
+
+
+class SeenStore(SeenTable, Protocol):
+    """A table of seen events on a local disk: a copy of its changelog, which may lag behind it."""
+
+    @property
+    def dropped(self) -> str | None:
+        """Why the copy that was found had to be thrown away, or None."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """It reflects the changelog up to here, exclusive."""
+        ...
+
+    def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int, now_ms: int) -> None:
+        """Apply changelog records `(key, row)`, in order; what is no row, or has expired, is passed over."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; what it holds stays."""
+        ...
+
+    def drop(self) -> None:
+        """Let go of it and delete it: the changelog has everything."""
         ...
 
 

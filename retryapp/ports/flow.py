@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from retryapp.core.deduplicate import Seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.values import keyword_value_type
 
@@ -70,6 +71,7 @@ class Event(StrEnum):
     """What an observer may be told."""
 
     SUCCEEDED = "succeeded"
+    SKIPPED = "skipped"
     FAILED = "failed"
     SCHEDULED = "scheduled"
     DEAD = "dead"
@@ -227,6 +229,27 @@ class DeadLetterTable(Protocol):
 
     def count(self) -> int:
         """Return the number of rows."""
+        ...
+
+
+class SeenTable(Protocol):
+    """The events of one handler and partition that were seen within the window.
+
+    One owner at a time; every call is synchronous and short.
+    """
+
+    def find(self, identity: bytes) -> Seen | None:
+        """Return the row of an event, also one that has expired and is not swept yet; None when there is none."""
+        ...
+
+    def write(self, rows: Sequence[Seen], next_offset: int, now_ms: int) -> None:
+        """Put rows in, and forget some that have expired, atomically.
+
+        Args:
+            rows: a later one of an event replaces the one before.
+            next_offset: the table reflects its changelog up to here, exclusive.
+            now_ms: epoch milliseconds.
+        """
         ...
 
 

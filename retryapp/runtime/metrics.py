@@ -87,6 +87,7 @@ class MetricsObserver:
 
         self._deliveries = counter("deliveries", "Runs of the handler that ended, every attempt counted.")
         self._succeeded = counter("succeeded", "Deliveries that the handler finished without an error.")
+        self._skipped = counter("skipped", "Records passed over as duplicates of an event that was seen before.")
         self._failures = counter("failures", "Deliveries that failed, by class of the error.", "class")
         self._scheduled = counter("scheduled", "Retries scheduled, by tier.", "tier")
         self._parked = counter("parked", "Records put into the pending table.")
@@ -142,6 +143,8 @@ class MetricsObserver:
             case Event.SUCCEEDED:
                 self._count_delivery(observation)
                 self._child(self._succeeded, handler).inc(count)
+            case Event.SKIPPED:
+                self._child(self._skipped, handler).inc(count)
             case Event.FAILED:
                 self._count_delivery(observation)
                 self._child(self._failures, handler, observation.error_class or "unknown").inc(count)

@@ -75,6 +75,8 @@ class LaneMaker:
                 topic=topology.pending_changelog, topic_id=served.changelog_id, partition=partition
             ),
             dead_identity=StoreIdentity(topic=topology.dlq, topic_id=served.dlq_id, partition=partition),
+            seen=TopicPartition(topology.seen_changelog, partition) if served.handler.deduplicate else None,
+            seen_identity=StoreIdentity(topic=topology.seen_changelog, topic_id=served.seen_id, partition=partition),
             store_dir=Path(self.app.conf.datadir) / "retryapp" / topology.prefix,
             max_store_age_ms=_HALF_DAY_MS,
             start_at_end=self.app.conf.consumer_auto_offset_reset == "latest",

@@ -36,6 +36,7 @@ from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.deadletters import RocksDeadLetterTable
 from retryapp.runtime.pending import RocksPendingTable
+from retryapp.runtime.seen import RocksSeenTable
 from retryapp.runtime.store import StoreIdentity
 
 TRANSACTION_TIMEOUT_MS = 15_000
@@ -54,8 +55,10 @@ class LanePlace(LaneSite):
     pending_identity: StoreIdentity
     dead_identity: StoreIdentity
     store_dir: Any
-    """Folder of the handler's stores; the partition's lie in `pending/{p}` and `dead/{p}` below it."""
+    """Folder of the handler's stores; the partition's lie in `pending/{p}`, `dead/{p}`, `seen/{p}` below it."""
     max_store_age_ms: int
+    seen_identity: StoreIdentity | None = None
+    """Of the table of seen events; None where there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,6 +187,14 @@ class KafkaLane(LaneProtocol):
             pending.close()  # or its folder would stay locked for the next try
             raise
         return pending, dead
+
+    def open_seen(self) -> RocksSeenTable:
+        """See `LaneProtocol.open_seen`."""
+        place = self.place
+        if place.seen_identity is None:
+            raise RuntimeError(f"lane {place.name} has no table of seen events")
+        path = place.store_dir / "seen" / str(place.partition)
+        return RocksSeenTable(path, place.seen_identity, now_ms=self.clock.wall_ms())
 
 
 def standing_of(error: type[BaseException]) -> Standing:

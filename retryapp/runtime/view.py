@@ -254,6 +254,7 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
             "dlq": topology.dlq,
             "events": topology.events,
             "changelog": topology.pending_changelog,
+            **({} if topology.seen_window_ms is None else {"seen events": topology.seen_changelog}),
         },
         partitions=served.partitions,
         retry_topics=topology.retry_topics,

@@ -21,7 +21,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.testing.clock import VirtualClock
-from retryapp.testing.tables import MemoryPendingTable
+from retryapp.testing.tables import MemoryPendingTable, MemorySeenTable
 
 
 class Step(StrEnum):
@@ -101,6 +101,10 @@ class MemoryLaneTransport:
         """The local store as it lies on disk: None when there is none."""
         self.pending: MemoryPendingTable | None = None
         """The table while the lane is open."""
+        self.seen_changelog: TopicPartition | None = None
+        """Where rows of seen events go; None where the handler does not deduplicate."""
+        self.seen: MemorySeenTable | None = None
+        """The table of seen events while the lane is open; each opening reads it anew."""
         self.released: dict[TopicPartition, int] | None = None
         """Where records flow from; None while they are held."""
         self.clock = clock or VirtualClock()
@@ -181,7 +185,7 @@ class MemoryLaneTransport:
     def detach(self) -> None:
         """Serve the worker no longer: it is dead, and whatever it still tries has no effect."""
         self._attached = False
-        self.pending = self.released = None
+        self.pending = self.released = self.seen = None
 
     # -- what the lane asks -----------------------------------------------------------------------------------------
 
@@ -208,6 +212,10 @@ class MemoryLaneTransport:
             entry = self.changelog[at]
             put, removed = ([entry], []) if isinstance(entry, Row) else ([], [entry])
             table.write(put, removed, at)
+        if self.seen_changelog is not None:
+            self.seen = MemorySeenTable()
+            rows = self.read(self.seen_changelog)
+            self.seen.recover(((row.key or b"", row.value) for row in rows), len(rows), self.clock.wall_ms())
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """See `ports.LaneTransport.release`."""
@@ -260,12 +268,16 @@ class MemoryLaneTransport:
         if self.pending is None:
             raise RuntimeError("the lane applies a batch to a table that it gave up")
         self.pending.write(batch.puts, batch.removes, receipt.changelog_offset)
+        if self.seen is not None and self.seen_changelog is not None:
+            topic = self.seen_changelog.topic
+            rows = [(out.key or b"", out.value) for out in batch.publishes if out.topic == topic]
+            self.seen.recover(rows, self.seen.next_offset + len(rows), self.clock.wall_ms())
 
     async def close(self) -> None:
         """See `ports.LaneTransport.close`."""
         if self._attached is not False:
             await self._step(Step.CLOSE)
-        self.pending = self.released = None
+        self.pending = self.released = self.seen = None
 
     def _begin(self, step: Step) -> _Fault | None:
         if self._attached is False:

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
@@ -88,7 +89,13 @@ class MemoryPartition:
             options: more fields of `Handler`, as `value_type` and `concurrency`.
         """
         chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
-        topology = HandlerTopology(group, main, delays_ms=chosen.schedule.nominal_delays_ms)
+        rule: Deduplicate | None = options.get("deduplicate")
+        topology = HandlerTopology(
+            group,
+            main,
+            delays_ms=chosen.schedule.nominal_delays_ms,
+            seen_window_ms=None if rule is None else rule.window_ms,
+        )
         self.clock = clock or (transport.clock if transport is not None else VirtualClock())
         self.observer = RecordingObserver()
         self.destinations = destinations or MemoryDestinations()
@@ -118,6 +125,7 @@ class MemoryPartition:
             source=self,
         )
         self.transport = transport or _TRANSPORTS[DeliveryMode(delivery)]((), self.clock)
+        self.transport.seen_changelog = None if rule is None else TopicPartition(topology.seen_changelog, partition)
         for tp in self.engine.sources:
             self.transport.offsets.setdefault(tp, 0)
         self.lane = Lane(
@@ -268,7 +276,7 @@ class MemoryPartition:
         if self.transport.pending is None:
             raise RuntimeError("the lane opened without its table")
         self._next = dict(starts)
-        self.engine.begin(session, starts, self.transport.pending)
+        self.engine.begin(session, starts, self.transport.pending, seen=self.transport.seen)
 
     def _on_room(self) -> None:
         self.engine.on_room()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.headers import failure_id_of
 from retryapp.core.rows import due_bound, parse_row_key
 from retryapp.ports import DeadRow, Removal, Row
@@ -80,6 +81,31 @@ class MemoryPendingTable:
     def counts(self) -> Mapping[str, int]:
         """See `ports.PendingTable.counts`."""
         return Counter(row.tier for row in self._rows.values())
+
+
+class MemorySeenTable:
+    """`ports.SeenTable` in memory."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._rows: dict[bytes, Seen] = {}
+        self.next_offset = 0
+        """The table reflects the changelog up to here, exclusive."""
+
+    def find(self, identity: bytes) -> Seen | None:
+        """See `ports.SeenTable.find`."""
+        return self._rows.get(identity)
+
+    def write(self, rows: Sequence[Seen], next_offset: int, now_ms: int) -> None:
+        """See `ports.SeenTable.write`."""
+        for identity in [row.identity for row in self._rows.values() if row.expires_ms <= now_ms]:
+            del self._rows[identity]
+        self._rows.update((row.identity, row) for row in rows)
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int, now_ms: int) -> None:
+        """See `ports.SeenStore.recover`."""
+        self.write(live_rows(records, now_ms), next_offset, now_ms)
 
 
 class MemoryDeadLetterTable:

@@ -145,3 +145,20 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert "every five minutes" in TEXT
     for name in re.findall(r"^\| `(\w+Error)`", TEXT, re.MULTILINE):
         assert issubclass(getattr(errors, name), errors.PublishError)
+
+
+async def test_an_event_that_is_sent_twice_is_charged_once() -> None:
+    """The program declares the handler; a duplicate within its window is skipped."""
+    (handler,) = program("Duplicates of a producer")["retries"].handlers
+    assert handler.deduplicate.window_ms == 7 * 86_400_000
+    taken: list[bytes] = []
+
+    async def take(order: bytes) -> None:
+        taken.append(order)
+        await handler.function(order)
+
+    async with MemoryPartition(take, deduplicate=handler.deduplicate) as orders:
+        for value in (b"first", b"again"):
+            await orders.send(value, headers=(("event-id", b"e1"),))
+        await orders.advance(1_000)
+        assert taken == [b"first"]

@@ -17,6 +17,7 @@ from harness.service import Service
 from harness.waiting import wait_for
 from harness.workers import Worker, run_faust, start_worker, write_spec
 from retryapp.broker.probe import free_ports
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import KafkaAdmin, KafkaConnection
@@ -38,7 +39,8 @@ class HandlerSpec:
     max_crashes: int = 3
     publishes: str = ""
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
-    max_crashes: int = 3
+    deduplicate: str = ""
+    """Where event ids stand; duplicates are handled where empty."""
 
 
 @dataclass(slots=True)
@@ -111,7 +113,13 @@ class Stage:
         """Return the topics of a handler."""
         handler = self.handlers[topic]
         delays = RetryPolicy(handler.policy).schedule.nominal_delays_ms
-        return HandlerTopology(group=self.group, main=topic, tiers=Tiers(handler.tiers), delays_ms=delays)
+        return HandlerTopology(
+            group=self.group,
+            main=topic,
+            tiers=Tiers(handler.tiers),
+            delays_ms=delays,
+            seen_window_ms=Deduplicate(handler.deduplicate).window_ms if handler.deduplicate else None,
+        )
 
     def evidence(self, topic: str) -> Evidence:
         """Return what the topics of a handler say."""

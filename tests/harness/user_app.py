@@ -91,6 +91,7 @@ def declare(wanted: dict[str, Any]) -> None:
         tiers=wanted["tiers"],
         concurrency=wanted["concurrency"],
         max_crashes=wanted["max_crashes"],
+        deduplicate=wanted.get("deduplicate") or None,
     )
     async def handle(value: Any, delivery: Delivery) -> None:
         if wanted["value"] == "bytes" and value != delivery.raw_value:

@@ -55,6 +55,15 @@ def test_a_seed_takes_the_same_course_again() -> None:
     assert digests == {simulate(seed).digest}
 
 
+def test_a_plan_without_a_record_repeats_the_others_as_before() -> None:
+    """Or a failing history could not be made smaller."""
+    plan = replace(Plan.of(1), repeats=((0.1, 0), (0.2, 2), (0.3, 1)))
+    smaller = plan.without(1)
+    assert smaller.records == (plan.records[0], *plan.records[2:])
+    assert smaller.repeats == ((0.1, 0), (0.2, 1))
+    assert History(smaller).run().violation is None
+
+
 def test_another_seed_takes_another_course() -> None:
     """The digest tells histories apart."""
     assert simulate(1).digest != simulate(2).digest

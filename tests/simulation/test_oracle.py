@@ -201,3 +201,59 @@ def test_without_transactions_copies_are_counted(wrong: Callable[[Told], Any]) -
 def test_a_script_says_how_a_record_ends(script: str, fate: str) -> None:
     """Under three attempts."""
     assert Told().oracle.fate(script) == fate
+
+
+EVENTS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
+
+
+def repeated(*, transactional: bool = True) -> Oracle:
+    """Return an oracle with two records of one event, at offsets 0 and 1."""
+    oracle = Oracle(EVENTS, WAITS_MS, later_ms=50, transactional=transactional, skew_ms=0)
+    for offset in (0, 1):
+        oracle.add(Record("orders", 0, offset, 7, KEY, b"v", HEADERS), "S", "e1")
+    return oracle
+
+
+def handle(oracle: Oracle, offset: int) -> None:
+    """A handler call, from begin to end."""
+    oracle.begun((0, offset), 1, None, (KEY, b"v", HEADERS, 7), 1.0)
+    oracle.ended((0, offset), 1, Call("w", 1.0, 2.0, fine=True))
+
+
+def skip(oracle: Oracle, offset: int, first: int) -> None:
+    """The event of a skip becomes visible."""
+    told = b'{"kind": "skipped", "origin": "orders@x/0/%d", "first_offset": %d}' % (offset, first)
+    oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
+
+
+def test_a_duplicate_that_is_skipped_is_right() -> None:
+    """The first is handled, the other one told; rows of seen events concern nobody here."""
+    oracle = repeated()
+    handle(oracle, 0)
+    oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, bytes(16), b"row", ())], 1e9)
+    skip(oracle, 1, 0)
+    oracle.moved({TopicPartition("orders", 0): 2})
+    oracle.at_rest()
+    assert (oracle.open_ends(), oracle.skips) == ([], 1)
+
+
+def test_a_duplicate_that_is_handled_is_wrong() -> None:
+    """In both modes: what was seen is durable before the offset moves."""
+    for transactional in (True, False):
+        with pytest.raises(Violation, match=r"I5 0/1: a duplicate of \(0, 0\)"):
+            handle(repeated(transactional=transactional), 1)
+
+
+def test_skips_that_are_wrong_are_found() -> None:
+    """Of the first record, as a repetition of another one, twice, and without a word."""
+    for offset, first in ((0, 1), (1, 7)):
+        with pytest.raises(Violation, match="I1"):
+            skip(repeated(), offset, first)
+    oracle = repeated()
+    skip(oracle, 1, 0)
+    with pytest.raises(Violation, match="I2 0/1: 2 visible copies"):
+        skip(oracle, 1, 0)
+    oracle = repeated()
+    handle(oracle, 0)
+    with pytest.raises(Violation, match="I6 0/1: passed without a fate"):
+        oracle.moved({TopicPartition("orders", 0): 2})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faust
 import pytest
 
-from retryapp import Retries, RetryPolicy
+from retryapp import Deduplicate, Retries, RetryPolicy
 from retryapp.core.errors import (
     DuplicateHandlerError,
     InvalidSettingError,
@@ -96,3 +96,19 @@ async def test_handlers_publish_to_topics_that_no_handler_owns(retries: Retries)
         with pytest.raises(PublishRefusedError, match="retryapp's own"):
             destinations.of(topic)
     assert destinations.of("refunds").topic == "refunds"
+
+
+async def test_event_ids_are_named_as_text_as_a_function_or_with_a_window(retries: Retries) -> None:
+    """All three come to the same rule, and to one topic more."""
+    for main, given in (
+        ("a", "header:event-id"),
+        ("b", Deduplicate("header:event-id", window="2d")),
+        ("c", lambda record: record.key),
+    ):
+        retries.handler(main, policy=POLICY, deduplicate=given)(charge)
+    found = {handler.main: handler for handler in retries.handlers}
+    windows = [found[main].topology.seen_window_ms for main in ("a", "b", "c", "orders")]
+    assert windows == [86_400_000, 172_800_000, 86_400_000, None]
+    assert found["orders"].deduplicate is None
+    with pytest.raises(InvalidSettingError, match="header:"):
+        retries.handler("d", policy=POLICY, deduplicate="event-id")

@@ -22,6 +22,7 @@ STATES = (
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
     "a handler ended its worker",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "parked", "fired", "succeeded", "dead",
+    "skipped",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
 
@@ -121,9 +122,11 @@ def minimise(plan: Plan, run: Callable[[Plan], str | None] | None = None) -> Pla
 def _shorter(plan: Plan) -> Iterator[Plan]:
     for at in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
+    for at in range(len(plan.repeats)):
+        yield replace(plan, repeats=plan.repeats[:at] + plan.repeats[at + 1 :])
     for at in range(len(plan.records)):
         if len(plan.records) > 1:
-            yield replace(plan, records=plan.records[:at] + plan.records[at + 1 :])
+            yield plan.without(at)
     if plan.workers > 1:
         yield replace(plan, workers=plan.workers - 1)
     if plan.partitions > 1 and all(number == 0 for _, number, _ in plan.records):

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from retryapp.core.deduplicate import Seen
 from retryapp.core.errors import DiskFullError
 from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
 from retryapp.ports import DeadRow, Removal, Row
-from retryapp.testing.tables import MemoryDeadLetterTable, MemoryPendingTable
+from retryapp.testing.tables import MemoryDeadLetterTable, MemoryPendingTable, MemorySeenTable
 
 _SYNC_EVERY = 8
 """Batches that may not be on the disk yet."""
@@ -23,7 +25,7 @@ _SYNC_EVERY = 8
 class Journal:
     """What a store has written."""
 
-    batches: list[tuple[Sequence[Row], Sequence[Removal], int | None]] = field(default_factory=list)
+    batches: list[tuple[Any, ...]] = field(default_factory=list)
     synced: int = 0
     written: int | None = None
     """Offset of the last changelog record that was written together with the store."""
@@ -41,7 +43,7 @@ class Disk:
         """Return what a store has written so far."""
         return self.journals.setdefault(name, Journal())
 
-    def write(self, journal: Journal, batch: tuple[Sequence[Row], Sequence[Removal], int | None]) -> None:
+    def write(self, journal: Journal, batch: tuple[Any, ...]) -> None:
         """Write a batch, whole or not at all.
 
         Raises:
@@ -129,6 +131,32 @@ class SimPendingStore(MemoryPendingTable):
 
     def drop(self) -> None:
         """See `ports.PendingStore.drop`."""
+        self._disk.journals.pop(self._name, None)
+
+
+class SimSeenStore(MemorySeenTable):
+    """`ports.SeenStore` on a simulated disk."""
+
+    dropped: str | None = None
+
+    def __init__(self, disk: Disk, name: str) -> None:
+        super().__init__()
+        self._disk, self._name = disk, name
+        self._journal = disk.journal(name)
+        for rows, next_offset, now_ms in self._journal.batches:
+            super().write(rows, next_offset, now_ms)
+
+    def write(self, rows: Sequence[Seen], next_offset: int, now_ms: int) -> None:
+        """See `ports.SeenTable.write`."""
+        self._disk.write(self._journal, (rows, next_offset, now_ms))
+        super().write(rows, next_offset, now_ms)
+
+    def close(self) -> None:
+        """See `ports.SeenStore.close`: closing flushes."""
+        self._journal.synced = len(self._journal.batches)
+
+    def drop(self) -> None:
+        """See `ports.SeenStore.drop`."""
         self._disk.journals.pop(self._name, None)
 
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.hops import Outgoing
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.record import Record
+from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler import Delivery, Handler
@@ -32,6 +33,7 @@ from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
 from retryapp.testing.simulation.worker import SimWorker
 
 POLICY: Final = RetryPolicy("300ms 1s 3s", timeout="2s")
+EVENTS: Final = Deduplicate("header:event-id", window="1h")
 WAITS_MS: Final = (300, 1_000, 3_000)
 LATER_MS: Final = 700
 LATE_MS: Final = 8_000.0
@@ -66,11 +68,17 @@ class History:
         self.random = Random(plan.seed ^ 0x5EED)  # noqa: S311 - a test
         self.reached: Counter[str] = Counter()
         self.network = Network(self.loop, self.random, self.reached)
-        self.topology = HandlerTopology("sim", "orders", delays_ms=POLICY.schedule.nominal_delays_ms)
+        self.rule = EVENTS if plan.repeats else None
+        self.topology = HandlerTopology(
+            "sim",
+            "orders",
+            delays_ms=POLICY.schedule.nominal_delays_ms,
+            seen_window_ms=None if self.rule is None else self.rule.window_ms,
+        )
         topology = self.topology
         names = Topics(
             topology.main, topology.retry_topics[0], topology.redelivery, topology.dlq, topology.events,
-            topology.pending_changelog,
+            topology.pending_changelog, topology.seen_changelog,
         )  # fmt: skip
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
         self.oracle = Oracle(
@@ -130,7 +138,14 @@ class History:
         async def handle(value: bytes, delivery: Delivery) -> None:
             await self._handle(worker, value, delivery)
 
-        return Handler(function=handle, topology=self.topology, policy=POLICY, concurrency=2, max_in_flight=4)
+        return Handler(
+            function=handle,
+            topology=self.topology,
+            policy=POLICY,
+            concurrency=2,
+            max_in_flight=4,
+            deduplicate=self.rule,
+        )
 
     async def _handle(self, worker: SimWorker, value: bytes, delivery: Delivery) -> None:
         origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
@@ -265,13 +280,16 @@ class History:
                 if worker.process.stopped:
                     self._continue(worker)
 
-    def _send(self, number: int, script: str) -> None:
+    def _send(self, number: int, script: str, event: int) -> None:
         tp = TopicPartition(self.topology.main, number)
         offset = self.broker.logs[tp].end
         value = f"{number}.{offset}:{script}".encode()
-        out = Outgoing(tp.topic, number, b"k%d" % offset, value, (("trace", b"\xff%d" % offset),))
+        headers: Headers = (("trace", b"\xff%d" % offset),)
+        if self.rule is not None:
+            headers = (*headers, ("event-id", b"e%d" % event))
+        out = Outgoing(tp.topic, number, b"k%d" % offset, value, headers)
         self.broker.append(tp, out)
-        self.oracle.add(self.broker.logs[tp].entries[-1].record, script)
+        self.oracle.add(self.broker.logs[tp].entries[-1].record, script, None if self.rule is None else f"e{event}")
 
     # -- the run ------------------------------------------------------------------------------------------------
 
@@ -297,12 +315,17 @@ class History:
 
     async def _live(self) -> None:
         loop, context, began_s = self.loop, self.network.context, self.loop.time()
-        for at_s, number, script in self.plan.records:
-            loop.call_at(began_s + at_s, self._send, number, script, context=context)
+        records = self.plan.records
+        for event, (at_s, number, script) in enumerate(records):
+            loop.call_at(began_s + at_s, self._send, number, script, event, context=context)
+        for at_s, event in self.plan.repeats:
+            loop.call_at(began_s + at_s, self._send, *records[event][1:], event, context=context)
         for fault in self.plan.faults:
             loop.call_at(began_s + fault.at_s, self._strike, fault, context=context)
         self._supervise()
-        last_s = max([FEED_S, *(fault.at_s + 1 for fault in self.plan.faults)])
+        last_s = max(
+            [FEED_S, *(at_s + 0.1 for at_s, _ in self.plan.repeats), *(fault.at_s + 1 for fault in self.plan.faults)]
+        )
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
         until_s = loop.time() + REST_S
@@ -338,6 +361,8 @@ class History:
         for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
             if self.observed[event] > visible[topic] or (quiet and self.observed[event] != visible[topic]):
                 raise Violation(f"I12: {self.observed[event]} observed as {event.value}, {visible[topic]} are visible")
+        if self.observed[Event.SKIPPED] > self.oracle.skips:
+            raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
         if quiet and self.oracle.latest_ms > LATE_MS:
             raise Violation(f"I4: {self.oracle.latest_ms:.0f} ms late without a fault")
         if quiet and self.oracle.repeated:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from retryapp.core.hops import Outgoing
 from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Sink, Standing, TopicPartition
-from retryapp.testing.simulation.disk import SimDeadLetterStore, SimPendingStore
+from retryapp.testing.simulation.disk import SimDeadLetterStore, SimPendingStore, SimSeenStore
 from retryapp.testing.simulation.host import Host
 from retryapp.testing.simulation.network import Wire
 
@@ -132,6 +132,10 @@ class SimLane(LaneProtocol):
     def open_stores(self) -> tuple[SimPendingStore, SimDeadLetterStore]:
         """See `LaneProtocol.open_stores`."""
         return SimPendingStore(self.worker.disk, self.place.name), SimDeadLetterStore()
+
+    def open_seen(self) -> SimSeenStore:
+        """See `LaneProtocol.open_seen`."""
+        return SimSeenStore(self.worker.disk, f"{self.place.name}.seen")
 
 
 class PlainSimLane(SimLane):

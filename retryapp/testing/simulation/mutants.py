@@ -17,6 +17,7 @@ from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
 from retryapp.engine import deliver, fire, firing, suspects, transport
+from retryapp.engine.duplicates import Duplicates
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
 from retryapp.engine.progress import OffsetWindow
@@ -183,6 +184,15 @@ async def _no_recovery(self: LaneProtocol) -> None:
     self.pending, self.dead = self.open_stores()
 
 
+def _unwritten(_self: Duplicates, _turn: Any, _now_ms: int) -> None:
+    """Events are known to the session that saw them, and lost with it."""
+
+
+async def _no_events(open_seen: Callable[[], Any], *_where: Any, **_when: Any) -> Any:
+    """The events that others have seen are not read."""
+    return open_seen()
+
+
 async def _anew(_self: LaneProtocol, _missing: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
     """Offsets that are gone begin anew."""
     return {}
@@ -274,6 +284,8 @@ MUTANTS: tuple[Mutant, ...] = (
                                                     (LaneProtocol, "_written_down", _anew))),
     Mutant("the store is not brought up to date", True, ((LaneProtocol, "recover", _no_recovery),)),
     Mutant("recovery begins too late", True, ((SimPendingStore, "recover", _lose_the_start),)),
+    Mutant("seen events are not brought up to date", True, ((transport, "recover_seen", _no_events),)),
+    Mutant("no event is written down", False, ((Duplicates, "note", _unwritten),)),
     Mutant("rows in two turns", True, ((SimPendingStore, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
     Mutant("fires early", True,
            ((SimPendingStore, "due", _due_early), (firing, "fire", _fire_anyway),

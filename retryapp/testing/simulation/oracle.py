@@ -56,6 +56,8 @@ class Story:
     """Visible ends: `dead` or `done` (after a failure)."""
     parked: set[int] = field(default_factory=set)
     """Due times that were put into the changelog."""
+    first: Origin | None = None
+    """The record that this one repeats; None: it is the first of its event."""
 
 
 class Topics(NamedTuple):
@@ -67,6 +69,7 @@ class Topics(NamedTuple):
     dlq: str
     events: str
     changelog: str
+    seen: str = ""
 
 
 class Oracle:
@@ -99,6 +102,9 @@ class Oracle:
         self._moved: dict[TopicPartition, int] = {}
         self._seen: dict[TopicPartition, list[Record]] = defaultdict(list)
         self._rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
+        self._events: dict[str, Origin] = {}
+        self.skips = 0
+        """Visible events of duplicates that were skipped."""
         self.visible: Counter[str] = Counter()
         """Visible records by topic."""
 
@@ -113,9 +119,17 @@ class Oracle:
 
     # -- what happens -------------------------------------------------------------------------------------------
 
-    def add(self, record: Record, script: str) -> None:
-        """Take note of an input."""
-        self.stories[record.partition, record.offset] = Story(record, script)
+    def add(self, record: Record, script: str, event: str | None = None) -> None:
+        """Take note of an input.
+
+        Args:
+            record: as it lies on the main topic.
+            script: what the handler does with it.
+            event: the event id; whoever was there before with the same one is the first.
+        """
+        origin = record.partition, record.offset
+        first = origin if event is None else self._events.setdefault(event, origin)
+        self.stories[origin] = Story(record, script, first=None if first == origin else first)
 
     def begun(
         self, origin: Origin, attempt: int, due_at_ms: int | None, seen: tuple[object, ...], now_ms: float
@@ -123,6 +137,7 @@ class Oracle:
         """A handler call begins."""
         story = self._story(origin)
         record = story.record
+        _must(story.first is None, "I5", origin, f"a duplicate of {story.first} was handled")
         _must(seen == (record.key, record.value, record.headers, record.timestamp_ms), "I8", origin, f"saw {seen}")
         _must(1 <= attempt <= self.max_attempts, "I5", origin, f"attempt {attempt}")
         if attempt > 1:
@@ -173,6 +188,8 @@ class Oracle:
         for record in records:
             if tp.topic == topics.changelog:
                 self._logged(record)
+            elif tp.topic == topics.seen:
+                pass  # what it is for shows in what handlers see
             elif tp.topic == topics.events:
                 self._told(record)
             elif tp.topic != topics.main:
@@ -206,6 +223,14 @@ class Oracle:
         if told.get("kind") == "succeeded":
             origin = _origin(told["origin"])
             self._end(origin, self._story(origin), "done")
+        elif told.get("kind") == "skipped":
+            origin = _origin(told["origin"])
+            story = self._story(origin)
+            first = story.first
+            _must(first == (record.partition, told["first_offset"]), "I1", origin, f"skipped, and it repeats {first}")
+            self.skips += 1
+            story.fates.append("skipped")
+            self._count_copy(origin, len(story.fates), "skip", "I2")
 
     def _end(self, origin: Origin, story: Story, fate: str) -> None:
         _must(story.stopped or fate == self.fate(story.script), "I1", origin, f"{fate}, by script {story.script!r}")
@@ -279,6 +304,9 @@ class Oracle:
         """Judge the end, when nothing is on its way any more."""
         for origin, story in self.stories.items():
             _must(self._settled(story), "I1", origin, "lost")
+            if story.first is not None:
+                _must(set(story.fates) == {"skipped"}, "I1", origin, f"a duplicate ends {story.fates}")
+                continue
             expected = self.fate(story.script)
             failed_first = step(story.script, 1) not in "SD" or story.stopped
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")

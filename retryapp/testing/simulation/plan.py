@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -50,6 +50,8 @@ class Plan:
     records: tuple[tuple[float, int, str], ...]
     """When, on which partition, with which script."""
     faults: tuple[Fault, ...]
+    repeats: tuple[tuple[float, int], ...] = ()
+    """When, and which of the records, its producer sends again; if any, the handler deduplicates."""
 
     @classmethod
     def of(cls, seed: int, *, transactional: bool | None = None) -> Plan:
@@ -75,15 +77,27 @@ class Plan:
             Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
             for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))
         )
+        again = Random(seed ^ 0xD0B1)  # noqa: S311 - a test; apart, so that the rest of a plan does not depend on it
+        sent = sorted(records)
+        repeats = tuple(
+            (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)
+            for which in again.choices(range(count), k=again.choice((0, 0, 0, 0, 0, 0, 1, 4)))
+        )
         return cls(
             seed=seed,
             transactional=drawn if transactional is None else transactional,
             partitions=partitions,
             workers=workers,
             offsets_ms=offsets,
-            records=tuple(sorted(records)),
+            records=tuple(sent),
             faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+            repeats=tuple(sorted(repeats)),
         )
+
+    def without(self, at: int) -> Plan:
+        """Return the plan without one of its records, and without what repeats it."""
+        repeats = tuple((at_s, which - (which > at)) for at_s, which in self.repeats if which != at)
+        return replace(self, records=self.records[:at] + self.records[at + 1 :], repeats=repeats)
 
     def __str__(self) -> str:
         """Return the plan as lines."""
@@ -92,4 +106,5 @@ class Plan:
             f"seed {self.seed}: {mode}, {self.partitions} partitions, {self.workers} workers, clocks {self.offsets_ms}"
         )
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
-        return "\n".join([head, *sent, *map(str, self.faults)])
+        again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]
+        return "\n".join([head, *sent, *again, *map(str, self.faults)])

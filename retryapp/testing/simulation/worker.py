@@ -195,6 +195,7 @@ class SimWorker:
                 main=TopicPartition(topology.main, number),
                 changelog=TopicPartition(topology.pending_changelog, number),
                 dlq=TopicPartition(topology.dlq, number),
+                seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 topic_id=TOPIC_ID,
                 delivering=engine.delivering,
             ),

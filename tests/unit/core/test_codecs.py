@@ -11,7 +11,7 @@ import pytest
 
 from retryapp.core import errors
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
-from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event, encode_event
+from retryapp.core.lifecycle import AnyEvent, PolicyUsed, Progress, Skipped, Succeeded, decode_event, encode_event
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id, parse_origin, short_topic_id
 from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
@@ -105,6 +105,14 @@ SUCCEEDED = Succeeded(
     ended_ms=20,
     lateness_ms=3,
 )
+SKIPPED = Skipped(
+    group="billing",
+    handler="h",
+    failure_id="billing/orders@kq8G0bTz/3/1050",
+    origin="orders@kq8G0bTz/3/1050",
+    first_offset=1042,
+    at_ms=7,
+)
 POLICY = PolicyUsed(group="billing", handler="h", main="orders", text="5m; timeout=5m", digest="d", at_ms=1)
 PROGRESS = Progress(
     group="billing",
@@ -125,11 +133,12 @@ PROGRESS = Progress(
     ("event", "key"),
     [
         (SUCCEEDED, b"billing/orders@kq8G0bTz/3/1042"),
+        (SKIPPED, b"billing/orders@kq8G0bTz/3/1050"),
         (POLICY, b"policy:billing/orders"),
         (PROGRESS, b"progress:billing/orders/3"),
     ],
 )
-def test_events_read_back(event: Succeeded | PolicyUsed | Progress, key: bytes) -> None:
+def test_events_read_back(event: AnyEvent, key: bytes) -> None:
     """As JSON with a version and a kind, under their key."""
     raw = encode_event(event)
     assert decode_event(raw) == event

@@ -147,3 +147,19 @@ def test_retention_follows_what_is_asked() -> None:
     assert by_name["billing.orders.dlq"]["retention.ms"] == "-1"
     assert by_name["billing.orders.events"]["retention.ms"] == str(2 * DAY)
     assert {config["min.insync.replicas"] for config in by_name.values()} == {"1"}
+
+
+def test_a_handler_that_deduplicates_has_one_topic_more() -> None:
+    """Its records are forgotten by age: the window in full hours and one hour more; nobody subscribes to it."""
+    plain, seen = (HandlerTopology("g", "orders", seen_window_ms=window_ms) for window_ms in (None, 5_400_000))
+    assert set(seen.owned) - set(plain.owned) == {"g.orders.seen.changelog"}
+    assert seen.consumed == plain.consumed
+    specs = topic_specs(seen, partitions=3, main_max_message_bytes=1_000, replication=3, longest_wait_ms=1_000)
+    (spec,) = [spec for spec in specs if spec.role is TopicRole.SEEN]
+    assert (spec.name, spec.partitions) == (seen.seen_changelog, 3)
+    assert spec.config["cleanup.policy"] == "delete"
+    assert spec.config["retention.ms"] == str(3 * 3_600_000)
+    assert (spec.config["retention.bytes"], spec.config["segment.ms"]) == ("-1", "3600000")
+    week = HandlerTopology("g", "orders", seen_window_ms=7 * DAY)
+    specs = topic_specs(week, partitions=3, main_max_message_bytes=1_000, replication=3, longest_wait_ms=1_000)
+    assert specs[-1].config["segment.ms"] == str(7 * DAY // 8), "a few segments, whatever the window"

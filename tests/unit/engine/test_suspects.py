@@ -47,7 +47,9 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
             monkeypatch.setattr(
                 made.engine,
                 "begin",
-                lambda *told: begin_session(*told, {MAIN: Suspected(crashes, upto)} if told[0] == 1 else {}),
+                lambda *told, **more: begin_session(
+                    *told, {MAIN: Suspected(crashes, upto)} if told[0] == 1 else {}, **more
+                ),
             )
             return await stack.enter_async_context(made)
 

@@ -241,3 +241,16 @@ def test_owner_marks_are_read_back_and_nothing_else_is_one():
     assert mark.text != OwnerMark("a", "b.c").text
     for other in [(None, value), (key, None), (b"x" * 20, value), (key, b"{"), (key, b"[]"), (key, b'{"group":"a"}')]:
         assert decode_owner_mark(*other) is None
+
+
+def test_the_topic_of_seen_events_is_planned_and_has_to_cover_the_window():
+    """It is made where a handler deduplicates; one that forgets before the window is over is a mismatch."""
+    topology = dataclasses.replace(TOPOLOGY, seen_window_ms=86_400_000)
+    name = topology.seen_changelog
+    planned = {step.topic: step for step in plan_handler(topology, {"orders": main_state()}, THREE, PlanOptions())}
+    assert (planned[name].action, planned[name].role, planned[name].partitions) == (Action.CREATE, "seen", 4)
+    for retention_ms, action in (("90000000", Action.OK), ("86400000", Action.MISMATCH)):
+        config = {**planned[name].config, "retention.ms": retention_ms}
+        known = {"orders": main_state(), name: TopicState(name, "x" * 8, 4, 3, config)}
+        found = {step.topic: step for step in plan_handler(topology, known, THREE, PlanOptions())}
+        assert found[name].action is action

@@ -1,8 +1,8 @@
 """What tests of the ledger share: a handler's topics by index, and a record's way written as text.
 
 A way is words, one for each trace: station and attempt, as `T1 W1 R1 S2` (on a retry topic, a row, on the redelivery
-topic, succeeded; `D2`: a dead letter). `1:T0` is of the first replay. A `*` behind it: the group's offset has not
-passed it. A `?`: it was published after the cut, maybe. A `!`: its headers are damaged.
+topic, succeeded; `D2`: a dead letter; `K0`: skipped). `1:T0` is of the first replay. A `*` behind it: the group's
+offset has not passed it. A `?`: it was published after the cut, maybe. A `!`: its headers are damaged.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ STATIONS = {
     "R": (Station.REDELIVERY, 2),
     "D": (Station.DEAD, 3),
     "S": (Station.SUCCEEDED, 4),
+    "K": (Station.SKIPPED, 4),
 }
 COMMITTED, FLOOR = 100, 1_000
 TIME_MS = 50_000
@@ -42,7 +43,7 @@ def way_of(text: str) -> list[Trace]:
     traces = []
     for n, word in enumerate(text.split()):
         replays, _, rest = word.rpartition(":")
-        marks = rest.lstrip("TWRDS0123456789")
+        marks = rest.lstrip("TWRDSK0123456789")
         station, topic = STATIONS[rest[0]]
         offset = n + (FLOOR if "?" in marks else COMMITTED if "*" in marks else 0)
         attempt = int(rest[1 : len(rest) - len(marks)])

@@ -50,7 +50,7 @@ def counted(topics, way, make_cut) -> Callable[..., PartitionCount]:
     return count
 
 
-def progress(start: int, stop: int, *, received: int, failed: int) -> Progress:
+def progress(start: int, stop: int, *, received: int, failed: int, skipped: int = 0) -> Progress:
     """Return what a worker says of a range of offsets."""
     return Progress(
         group="app",
@@ -62,14 +62,15 @@ def progress(start: int, stop: int, *, received: int, failed: int) -> Progress:
         from_ms=200_000,
         to_ms=200_001,
         received=received,
-        first_try_ok=received - failed,
+        first_try_ok=received - failed - skipped,
         failed=failed,
+        skipped=skipped,
     )
 
 
 def fates(balance: Balance) -> dict[str, int]:
     """Return what is not zero."""
-    names = ("received", "done", "pending", "held", "dead", "discarded", "unknown", "lost", "recovered")
+    names = ("received", "done", "pending", "held", "dead", "discarded", "skipped", "unknown", "lost", "recovered")
     return {name: getattr(balance, name) for name in names if getattr(balance, name)}
 
 
@@ -220,3 +221,23 @@ def test_partitions_add_up():
     assert total(iter([Balance(received=3, done=2, dead=1), Balance(received=1, lost=1, copies=4)])) == Balance(
         received=4, done=2, dead=1, lost=1, copies=4
     )
+
+
+def test_skipped_duplicates_have_a_fate_of_their_own(counted):
+    """They are neither done nor failed, and workers count them apart."""
+    told = [progress(0, 10, received=10, failed=1, skipped=2)]
+    made = counted({2: "K0", 3: "T1 R1 S2", 7: "K0"}, progress=told)
+    assert fates(made.balance) == {"received": 10, "done": 8, "recovered": 1, "skipped": 2}
+    assert made.problems == []
+
+
+def test_a_skip_that_left_no_trace_is_named(counted):
+    """Workers say that there were two."""
+    made = counted({2: "K0"}, progress=[progress(0, 10, received=10, failed=0, skipped=2)])
+    assert [(p.fault, p.text.split(" in ")[0]) for p in made.problems] == [(Fault.COUNTS, "2 records were skipped")]
+
+
+def test_a_record_that_was_skipped_and_handled_is_there_twice(counted):
+    """One or the other: without transactions a crash may leave both."""
+    made = counted({2: "K0 D1"})
+    assert [(p.fault, p.offset) for p in made.problems] == [(Fault.TWICE, 2)]

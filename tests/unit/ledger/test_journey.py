@@ -17,6 +17,7 @@ RETRY, REDELIVERY, DLQ, EVENTS = 1, 2, 3, 4
     [
         ("T1 R1 S2", Fate.DONE),
         ("T1 R1 T2 R2 S3", Fate.DONE),
+        ("K0", Fate.SKIPPED),
         ("D1", Fate.DEAD),
         ("T1 R1 D2", Fate.DEAD),
         ("T1 D1", Fate.DEAD),

@@ -9,7 +9,7 @@ from samples import WAITING, dead, waiting
 
 from retryapp.core.errors import DamagedEventError, UnreadableRecordsError
 from retryapp.core.headers import encode_metadata
-from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded
+from retryapp.core.lifecycle import PolicyUsed, Progress, Skipped, Succeeded
 from retryapp.core.names import RETRY_ATTEMPT, RETRY_ORIGIN
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, RowKey, encode_row
@@ -128,6 +128,18 @@ def test_events_tell_of_success_and_of_counts(topics):
     assert not isinstance(told, Progress)
     assert told is not None
     assert (told.offset, told.trace) == (42, Trace(0, 2, Station.SUCCEEDED, EVENTS, 7, 99))
+    skipped = Skipped(
+        group="app",
+        handler="h",
+        failure_id=waiting(42).failure_id,
+        origin=waiting(42).origin.text,
+        first_offset=40,
+        at_ms=1,
+    )
+    told = told_by_event(record("e", (), value=skipped.to_json()), topics)
+    assert not isinstance(told, Progress)
+    assert told is not None
+    assert (told.offset, told.trace) == (42, Trace(0, 0, Station.SKIPPED, EVENTS, 7, 99))
     facts = {"group": "app", "handler": "h", "main": "orders", "partition": 0, "from_offset": 0, "to_offset": 9}
     progress = Progress(**facts, from_ms=0, to_ms=1, received=9, first_try_ok=8, failed=1)
     assert told_by_event(record("e", (), value=progress.to_json()), topics) == progress

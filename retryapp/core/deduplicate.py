@@ -1,0 +1,152 @@
+"""What makes two records of a main topic the same event, and for how long that is remembered.
+
+A row of the table of seen events, on its changelog and on disk:
+
+* key, 16 bytes: the start of the event id's SHA-256. Ids may be long; two of 10**12 have the same 128 bits with a
+  probability below 10**-14.
+* value, version 1, big-endian::
+
+    | version u8 = 1 | origin offset u64 | expires_ms u64 |
+
+The offset is that of the record that counts as the event: it alone is never a duplicate, however often it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import DamagedRowError, InvalidSettingError, NewerRowError
+from retryapp.core.hops import arriving
+from retryapp.core.record import Record
+
+EventId = Callable[[Record], "str | bytes | None"]
+"""Returns the event id of a record as it was produced; None where it has none."""
+
+IDENTITY_BYTES: Final = 16
+"""Length of the key of a seen event."""
+SEEN_VERSION: Final = 1
+"""Version of the row layout that is written."""
+DEFAULT_WINDOW: Final = "1d"
+SHORTEST_WINDOW_MS: Final = 1_000
+
+_VALUE: Final = struct.Struct(">BQQ")
+_VERSIONS_END: Final = 0x20
+_HEADER: Final = "header:"
+
+
+class Seen(NamedTuple):
+    """A row of the table of seen events."""
+
+    identity: bytes
+    """Its key."""
+    origin_offset: int
+    """Offset of the record that counts, on the main topic."""
+    expires_ms: int
+    """Epoch milliseconds from which on the event is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicate:
+    """Skip records that tell of an event once more, as a producer sends it that does not know whether it was heard.
+
+    Args:
+        by: where the event id stands: `"header:<name>"` (of several such headers the last), or a function of the
+            `Record` that returns `str`, `bytes`, or None where the record has no id. Records without an id, or with
+            an empty one, are never skipped.
+        window: how long an event is remembered after the first record of it was settled; at least a second.
+
+    Raises:
+        InvalidSettingError: `by` says no place, or the window is too short.
+
+    >>> Deduplicate("header:event-id", window="7d").window_ms
+    604800000
+    """
+
+    by: str | EventId
+    window: str | timedelta = DEFAULT_WINDOW
+    window_ms: int = field(init=False)
+    """The window in milliseconds."""
+    _header: str | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read both once."""
+        object.__setattr__(self, "window_ms", parse_duration_ms(self.window))
+        if self.window_ms < SHORTEST_WINDOW_MS:
+            raise InvalidSettingError("deduplicate window", self.window, "at least 1s")
+        if isinstance(self.by, str):
+            if not self.by.startswith(_HEADER) or self.by == _HEADER:
+                raise InvalidSettingError("deduplicate", self.by, 'a function, or "header:" and the name of a header')
+            object.__setattr__(self, "_header", self.by.removeprefix(_HEADER))
+        elif not callable(self.by):
+            raise InvalidSettingError("deduplicate", self.by, 'a function, or "header:" and the name of a header')
+
+    def identity(self, record: Record) -> bytes | None:
+        """Return the key under which the event of a record of the main topic is remembered; None where it has no id.
+
+        Raises:
+            TypeError: the function returned something else than an id.
+            Exception: whatever the function raises.
+        """
+        if record.damage is not None:
+            return None
+        found: str | bytes | None = None
+        if self._header is None:
+            found = self.by(arriving(record) if record.headers else record)  # type: ignore[operator]  # no text: checked
+        else:
+            for name, value in record.headers:
+                if name == self._header:
+                    found = value
+        if not found:
+            if found is None or isinstance(found, (str, bytes)):
+                return None
+        elif isinstance(found, (str, bytes)):
+            raw = found.encode("utf-8", "surrogatepass") if isinstance(found, str) else found
+            return hashlib.sha256(raw).digest()[:IDENTITY_BYTES]
+        raise TypeError(f"an event id is str, bytes or None, not {type(found).__qualname__}")
+
+
+def encode_seen(seen: Seen) -> bytes:
+    """Write the value of a row; the layout stands in the module's text."""
+    return _VALUE.pack(SEEN_VERSION, seen.origin_offset, seen.expires_ms)
+
+
+def decode_seen(identity: bytes, raw: bytes) -> Seen:
+    """Read a row back.
+
+    Raises:
+        NewerRowError: a newer retryapp wrote it.
+        DamagedRowError: it is none.
+    """
+    if len(identity) != IDENTITY_BYTES:
+        raise DamagedRowError("seen event", f"a key of {len(identity)} bytes instead of {IDENTITY_BYTES}")
+    if raw and SEEN_VERSION < raw[0] < _VERSIONS_END:
+        raise NewerRowError(raw[0], SEEN_VERSION)
+    if len(raw) != _VALUE.size or raw[0] != SEEN_VERSION:
+        raise DamagedRowError("seen event", f"{len(raw)} bytes that are no row of version {SEEN_VERSION}")
+    _, origin_offset, expires_ms = _VALUE.unpack(raw)
+    return Seen(identity, origin_offset, expires_ms)
+
+
+def live_rows(records: Iterable[tuple[bytes, bytes | None]], now_ms: int) -> list[Seen]:
+    """Return the rows among changelog records that have not expired.
+
+    Raises:
+        NewerRowError: a newer retryapp wrote one.
+    """
+    rows: list[Seen] = []
+    for key, value in records:
+        try:
+            row = decode_seen(key, value or b"")
+        except NewerRowError:
+            raise
+        except DamagedRowError:
+            continue  # a mark, or nobody's
+        if row.expires_ms > now_ms:
+            rows.append(row)
+    return rows

@@ -1,0 +1,145 @@
+"""Duplicates: records of the main topic that tell of an event once more are passed over.
+
+1. A record comes in. Whoever was there first with its event id is in the table, or still on its way here; a record that
+   meets another one there is a duplicate. The record that the table names is none: it is read again after a crash.
+2. A duplicate is settled at once, by a turn that says so. The window holds that turn back until everything before it
+   has an outcome (`engine.progress`), so it is never durable before the first one's outcome: if that fails, both are
+   read again.
+3. The turn that settles a first delivery, whatever its outcome, also publishes the row, to the changelog of the table:
+   one transaction with the offset. Without transactions the row goes before the offset: a crash in between leaves a row
+   that names the very record that is read again.
+
+Redeliveries and replays come on other topics and are not looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from retryapp.core.deduplicate import Deduplicate, Seen, encode_seen
+from retryapp.core.hops import Outgoing
+from retryapp.core.lifecycle import Skipped
+from retryapp.core.record import Origin, Record, failure_id
+from retryapp.engine.run import Station
+from retryapp.engine.turn import Turn, to_event
+from retryapp.ports import Event, Observation, SeenTable, TopicPartition
+
+logger = logging.getLogger("retryapp.events")
+
+TURN_ROWS = 500
+"""Records that were fine at once in one turn: each brings a row into the turn's transaction."""
+
+
+class Duplicates:
+    """The events of one session. Bound: what is in flight and what waits in the lane."""
+
+    def __init__(self, rule: Deduplicate, station: Station, table: SeenTable, changelog: TopicPartition) -> None:
+        """Begin with what the table has.
+
+        Args:
+            rule: tells the events.
+            station: what deliveries share.
+            table: events that were settled before, up to date.
+            changelog: where its rows go.
+        """
+        self._rule = rule
+        self._station = station
+        self._table = table
+        self._changelog = changelog
+        self._open: deque[tuple[int, int, bytes]] = deque()
+        """Next offset, offset and event of each first record that is not settled, in order."""
+        self._under_way: dict[bytes, int] = {}
+        """Events whose row is not in the table yet, and the offset of the first record."""
+
+    def skip(self, record: Record, now_ms: int) -> Turn | None:
+        """Return the turn that passes a duplicate over; of any other record take note, and return None."""
+        identity = self._identity(record)
+        if identity is None:
+            return None
+        first_offset = self._under_way.get(identity)
+        if first_offset is None:
+            found = self._table.find(identity)
+            if found is not None and found.expires_ms > now_ms:
+                first_offset = found.origin_offset
+        if first_offset is not None and first_offset != record.offset:
+            return _skipped(self._station, record, first_offset, now_ms)
+        self._under_way[identity] = record.offset
+        self._open.append((record.next_offset, record.offset, identity))
+        return None
+
+    def _identity(self, record: Record) -> bytes | None:
+        try:
+            return self._rule.identity(record)
+        except Exception as exc:  # noqa: BLE001 - user code: a record is rather handled twice than not at all
+            facts = {
+                "handler": self._station.handler.main,
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "error_type": type(exc).__qualname__,
+                "error_message": "the function that returns event ids failed: this record is not deduplicated",
+            }
+            logger.warning("retryapp.no_event_id", extra=facts)
+            return None
+
+    def note(self, turn: Turn, now_ms: int) -> None:
+        """Put the rows of the records that a turn settles into it; turns come in the order of offsets.
+
+        Args:
+            turn: settles records of the main topic, up to its offset.
+            now_ms: epoch milliseconds.
+        """
+        rows: list[Outgoing] = []
+        identities: list[bytes] = []
+        while self._open and self._open[0][0] <= turn.next_offset:
+            _, offset, identity = self._open.popleft()
+            value = encode_seen(Seen(identity, offset, now_ms + self._rule.window_ms))
+            rows.append(Outgoing(*self._changelog, identity, value, ()))
+            identities.append(identity)
+        if rows:
+            turn.patient = not turn.urgent
+            turn.publishes = (*turn.publishes, *rows)
+            turn.on_settled = self._settled(identities, turn.on_settled)
+
+    def _settled(
+        self, identities: list[bytes], further: Callable[[bool, tuple[int, ...]], None] | None
+    ) -> Callable[[bool, tuple[int, ...]], None]:
+        def settled(committed: bool, offsets: tuple[int, ...]) -> None:
+            if committed:  # the table has the rows; else the session is over
+                for identity in identities:
+                    self._under_way.pop(identity, None)
+            if further is not None:
+                further(committed, offsets)
+
+        return settled
+
+
+def _skipped(station: Station, record: Record, first_offset: int, now_ms: int) -> Turn:
+    handler = station.handler
+    origin = Origin(handler.main, station.topic_id, record.partition, record.offset)
+    identity = failure_id(handler.group, origin)
+    event = Skipped(
+        group=handler.group,
+        handler=handler.name,
+        failure_id=identity,
+        origin=origin.text,
+        first_offset=first_offset,
+        at_ms=now_ms,
+    )
+    seen = Observation(
+        event=Event.SKIPPED,
+        handler=handler.main,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        failure_id=identity,
+    )
+    return Turn(
+        source=TopicPartition(record.topic, record.partition),
+        next_offset=record.next_offset,
+        publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
+        skipped=True,
+        observations=(seen,),
+    )

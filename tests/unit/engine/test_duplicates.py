@@ -1,0 +1,226 @@
+"""A producer's duplicates: skipped, counted, and never at the price of the first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from retryapp.core.deduplicate import Deduplicate, decode_seen
+from retryapp.core.lifecycle import Progress, Skipped, decode_event
+from retryapp.engine.lane import LaneLimits
+from retryapp.ports import Event
+from retryapp.testing import MemoryPartition, Step
+from retryapp.testing.lane import MemoryLaneTransport
+
+BY_HEADER = Deduplicate("header:event-id", window="1h")
+HOUR_MS = 3_600_000
+MODES = pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+
+
+class Service:
+    """A handler that fails as told and notes what it was called with."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails = fails
+        self.seen: list[bytes] = []
+        self.gate: asyncio.Event | None = None
+
+    async def __call__(self, value: bytes) -> None:
+        """Take a record."""
+        self.seen.append(value)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("503")
+
+
+def partition(service: Service, policy: str = "1m", **options: Any) -> MemoryPartition:
+    """Return a partition whose handler deduplicates."""
+    return MemoryPartition(service, policy, **{"deduplicate": BY_HEADER, **options})
+
+
+async def send(orders: MemoryPartition, *told: tuple[bytes, str | None]) -> None:
+    """Send records: value and event id."""
+    for value, event in told:
+        await orders.send(value, headers=() if event is None else (("event-id", event.encode()),))
+
+
+def skipped(orders: MemoryPartition) -> list[tuple[str, int]]:
+    """Return what the events topic tells of duplicates: the record, and the offset of the first."""
+    events = [decode_event(record.value or b"") for record in orders.records("app.orders.events")]
+    return [(event.origin, event.first_offset) for event in events if isinstance(event, Skipped)]
+
+
+@MODES
+async def test_a_duplicate_is_skipped_and_told(delivery: str) -> None:
+    """Its offset moves, an event says which record it repeats, and the handler does not see it."""
+    service = Service()
+    async with partition(service, delivery=delivery) as orders:
+        await send(orders, (b"a", "e1"), (b"b", "e2"), (b"a again", "e1"), (b"no id", None), (b"no id", None))
+        await orders.advance(1_000)
+        assert service.seen == [b"a", b"b", b"no id", b"no id"]
+        assert skipped(orders) == [("orders@kq8G0bTz/0/2", 0)]
+        assert len(orders.observer.of(Event.SKIPPED)) == 1
+        assert orders.transport.offsets[orders.engine.sources[0]] == 5
+
+
+@MODES
+async def test_a_duplicate_beside_the_first_waits_for_its_outcome(delivery: str) -> None:
+    """While the first runs nothing of the duplicate is durable: if the worker dies, both are read again."""
+    service = Service()
+    service.gate = asyncio.Event()
+    async with partition(service, delivery=delivery, concurrency=4) as orders:
+        await send(orders, (b"a", "e1"), (b"a again", "e1"), (b"b", "e2"))
+        await orders.advance(1_000)
+        assert service.seen == [b"a", b"b"]
+        assert skipped(orders) == []
+        assert orders.transport.offsets[orders.engine.sources[0]] == 0
+    service.gate.set()
+    async with partition(service, transport=orders.transport, delivery=delivery) as orders:
+        await orders.advance(1_000)
+        assert service.seen == [b"a", b"b", b"a", b"b"], "the first runs again, the duplicate never"
+        assert skipped(orders) == [("orders@kq8G0bTz/0/1", 0)]
+        assert orders.transport.offsets[orders.engine.sources[0]] == 3
+
+
+@pytest.mark.parametrize(("policy", "fate"), [("1m", "parked"), ("1m", "dead")])
+async def test_any_outcome_of_the_first_counts(policy: str, fate: str) -> None:
+    """A first record that failed waits or is dead: the event is known; its redelivery is no duplicate."""
+    service = Service(fails=2 if fate == "dead" else 1)
+    async with partition(service, policy) as orders:
+        await send(orders, (b"a", "e1"), (b"a again", "e1"))
+        await orders.to_rest()
+        assert service.seen == [b"a", b"a"], "two attempts at one record"
+        assert len(orders.dead_letters) == (fate == "dead")
+        await send(orders, (b"a at last", "e1"))
+        assert service.seen == [b"a", b"a"]
+        assert [first for _, first in skipped(orders)] == [0, 0]
+
+
+@MODES
+async def test_the_row_goes_with_the_offset(delivery: str) -> None:
+    """One transaction, or before it: a worker that dies at any step of the commit forgets no event it has passed."""
+    for step in (Step.COMMIT, Step.PUBLISH, Step.MOVE):
+        service = Service()
+        async with partition(service, delivery=delivery) as orders:
+            paused = orders.transport.pause(step) if delivery == "at_least_once" or step is Step.COMMIT else None
+            await send(orders, (b"a", "e1"))
+            await orders.advance(1_000)
+            assert paused is None or paused.reached
+        async with partition(service, transport=orders.transport, delivery=delivery) as orders:
+            await send(orders, (b"a again", "e1"))
+            await orders.advance(1_000)
+            assert set(service.seen) == {b"a"}
+            assert len(skipped(orders)) == 1
+
+
+async def test_a_lost_acknowledgement_forgets_nothing() -> None:
+    """The commit took effect: the next session finds the row where the first one left it."""
+    service = Service()
+    async with partition(service) as orders:
+        orders.transport.fail(Step.COMMIT, ConnectionError("lost"), durable=True)
+        await send(orders, (b"a", "e1"))
+        await orders.advance(10_000)
+        await send(orders, (b"a again", "e1"))
+        await orders.advance(10_000)
+        assert service.seen == [b"a"]
+        assert len(skipped(orders)) == 1
+
+
+async def test_events_are_forgotten_after_the_window() -> None:
+    """Counted from the moment at which the first was settled; a duplicate does not make it longer."""
+    service = Service()
+    async with partition(service) as orders:
+        await send(orders, (b"a", "e1"))
+        await orders.advance(HOUR_MS // 2)
+        await send(orders, (b"a again", "e1"))
+        await orders.advance(HOUR_MS // 2 + 1_000)
+        await send(orders, (b"a anew", "e1"), (b"a anew again", "e1"))
+        assert service.seen == [b"a", b"a anew"]
+        assert [first for _, first in skipped(orders)] == [0, 2]
+
+
+async def test_a_redelivered_record_is_no_duplicate_of_itself() -> None:
+    """Offsets set back by hand: what counted as the event is handled again, its duplicate is not."""
+    service = Service()
+    async with partition(service) as orders:
+        await send(orders, (b"a", "e1"), (b"a again", "e1"))
+        await orders.advance(1_000)
+    orders.transport.offsets[orders.engine.sources[0]] = 0
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.advance(1_000)
+        assert service.seen == [b"a", b"a"]
+
+
+async def test_a_handler_without_it_writes_no_rows() -> None:
+    """Nothing changes for those that do not ask."""
+    service = Service()
+    async with partition(service, deduplicate=None) as orders:
+        await send(orders, (b"a", "e1"), (b"a again", "e1"))
+        await orders.advance(1_000)
+        assert service.seen == [b"a", b"a again"]
+        assert not any(batch.publishes for batch in orders.transport.batches)
+
+
+async def test_rows_of_records_that_were_fine_wait_as_long_as_offsets() -> None:
+    """Nobody waits for them: a burst is one transaction after the tick, not one for each record."""
+    service = Service()
+    async with partition(service) as orders:
+        for n in range(20):
+            await send(orders, (b"v", f"e{n}"))
+        assert orders.transport.batches == []
+        await orders.advance(300)
+        (batch,) = orders.transport.batches
+        rows = [decode_seen(out.key or b"", out.value or b"") for out in batch.publishes]
+        assert [row.origin_offset for row in rows] == list(range(20))
+        assert {out.topic for out in batch.publishes} == {"app.orders.seen.changelog"}
+
+
+async def test_more_rows_than_one_transaction_takes_do_not_wait_for_another_tick() -> None:
+    """Or a partition could not take more events a second than that."""
+    service = Service()
+    async with partition(service, limits=LaneLimits(changes=10)) as orders:
+        for n in range(45):
+            await send(orders, (b"v", f"e{n}"))
+        assert orders.transport.batches == []
+        await orders.advance(260)
+        assert [len(batch.publishes) for batch in orders.transport.batches] == [10, 10, 10, 10, 5]
+
+
+async def test_a_function_that_fails_is_told_and_its_record_handled(caplog: pytest.LogCaptureFixture) -> None:
+    """A record is rather handled twice than not at all."""
+
+    def broken(_record: object) -> str:
+        raise KeyError("no such field")
+
+    service = Service()
+    async with partition(service, deduplicate=Deduplicate(broken)) as orders:
+        await orders.send(b"a", b"a")
+        await orders.advance(1_000)
+        assert service.seen == [b"a", b"a"]
+    told = [record for record in caplog.records if record.msg == "retryapp.no_event_id"]
+    assert [vars(record)["offset"] for record in told] == [0, 1]
+
+
+async def test_progress_counts_what_was_skipped() -> None:
+    """A duplicate is no failure: received = fine at once + failed + skipped."""
+    service = Service(fails=1)
+    async with partition(service) as orders:
+        await send(orders, (b"a", "e1"), (b"b", "e2"), (b"b again", "e2"))
+        await orders.finish()
+        events = [decode_event(record.value or b"") for record in orders.records("app.orders.events")]
+        (told,) = [event for event in events if isinstance(event, Progress)]
+        assert (told.received, told.first_try_ok, told.failed, told.skipped) == (3, 1, 1, 1)
+
+
+async def test_a_row_names_its_topics_partition() -> None:
+    """The changelog is co-partitioned: the same number as the main topic's partition."""
+    service = Service()
+    async with partition(service, partition=3) as orders:
+        assert isinstance(orders.transport, MemoryLaneTransport)
+        await send(orders, (b"a", "e1"))
+        await orders.advance(300)
+        assert len(orders.records("app.orders.seen.changelog", 3)) == 1
