@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.journeys import attempts_of
-from retryapp.pipeline.analysis.schemas import CAUSES, OFFENDERS, OUTAGES
+from retryapp.pipeline.analysis.schemas import CAUSES, OFFENDERS, OUTAGES, TIMELINE
 
 EXAMPLES: Final = 3
 MINUTE_MS: Final = 60_000
@@ -21,6 +21,10 @@ BURST_FACTOR: Final = 3.0
 """A minute belongs to a burst when it has so many times the cause's usual failures."""
 LIKE_BURST: Final = 5
 """Fewer failures in a minute do not make it one of a burst."""
+INTERVALS: Final = 72
+LENGTHS_MS: Final = tuple(
+    seconds * 1_000 for seconds in (1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
+)
 REPEATS: Final = 2
 """Records of a key that failed, from which it is an offender."""
 
@@ -117,6 +121,28 @@ def outages(journeys: DataFrame) -> DataFrame:
     )
     found = bursts.where(F.col("failures") >= BURST_FAILURES)
     return found.select(*OUTAGES.fieldNames()).orderBy(F.desc("to_ms"), F.desc("failures"), "fingerprint")
+
+
+def timeline(journeys: DataFrame) -> DataFrame:
+    """Return failures by cause over time, in at most some ``INTERVALS`` intervals of one length.
+
+    Args:
+        journeys: the columns of ``schemas.JOURNEYS``.
+
+    Returns:
+        The columns of ``schemas.TIMELINE``; intervals without failures are not there.
+    """
+    failed = _failures(journeys).select("group", "main", F.col("at.fingerprint").alias("fingerprint"), "at.ended_ms")
+    span = failed.agg((F.max("ended_ms") - F.min("ended_ms")).alias("span_ms"))
+    fitting = [F.when(F.col("span_ms") <= length * INTERVALS, F.lit(length)) for length in LENGTHS_MS]
+    length = span.select(F.coalesce(*fitting, F.lit(LENGTHS_MS[-1])).cast("long").alias("length_ms"))
+    begun = failed.crossJoin(F.broadcast(length)).withColumn(
+        "from_ms", F.col("ended_ms") - F.pmod(F.col("ended_ms"), F.col("length_ms"))
+    )
+    counted = begun.groupBy("group", "main", "fingerprint", "from_ms", "length_ms").agg(
+        F.count(F.lit(1)).alias("failures")
+    )
+    return counted.select(*TIMELINE.fieldNames()).orderBy("from_ms", "group", "main", "fingerprint")
 
 
 def offenders(journeys: DataFrame) -> DataFrame:

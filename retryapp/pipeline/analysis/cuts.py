@@ -18,8 +18,14 @@ class TakenCut:
     """The main topics."""
     offsets: Mapping[tuple[str, int], int]
     """Main topic and partition → the group's committed offset; 0 where it has none."""
+    ends: Mapping[tuple[str, int], int]
+    """Where our own topics ended then, every transaction before that being over."""
     retention_ms: Mapping[str, int | None]
     """Topic of ours → how long it keeps records; None: for ever."""
+
+    def is_rest(self, later: TakenCut) -> bool:
+        """Tell whether nothing has moved until a later look."""
+        return self.offsets == later.offsets and self.ends == later.ends
 
     @property
     def rows(self) -> list[tuple[str, str, str, str, int, int]]:
@@ -63,11 +69,12 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     positions = Positions(admin.connection)
     rows = [[(source.topic, number)] for source in mains for number in range(source.partitions)]
     committed = positions.group_offsets(group, rows)
-    positions.settled_ends([(source.topic, n) for source in ours.topics for n in range(source.partitions)])
+    ends = positions.settled_ends([(source.topic, n) for source in ours.topics for n in range(source.partitions)])
     kept = admin.describe_topics([source.topic for source in ours.topics])
     retention = {name: int(state.config.get("retention.ms", "-1")) for name, state in kept.items()}
     return TakenCut(
         mains=Sources(cluster_id=ours.cluster_id, group=group, topics=mains),
         offsets={place: offset or 0 for place, offset in committed.items()},
+        ends=ends,
         retention_ms={name: None if length < 0 else length for name, length in retention.items()},
     )

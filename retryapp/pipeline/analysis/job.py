@@ -129,6 +129,7 @@ class Analysis:
             put("cost", figures.cost(journeys))
             put("causes", causes.causes(journeys))
             put("outages", causes.outages(journeys))
+            put("timeline", causes.timeline(journeys))
             put("offenders", causes.offenders(journeys))
             frame = self._spark.createDataFrame(topics, "topic string, retention_ms bigint")
             put("retention", counts.retention(journeys, frame, now_ms=self._now_ms()))

@@ -190,6 +190,15 @@ OUTAGES: Final = _table(
     _column("usual_per_minute", _SHARE, "median over the minutes in which the cause was seen at all"),
 )
 
+TIMELINE: Final = _table(
+    _GROUP,
+    _MAIN,
+    _column("fingerprint", _TEXT, "the cause"),
+    _column("from_ms", _LONG, "beginning of the interval"),
+    _column("length_ms", _LONG, "its length, the same in all rows"),
+    _column("failures", _LONG, "attempts that failed so and ended in it"),
+)
+
 OFFENDERS: Final = _table(
     _GROUP,
     _MAIN,
@@ -267,6 +276,7 @@ DERIVED_TABLES: Final[Mapping[str, T.StructType]] = {
     "lateness": LATENESS,
     "causes": CAUSES,
     "outages": OUTAGES,
+    "timeline": TIMELINE,
     "offenders": OFFENDERS,
     "cost": COST,
     "retention": RETENTION,
