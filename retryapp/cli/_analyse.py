@@ -62,9 +62,9 @@ def analyse(
 ) -> ExitCode:
     """Archive what is there, and work out what became of every record that failed.
 
-    Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake: journeys, funnel,
-    lateness, causes, outages, offenders, cost, retention, ledger, checks. Only journeys that new records concern are
-    made anew. 'retryapp pipeline report' shows them.
+    Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake: journeys,
+    funnel, lateness, causes, outages, offenders, cost, retention, ledger, checks. Only journeys that new records
+    concern are made anew. 'retryapp pipeline report' shows them.
 
     \b
     Exit codes: 0 every check holds, 1 one does not (or the ledger differs), 130 stopped by Ctrl-C.
@@ -80,9 +80,7 @@ def analyse(
         taken = job.cut(sorted(set(groups)))
         for cut in taken:
             _say(f"{cut.mains.group}: archiving")
-            archive = Archive(
-                spark, connection, opened, ArchiveOptions(group=cut.mains.group), now_ms=clock.wall_ms
-            )
+            archive = Archive(spark, connection, opened, ArchiveOptions(group=cut.mains.group), now_ms=clock.wall_ms)
             if archive.run_once(stopped=stopped).interrupted or stopped.is_set():
                 return ExitCode.INTERRUPTED
         _say("analysing")

@@ -146,8 +146,8 @@ def test_the_ledger_balances(spark: SparkSession, mixed: Archive) -> None:
     mixed.failed(25, 1)
     tables = Tables(spark, mixed, 20, 7)
     names = (
-        "partition", "from_offset", "to_offset", "cut_offset", "received", "done", "first_try_ok", "recovered", "pending",
-        "dead", "lost", "extra", "uncounted",
+        "partition", "from_offset", "to_offset", "cut_offset", "received", "done", "first_try_ok", "recovered",
+        "pending", "dead", "lost", "extra", "uncounted",
     )  # fmt: skip
     assert rows(tables.ledger(), schemas.LEDGER, *names) == [
         (0, 0, 14, 20, 10, 8, 6, 2, 1 + 1, 1, 0, 0, 1),

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.journeys import attempts_of
+from retryapp.pipeline.analysis.order import sorted_rows
 from retryapp.pipeline.analysis.schemas import CAUSES, OFFENDERS, OUTAGES, TIMELINE
 
 EXAMPLES: Final = 3
@@ -67,7 +68,7 @@ def causes(journeys: DataFrame) -> DataFrame:
         newest.alias("examples"),
     )
     order = [F.desc("dead"), F.desc("failures"), F.asc("fingerprint"), F.asc("group"), F.asc("main")]
-    return whole.withColumnRenamed("print", "fingerprint").select(*CAUSES.fieldNames()).orderBy(*order)
+    return sorted_rows(whole.withColumnRenamed("print", "fingerprint").select(*CAUSES.fieldNames()), *order)
 
 
 def outages(journeys: DataFrame) -> DataFrame:
@@ -120,7 +121,7 @@ def outages(journeys: DataFrame) -> DataFrame:
         F.max("error_type").alias("error_type"),
     )
     found = bursts.where(F.col("failures") >= BURST_FAILURES)
-    return found.select(*OUTAGES.fieldNames()).orderBy(F.desc("to_ms"), F.desc("failures"), "fingerprint")
+    return sorted_rows(found.select(*OUTAGES.fieldNames()), F.desc("to_ms"), F.desc("failures"), "fingerprint")
 
 
 def timeline(journeys: DataFrame) -> DataFrame:
@@ -142,7 +143,7 @@ def timeline(journeys: DataFrame) -> DataFrame:
     counted = begun.groupBy("group", "main", "fingerprint", "from_ms", "length_ms").agg(
         F.count(F.lit(1)).alias("failures")
     )
-    return counted.select(*TIMELINE.fieldNames()).orderBy("from_ms", "group", "main", "fingerprint")
+    return sorted_rows(counted.select(*TIMELINE.fieldNames()), "from_ms", "group", "main", "fingerprint")
 
 
 def offenders(journeys: DataFrame) -> DataFrame:
@@ -165,4 +166,4 @@ def offenders(journeys: DataFrame) -> DataFrame:
         F.max_by("failure_id", F.struct("ended_ms", "failure_id")).alias("example"),
     )
     order = [F.desc("dead"), F.desc("records"), F.desc("failures"), F.asc("key_hash")]
-    return whole.where(F.col("records") >= REPEATS).select(*OFFENDERS.fieldNames()).orderBy(*order)
+    return sorted_rows(whole.where(F.col("records") >= REPEATS).select(*OFFENDERS.fieldNames()), *order)

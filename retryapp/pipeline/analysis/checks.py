@@ -1,7 +1,7 @@
 """What must hold of the tables: each check is a frame of the rows that fail it, and all are counted in one job.
 
-In the manner of dbt's tests: unique, not null, accepted values, freshness, and the ledger's balance. A check of severity
-``error`` that fails makes the command end with 1; ``warn`` is told only.
+In the manner of dbt's tests: unique, not null, accepted values, freshness, and the ledger's balance. A check of
+severity ``error`` that fails makes the command end with 1; ``warn`` is told only.
 """
 
 from __future__ import annotations
@@ -106,58 +106,112 @@ def all_checks(
     where = ("topic", "partition", "offset")
     tried = attempts_of(journeys).select("failure_id", "at.*")
     is_dead = F.col("fate") == "dead"
+    attempt = ("failure_id", "replays", "attempt")
+    counted = F.col("first_try_ok") + F.col("failed") + F.col("skipped")
     return [
         unique("records are there once", records, "cluster_id", "topic_id", "partition", "offset"),
         none_where(
-            "records can be read", records, F.col("unreadable").isNotNull(), "records in quarantine: nothing tells whose "
-            "they are", *where, "unreadable", severity=WARN,
+            "records can be read",
+            records,
+            F.col("unreadable").isNotNull(),
+            "records in quarantine: nothing tells whose they are",
+            *where,
+            "unreadable",
+            severity=WARN,
         ),
         unique("journeys.failure_id is unique", journeys, "failure_id"),
         not_null("journeys.fate is there", journeys, "fate", "failure_id"),
         accepted("journeys.fate is known", journeys, "fate", FATES, "failure_id"),
         accepted("journeys.reason is known", journeys, "reason", REASONS, "failure_id"),
         none_where(
-            "dead journeys have a reason", journeys, is_dead & F.col("reason").isNull(), "dead without a reason", "failure_id"
+            "dead journeys have a reason",
+            journeys,
+            is_dead & F.col("reason").isNull(),
+            "dead without a reason",
+            "failure_id",
         ),
-        accepted("attempts.outcome is known", tried, "outcome", OUTCOMES, "failure_id", "replays", "attempt"),
+        accepted("attempts.outcome is known", tried, "outcome", OUTCOMES, *attempt),
         none_where(
-            "no attempt was early", tried, F.col("lateness_ms") < 0, "attempts that began before they were due",
-            "failure_id", "replays", "attempt", "lateness_ms",
-        ),
-        none_where(
-            "no hand-off is there twice", journeys, F.col("copies") > 0, "records with copies, as workers without "
-            "transactions leave after a crash", "failure_id", "copies", severity=WARN,
-        ),
-        none_where(
-            "every attempt is archived", journeys, F.col("missing") > 0, "records of which attempts are missing: they "
-            "were deleted from their topic before the archive read them", "failure_id", "missing", severity=WARN,
-        ),
-        none_where(
-            "nothing was lost before it was archived", gaps, F.lit(True), "ranges of offsets that nobody read",
-            "topic", "partition", "from_offset", "to_offset", "reason",
+            "no attempt was early",
+            tried,
+            F.col("lateness_ms") < 0,
+            "attempts that began before they were due",
+            *attempt,
+            "lateness_ms",
         ),
         none_where(
-            "ledger: what workers received adds up", progress,
-            F.col("received") != F.col("first_try_ok") + F.col("failed") + F.col("skipped"),
-            "ranges whose received is not first_try_ok + failed + skipped", *place, "from_offset", "to_offset",
+            "no hand-off is there twice",
+            journeys,
+            F.col("copies") > 0,
+            "records with copies, as workers without transactions leave after a crash",
+            "failure_id",
+            "copies",
+            severity=WARN,
         ),
         none_where(
-            "ledger: what failed has left a trace", ledger, F.col("lost") > 0, "partitions in which more records failed than "
-            "have a journey", *place, "lost",
+            "every attempt is archived",
+            journeys,
+            F.col("missing") > 0,
+            "records of which attempts are missing: they were deleted from their topic before the archive read them",
+            "failure_id",
+            "missing",
+            severity=WARN,
         ),
         none_where(
-            "ledger: no trace without a failure", ledger, (F.col("extra") > 0) & (F.col("overlaps") == 0),
-            "partitions in which more records have a journey than failed", *place, "extra",
+            "nothing was lost before it was archived",
+            gaps,
+            F.lit(True),
+            "ranges of offsets that nobody read",
+            "topic",
+            "partition",
+            "from_offset",
+            "to_offset",
+            "reason",
         ),
         none_where(
-            "ledger: workers counted without holes", ledger, F.col("gaps") > 0, "partitions with offsets that no progress "
-            "event covers: a worker died before it said what it had counted", *place, "gaps", severity=WARN,
+            "ledger: what workers received adds up",
+            progress,
+            F.col("received") != counted,
+            "ranges whose received is not first_try_ok + failed + skipped",
+            *place,
+            "from_offset",
+            "to_offset",
         ),
         none_where(
-            "ledger: workers counted nothing twice", ledger, F.col("overlaps") > 0, "partitions with offsets that two "
-            "progress events cover", *place, "overlaps", severity=WARN,
+            "ledger: what failed has left a trace",
+            ledger,
+            F.col("lost") > 0,
+            "partitions in which more records failed than have a journey",
+            *place,
+            "lost",
         ),
-    ]  # fmt: skip
+        none_where(
+            "ledger: no trace without a failure",
+            ledger,
+            (F.col("extra") > 0) & (F.col("overlaps") == 0),
+            "partitions in which more records have a journey than failed",
+            *place,
+            "extra",
+        ),
+        none_where(
+            "ledger: workers counted without holes",
+            ledger,
+            F.col("gaps") > 0,
+            "partitions with offsets that no progress event covers: a worker died before it said what it had counted",
+            *place,
+            "gaps",
+            severity=WARN,
+        ),
+        none_where(
+            "ledger: workers counted nothing twice",
+            ledger,
+            F.col("overlaps") > 0,
+            "partitions with offsets that two progress events cover",
+            *place,
+            "overlaps",
+            severity=WARN,
+        ),
+    ]
 
 
 def judge(checks: Sequence[Check]) -> list[Verdict]:

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from retryapp.pipeline.analysis.order import sorted_rows
 from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS, RETENTION
 
 DAY_MS: Final = 86_400_000
@@ -80,9 +81,8 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFram
     counted = [field.name for field in LEDGER if field.name not in {*place, "cut_offset", "from_offset", "to_offset"}]
     filled = whole.fillna(0, [name for name in counted if name in whole.columns])
     done = filled.withColumn("done", F.col("first_try_ok") + F.col("skipped") + F.col("recovered"))
-    return done.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in LEDGER)).orderBy(
-        "group", "main", "partition"
-    )
+    columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in LEDGER]
+    return sorted_rows(done.select(*columns), "group", "main", "partition")
 
 
 def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
@@ -150,4 +150,4 @@ def retention(journeys: DataFrame, topics: DataFrame, *, now_ms: int) -> DataFra
         within(7 * DAY_MS).alias("within_week"),
         F.min(F.when(left > 0, F.col("last_timestamp_ms") + kept_ms)).alias("next_loss_ms"),
     )
-    return found.select(*RETENTION.fieldNames()).orderBy(F.asc_nulls_last("next_loss_ms"), "topic")
+    return sorted_rows(found.select(*RETENTION.fieldNames()), F.asc_nulls_last("next_loss_ms"), "topic")

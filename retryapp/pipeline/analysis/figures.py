@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.journeys import attempts_of
+from retryapp.pipeline.analysis.order import sorted_rows
 from retryapp.pipeline.analysis.schemas import COST, FUNNEL, LATENESS
 
 ACCURACY: Final = 10_000
@@ -59,7 +60,7 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     whole = tried.unionByName(first_tries).unionByName(waiting).groupBy(*by)
     counts = whole.agg(*(F.sum(name).alias(name) for name in ("succeeded", "retried", "dead", "waiting")))
     entered = counts.withColumn("entered", F.col("succeeded") + F.col("retried") + F.col("dead"))
-    return _shares(entered).select(*FUNNEL.fieldNames()).orderBy(*by)
+    return sorted_rows(_shares(entered).select(*FUNNEL.fieldNames()), *by)
 
 
 def _kinds(outcome: Column) -> list[Column]:
@@ -94,7 +95,7 @@ def lateness(journeys: DataFrame) -> DataFrame:
     told = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
     of_tiers = _quantiles(told.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
     of_all = _quantiles(told.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
-    return of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()).orderBy("group", "main", "tier")
+    return sorted_rows(of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()), "group", "main", "tier")
 
 
 def _quantiles(grouped: object) -> DataFrame:
@@ -141,4 +142,4 @@ def cost(journeys: DataFrame) -> DataFrame:
     rates = sums.withColumn("attempts_per_recovered", _ratio(F.col("attempts"), F.col("recovered"))).withColumn(
         "minutes_per_recovered", _ratio(F.col("handler_ms") / F.lit(MINUTE_MS), F.col("recovered"))
     )
-    return rates.select(*COST.fieldNames()).orderBy("group", "main")
+    return sorted_rows(rates.select(*COST.fieldNames()), "group", "main")

@@ -198,5 +198,5 @@ def merged(old: DataFrame, new: DataFrame) -> DataFrame:
 
 
 def attempts_of(journeys: DataFrame) -> DataFrame:
-    """Return one row for each attempt of each journey: the journey's columns, ``attempts`` replaced by ``at`` struct."""
+    """Return one row for each attempt of each journey: the journey's columns, a struct ``at`` for ``attempts``."""
     return journeys.withColumn("at", F.explode("attempts")).drop("attempts")

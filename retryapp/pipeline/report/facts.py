@@ -38,8 +38,8 @@ def collect(spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int) -> 
         within_ms: how old the analysis may be.
 
     Returns:
-        ``version``, ``now_ms``, ``analysed_ms``, ``groups``, ``headline``, ``totals``, ``todo``, and each table under its
-        name with ``SHOWN`` rows at most; how many there are in all stands in ``in_all``.
+        ``version``, ``now_ms``, ``analysed_ms``, ``groups``, ``headline``, ``totals``, ``todo``, and each table under
+        its name with ``SHOWN`` rows at most; how many there are in all stands in ``in_all``.
 
     Raises:
         TableMissingError: nothing was analysed yet, or a run has not ended in order.
@@ -98,4 +98,7 @@ def _rows(frame: DataFrame) -> list[Facts]:
 
 
 def _plain(row: Mapping[str, Any]) -> Facts:
-    return {name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value for name, value in row.items()}
+    return {
+        name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        for name, value in row.items()
+    }

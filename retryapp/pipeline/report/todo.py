@@ -44,7 +44,7 @@ def _failed_checks(facts: Mapping[str, Any]) -> Iterator[Entry]:
         if check["failures"] and check["severity"] == "error":
             shown = f" For example: {'; '.join(check['examples'][:2])}." if check["examples"] else ""
             command = "retryapp ledger" if check["name"].startswith("ledger") else None
-            text = f"{check['failures']:,} × {check['text']}.{shown}"
+            text = f"{check['failures']:,} x {check['text']}.{shown}"
             yield _entry("act", f"Check failed: {check['name']}", text, command)
 
 
@@ -86,7 +86,9 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
 def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
     for row in facts["lateness"]:
         if row["tier"] is None and row["p99_ms"] > LATE_MS:
-            text = f"1 in 100 attempts of {row['main']} began more than {row['p99_ms'] / 1_000:,.0f} s after it was due."
+            text = (
+                f"1 in 100 attempts of {row['main']} began more than {row['p99_ms'] / 1_000:,.0f} s after it was due."
+            )
             yield _entry("look", "Retries come late", text, "retryapp top")
 
 
@@ -104,4 +106,4 @@ def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
 def _warnings(facts: Mapping[str, Any]) -> Iterator[Entry]:
     for check in facts["checks"]:
         if check["failures"] and check["severity"] == "warn":
-            yield _entry("know", check["name"], f"Not so: {check['failures']:,} × {check['text']}.")
+            yield _entry("know", check["name"], f"Not so: {check['failures']:,} x {check['text']}.")
