@@ -77,6 +77,7 @@ def _themed(chart: Any) -> Any:
 def _short(text: str) -> str:
     """Return text that fits beside a chart; the table has all of it."""
     name = text.rsplit(".", 1)[-1] if len(text) > _NAME_LENGTH else text
+    name = name.encode("utf-8", "backslashreplace").decode("utf-8")
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
 
 
