@@ -98,7 +98,18 @@ def test_what_deserves_action_comes_first() -> None:
 
 def test_nothing_to_do() -> None:
     """A group in which nothing ever failed has a page too, and it says so."""
-    names = ("causes", "outages", "offenders", "timeline", "retention", "lateness", "cost", "checks", "funnel", "ledger")
+    names = (
+        "causes",
+        "outages",
+        "offenders",
+        "timeline",
+        "retention",
+        "lateness",
+        "cost",
+        "checks",
+        "funnel",
+        "ledger",
+    )
     empty = facts(**{name: [] for name in names})
     assert empty["todo"] == []
     assert empty["headline"] == "0 records failed: 0 recovered, 0 wait, 0 are dead"
