@@ -39,7 +39,6 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     spark: SparkSession,
     stage: Stage,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every attempt that the service answered is there, fates agree with two other counts, and new records join in."""
@@ -49,7 +48,6 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     stage.program(HandlerSpec(topic=topic, policy="200ms 300ms"))
     stage.worker()
     lake = tmp_path / "lake"
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "0")  # the commands then leave the session alone, as on a platform
 
     def run(*arguments: str, code: int = 0) -> dict[str, Any]:
         ended = retryapp(["pipeline", *arguments, "--lake", str(lake), "--json"])
