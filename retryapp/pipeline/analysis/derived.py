@@ -122,15 +122,24 @@ class Derived:
         return self._spark.read.format("delta").option("versionAsOf", version).load(place), version
 
     def operations_since(self, version: int) -> frozenset[str] | None:
-        """Return what was done to the archive's table after a version; None where its log no longer tells."""
+        """Return what was done to the archive's table after a version; None where its log no longer tells.
+
+        Returns:
+            Delta's names of the operations; of a write with its mode, as ``WRITE Append``.
+        """
         rows = [row for row in self._history() if row["version"] >= version]
         if not any(row["version"] == version for row in rows):
             return None
-        return frozenset(row["operation"] for row in rows if row["version"] > version)
+        return frozenset(_operation(row) for row in rows if row["version"] > version)
 
     def _history(self, limit: int | None = None) -> list[Any]:
         shown = "" if limit is None else f" LIMIT {limit}"
         return self._spark.sql(f"DESCRIBE HISTORY {quoted(self._lake.table(RECORDS_TABLE))}{shown}").collect()
+
+
+def _operation(row: Any) -> str:
+    mode = (row["operationParameters"] or {}).get("mode")
+    return f"WRITE {mode}" if row["operation"] == "WRITE" else str(row["operation"])
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 JOB: Final = "analyse"
 FRESH_MS: Final = 86_400_000
 APPENDS: Final = frozenset(
-    {"STREAMING UPDATE", "OPTIMIZE", "VACUUM START", "VACUUM END", "CREATE TABLE", "SET TBLPROPERTIES"}
+    {"STREAMING UPDATE", "WRITE Append", "OPTIMIZE", "VACUUM START", "VACUUM END", "CREATE TABLE", "SET TBLPROPERTIES"}
 )
 """What may happen to the archive's table without a journey being wrong afterwards."""
 
