@@ -72,7 +72,7 @@ def test_what_a_run_makes_anew(spark: SparkSession, lake: Lake, analyse: Callabl
     assert fates() == dict.fromkeys(range(5), "pending")
 
     archive.succeeded(1, 2)
-    archive.failed(4, 2, reason="exhausted")
+    archive.failed(4, 2, reason="exhausted", started_ms=NOON_MS + 61_000)
     append()
     second = analyse(6)  # record 5 was there before, and lay behind the cut
     assert (second.full, second.touched, second.journeys) == (False, 3, 6)
