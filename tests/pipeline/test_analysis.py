@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from retryapp.cli.main import run as retryapp
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "acceptance"))  # for `harness`
 
 if TYPE_CHECKING:
     from harness import Stage
