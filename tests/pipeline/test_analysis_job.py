@@ -46,6 +46,7 @@ def analyse(spark: SparkSession, lake: Lake) -> Callable[[int], Analysed]:
     return lambda offset: job.run([cut_at(offset)])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_a_run_makes_anew(spark: SparkSession, lake: Lake, analyse: Callable[[int], Analysed]) -> None:
     """Late records: theirs alone. Rows deleted from the archive, or a cut that moved back: everything."""

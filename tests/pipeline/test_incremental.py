@@ -62,6 +62,7 @@ def difference(left: DataFrame, right: DataFrame) -> list[Any]:
     return [*left.exceptAll(right).collect(), *right.exceptAll(left).collect()]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_batch_by_batch_is_all_at_once(spark: SparkSession) -> None:
     """Many random histories side by side, each a group of its own: late records, cuts that move by different steps."""
