@@ -39,11 +39,16 @@ def _entry(level: str, title: str, text: str, command: str | None = None) -> Ent
     return {"level": level, "title": title, "text": text, "command": command}
 
 
+def _command(words: str, row: Mapping[str, Any]) -> str:
+    """Return the command that shows more; the page does not know the broker's address."""
+    return f"retryapp {words} --broker HOST:PORT --group {row['group']} --topic {row['main']}"
+
+
 def _failed_checks(facts: Mapping[str, Any]) -> Iterator[Entry]:
     for check in facts["checks"]:
         if check["failures"] and check["severity"] == "error":
             shown = f" For example: {'; '.join(check['examples'][:2])}." if check["examples"] else ""
-            command = "retryapp ledger" if check["name"].startswith("ledger") else None
+            command = "retryapp ledger --broker HOST:PORT --group NAME" if check["name"].startswith("ledger") else None
             text = f"{check['failures']:,} x {check['text']}.{shown}"
             yield _entry("act", f"Check failed: {check['name']}", text, command)
 
@@ -58,7 +63,7 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
             "act" if row["within_day"] else "look",
             f"{soon:,} dead letters leave {row['topic']} within {when}",
             "Replay them or let them go knowingly; afterwards only the archive has them.",
-            f"retryapp dead list --group {row['group']}",
+            _command("dead list", row),
         )
 
 
@@ -80,7 +85,7 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
         if new:
             text += " First seen within the last 24 hours."
         title = f"{row['dead']:,} {'record is' if row['dead'] == 1 else 'records are'} dead of {row['error_type']}"
-        yield _entry("look", title, f"{text} Fix the cause, then replay.", f"retryapp dead list --group {row['group']}")
+        yield _entry("look", title, f"{text} Fix the cause, then replay.", _command("dead list", row))
 
 
 def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
@@ -89,7 +94,7 @@ def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
             text = (
                 f"1 in 100 attempts of {row['main']} began more than {row['p99_ms'] / 1_000:,.0f} s after it was due."
             )
-            yield _entry("look", "Retries come late", text, "retryapp top")
+            yield _entry("look", "Retries come late", text, _command("pending list", row))
 
 
 def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
