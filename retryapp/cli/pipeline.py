@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from retryapp.cli._analyse import analyse, report
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import CONNECTORS, broker_options, lake_options, spark_session, stopped_by_signals
 from retryapp.cli._upkeep import compact, erase, expire, rebuild, register, vacuum
@@ -49,13 +50,15 @@ def command() -> None:
     Examples:
       retryapp pipeline archive --broker localhost:9092 --group billing
       retryapp pipeline archive --broker localhost:9092 --group billing --lake s3a://lake/retries --every 1m
+      retryapp pipeline analyse --broker localhost:9092 --group billing
+      retryapp pipeline report --out report.html
       retryapp pipeline status --broker localhost:9092 --group billing --json
       retryapp pipeline erase --key ada@example.org
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
-for _upkeep in (compact, expire, vacuum, rebuild, erase, register):
-    command.add_command(_upkeep)
+for _other in (analyse, report, compact, expire, vacuum, rebuild, erase, register):
+    command.add_command(_other)
 
 
 def _length(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:

@@ -1,0 +1,202 @@
+"""``retryapp pipeline analyse | report``: what the archive's records come to, as tables and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from retryapp.cli._output import table
+from retryapp.cli._spark import broker_options, lake_options, spark_session, stopped_by_signals
+from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError
+from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
+from retryapp.ledger import take_ledger
+from retryapp.pipeline.session import SessionOptions
+from retryapp.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from retryapp.pipeline.analysis.checks import Verdict
+    from retryapp.pipeline.analysis.comparison import Difference
+    from retryapp.pipeline.analysis.cuts import TakenCut
+    from retryapp.pipeline.analysis.job import Analysed
+    from retryapp.pipeline.lake import Lake
+
+REPORT: Final = "retryapp-report.html"
+
+
+@click.command()
+@broker_options
+@click.option(
+    "--group",
+    "groups",
+    metavar="NAME",
+    required=True,
+    multiple=True,
+    help="Consumer group = the Faust app's id; may be repeated.",
+)
+@click.option("--full", is_flag=True, help="Make every journey anew, also those that nothing new concerns.")
+@click.option(
+    "--compare-ledger",
+    is_flag=True,
+    help="Count the topics as 'retryapp ledger' does, and compare. Only at rest are both of one moment.",
+)
+@lake_options
+@json_option
+def analyse(
+    *,
+    connection: KafkaConnection,
+    groups: tuple[str, ...],
+    full: bool,
+    compare_ledger: bool,
+    lake: str,
+    session: SessionOptions,
+    as_json: bool,
+) -> ExitCode:
+    """Archive what is there, and work out what became of every record that failed.
+
+    Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake: journeys,
+    funnel, lateness, causes, outages, offenders, cost, retention, ledger, checks. Only journeys that new records
+    concern are made anew. 'retryapp pipeline report' shows them.
+
+    \b
+    Exit codes: 0 every check holds, 1 one does not (or the ledger differs), 130 stopped by Ctrl-C.
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    clock = SystemClock()
+    with spark_session(session) as spark, stopped_by_signals() as stopped:
+        from retryapp.pipeline.analysis.job import Analysis
+        from retryapp.pipeline.archive import Archive, ArchiveOptions
+        from retryapp.pipeline.lake import open_lake
+
+        opened = open_lake(spark, lake)
+        job = Analysis(spark, connection, opened, now_ms=clock.wall_ms)
+        taken = job.cut(sorted(set(groups)))
+        for cut in taken:
+            _say(f"{cut.mains.group}: archiving")
+            archive = Archive(spark, connection, opened, ArchiveOptions(group=cut.mains.group), now_ms=clock.wall_ms)
+            if archive.run_once(stopped=stopped).interrupted or stopped.is_set():
+                return ExitCode.INTERRUPTED
+        _say("analysing")
+        analysed = job.run(taken, full=full)
+        compared = _compare(spark, opened, connection, taken) if compare_ledger else None
+    facts = {"lake": opened.uri, **analysed_facts(analysed)}
+    if compared is not None:
+        facts["ledger"] = {"at_rest": compared[1], "differences": [asdict(each) for each in compared[0]]}
+    emit(facts, analysed_text(analysed, compared), as_json=as_json)
+    differs = compared is not None and compared[1] and bool(compared[0])
+    return ExitCode.FINE if analysed.is_sound and not differs else ExitCode.FINDING
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    default=REPORT,
+    show_default=True,
+    help="The page; one file without anything outside.",
+)
+@click.option(
+    "--fresh-within",
+    metavar="LENGTH",
+    default="1d",
+    show_default=True,
+    help="How old the analysis may be; an older one is a failed check.",
+)
+@lake_options
+@json_option
+def report(*, out: Path, fresh_within: str, lake: str, session: SessionOptions, as_json: bool) -> ExitCode:
+    """Write what was analysed as one page: what deserves action first. With --json print it instead.
+
+    \b
+    Exit codes: 0 every check holds, 1 one does not.
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    try:
+        within_ms = parse_duration_ms(fresh_within)
+    except InvalidDurationError as error:
+        raise click.BadParameter(str(error), param_hint="--fresh-within") from error
+    now_ms = SystemClock().wall_ms()
+    with spark_session(session) as spark:
+        from retryapp.pipeline.lake import open_lake
+        from retryapp.pipeline.report import collect, to_page
+
+        facts = collect(spark, open_lake(spark, lake), now_ms=now_ms, within_ms=within_ms)
+    if as_json:
+        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        page = to_page(facts)
+        out.write_text(page, encoding="utf-8")
+        click.echo(f"{out.absolute()} ({len(page.encode()) / 1024:,.0f} KiB): {facts['headline']}")
+    failed = any(check["severity"] == "error" and check["failures"] for check in facts["checks"])
+    return ExitCode.FINDING if failed else ExitCode.FINE
+
+
+def _say(what: str) -> None:
+    if stderr_console.is_terminal:
+        stderr_console.print(what)
+
+
+def _compare(
+    spark: SparkSession, lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]
+) -> tuple[list[Difference], bool]:
+    """Count the topics, and compare; also tell whether the groups were at rest all the while."""
+    from retryapp.pipeline.analysis.comparison import compare
+    from retryapp.pipeline.analysis.cuts import take_cut
+    from retryapp.pipeline.analysis.derived import Derived
+
+    admin, found, rest = KafkaAdmin(connection), [], True
+    rows = [row.asDict() for row in Derived(spark, lake).read("ledger").collect()]
+    for cut in taken:
+        group = cut.mains.group
+        for topology in find_handlers(admin, group):
+            counted = take_ledger(connection, topology, copies_allowed=True).partitions
+            ours = [row for row in rows if (row["group"], row["main"]) == (group, topology.main)]
+            for row in ours:
+                found += compare(row, asdict(counted[row["partition"]]))
+        rest = rest and cut.is_rest(take_cut(admin, group))
+    return found, rest
+
+
+def analysed_facts(result: Analysed) -> dict[str, Any]:
+    """Return a run for programs."""
+    facts = asdict(result)
+    return {**facts, "sound": result.is_sound}
+
+
+def analysed_text(result: Analysed, compared: tuple[Sequence[Difference], bool] | None) -> str:
+    """Return a run for people."""
+    how = "all made anew" if result.full else f"{result.touched:,} of them made anew"
+    lines = [f"{result.journeys:,} journeys, {how}, in {result.elapsed_ms / 1_000:.1f} s", _checks(result.verdicts)]
+    if compared is not None:
+        lines.append(_compared(*compared))
+    return "\n\n".join(lines)
+
+
+def _checks(verdicts: Sequence[Verdict]) -> str:
+    failing = [verdict for verdict in verdicts if verdict.failures]
+    if not failing:
+        return f"all {len(verdicts)} checks hold"
+    rows = [
+        (verdict.severity, verdict.name, f"{verdict.failures:,}", verdict.text, "; ".join(verdict.examples[:2]))
+        for verdict in failing
+    ]
+    holding = f"{len(verdicts) - len(failing)} of {len(verdicts)} checks hold"
+    return f"{table(('severity', 'check', 'rows', 'what is wrong', 'for example'), rows)}\n\n{holding}"
+
+
+def _compared(differences: Sequence[Difference], at_rest: bool) -> str:
+    if not differences:
+        return "retryapp ledger counts the same"
+    moving = "" if at_rest else ", but the group was at work meanwhile, so the two are of different moments"
+    lines = [f"retryapp ledger counts otherwise{moving}:"]
+    lines += [
+        f"  {each.main}[{each.partition}] {each.name}: analysis {each.analysis:,}, ledger {each.ledger:,}"
+        for each in differences
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""Holds the ledger of the analysis against ``retryapp ledger``: two counts that share no code but core's codecs.
+
+``retryapp ledger`` reads the topics and their main topic; the analysis reads the archive and what workers counted. What
+they say of records that failed must be equal at rest. First-try successes are compared where workers' counts reach up
+to the cut: a worker says what it counted once in 60 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+OF_FAILED: Final = ("recovered", "pending", "dead", "lost")
+OF_ALL: Final = ("received", "done")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One number that is not the same."""
+
+    main: str
+    partition: int
+    name: str
+    analysis: int
+    ledger: int
+
+
+def is_covered(row: Mapping[str, Any]) -> bool:
+    """Tell whether workers' counts cover a partition from offset 0 to the cut."""
+    if row["cut_offset"] == 0:
+        return True
+    return row["from_offset"] == 0 and row["to_offset"] == row["cut_offset"] and not row["gaps"] and not row["overlaps"]
+
+
+def compare(row: Mapping[str, Any], counted: Mapping[str, int]) -> list[Difference]:
+    """Compare one partition.
+
+    Args:
+        row: as in the analysis' ``ledger``; ``is_covered`` decides whether all of it is compared.
+        counted: what ``retryapp ledger`` counted there: received, done, pending, held, dead, lost, recovered.
+
+    >>> row = dict(main="m", partition=0, cut_offset=0, recovered=1, pending=2, dead=0, lost=0, received=5, done=3)
+    >>> compare(row, dict(row, held=0))
+    []
+    >>> [each.name for each in compare(row, dict(row, held=0, dead=1))]
+    ['dead']
+    """
+    theirs = {**counted, "pending": counted["pending"] + counted["held"]}
+    names = OF_FAILED + (OF_ALL if is_covered(row) else ())
+    return [
+        Difference(main=row["main"], partition=row["partition"], name=name, analysis=row[name], ledger=theirs[name])
+        for name in names
+        if row[name] != theirs[name]
+    ]

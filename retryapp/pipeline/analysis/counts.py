@@ -1,0 +1,153 @@
+"""The ledger at scale: what workers counted, held against the journeys; and what topics will forget.
+
+A range of offsets is never a count: offsets have gaps. What was received and done at first try comes from the workers'
+``progress`` events; what failed comes from the journeys, and both must say the same of each range.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from retryapp.pipeline.analysis.order import sorted_rows
+from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS, RETENTION
+
+DAY_MS: Final = 86_400_000
+_PLACE: Final = ("cluster_id", "group", "main", "partition")
+
+
+def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
+    """Return the ranges that workers counted before the cut, of the present life of each main topic.
+
+    A range that begins at 0 after others is of a main topic that was made anew; what was counted before is left out.
+
+    Args:
+        records: the columns of the archive's ``records``.
+        cut: the columns of ``schemas.CUT``.
+
+    Returns:
+        The columns of ``schemas.PROGRESS``.
+    """
+    said = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
+    told = records.where(F.col("event.kind") == "progress").select(
+        "cluster_id", *(F.col(f"event.{name}").alias(name) for name in said), "epoch", F.col("offset").alias("found")
+    )
+    told = told.withColumn("partition", F.col("partition").cast("int")).join(
+        F.broadcast(cut.select(*_PLACE, "cut_offset")), on=list(_PLACE), how="inner"
+    )
+    arrival = Window.partitionBy(*_PLACE).orderBy("epoch", "found")
+    again = (F.col("from_offset") == 0) & (F.lag("to_offset").over(arrival) > 0)
+    lives = told.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
+    last = F.max("life").over(Window.partitionBy(*_PLACE))
+    is_present = (F.col("life") == F.col("last")) & (F.col("to_offset") <= F.col("cut_offset"))
+    present = lives.withColumn("last", last).where(is_present)
+    in_order = Window.partitionBy(*_PLACE).orderBy("from_offset", "to_offset", "found")
+    before = F.max("to_offset").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+    return (
+        present.withColumn("gap_offsets", F.greatest(F.lit(0), F.col("from_offset") - before))
+        .withColumn("overlap_offsets", F.greatest(F.lit(0), before - F.col("from_offset")))
+        .fillna(0, ["gap_offsets", "overlap_offsets"])
+        .select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in PROGRESS))
+    )
+
+
+def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
+    """Return what has become of every record, partition by partition.
+
+    Args:
+        journeys: the columns of ``schemas.JOURNEYS``.
+        progress: the columns of ``schemas.PROGRESS``.
+        cut: the columns of ``schemas.CUT``; of journeys only those of the main topics in it are counted.
+
+    Returns:
+        The columns of ``schemas.LEDGER``, one row for each partition of the cut.
+    """
+    place = list(_PLACE)
+    of_ranges = _matched(journeys, progress, cut).groupBy(*place)
+    sums = of_ranges.agg(
+        F.min("from_offset").alias("from_offset"),
+        F.max("to_offset").alias("to_offset"),
+        *(F.sum(name).alias(name) for name in ("received", "first_try_ok", "skipped", "failed")),
+        *(F.sum(name).alias(name) for name in ("recovered", "pending", "dead", "uncounted")),
+        F.sum(F.greatest(F.lit(0), F.col("failed") - F.col("traced"))).alias("lost"),
+        F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))).alias("extra"),
+        F.sum((F.col("gap_offsets") > 0).cast("long")).alias("gaps"),
+        F.sum((F.col("overlap_offsets") > 0).cast("long")).alias("overlaps"),
+    )
+    whole = cut.select(*place, "cut_offset").join(sums, on=place, how="left")
+    counted = [field.name for field in LEDGER if field.name not in {*place, "cut_offset", "from_offset", "to_offset"}]
+    filled = whole.fillna(0, [name for name in counted if name in whole.columns])
+    done = filled.withColumn("done", F.col("first_try_ok") + F.col("skipped") + F.col("recovered"))
+    columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in LEDGER]
+    return sorted_rows(done.select(*columns), "group", "main", "partition")
+
+
+def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
+    """Return one row for each range, and one for the journeys of each partition that no range covers.
+
+    Journeys are put to the last range that begins at or before them: one sort, where a join by range would pair all.
+    """
+    place = [*_PLACE]
+    ours = journeys.join(
+        F.broadcast(cut.select(*place, "topic_id").distinct()), on=[*place, "topic_id"], how="left_semi"
+    ).select(*place, F.col("offset").alias("at"), "fate", F.lit(None).cast(progress.schema).alias("range"))
+    ranges = progress.select(
+        *place, F.col("from_offset").alias("at"), F.lit(None).cast("string").alias("fate"), F.struct("*").alias("range")
+    )
+    in_order = Window.partitionBy(*place).orderBy("at", F.col("range").isNull(), F.col("range.to_offset"))
+    last = F.last("range", ignorenulls=True).over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    both = ranges.unionByName(ours).withColumn("of", last)
+    inside = F.col("of").isNotNull() & (F.col("at") < F.col("of.to_offset"))
+    kept = F.when(inside | F.col("range").isNotNull(), F.col("of.from_offset"))
+    is_journey = F.col("fate").isNotNull()
+    number = ["received", "first_try_ok", "skipped", "failed", "gap_offsets", "overlap_offsets"]
+    return (
+        both.withColumn("begin", kept)
+        .withColumn("end", F.when(F.col("begin").isNotNull(), F.col("of.to_offset")))
+        .groupBy(*place, "begin", "end")
+        .agg(
+            F.max("range.from_offset").alias("from_offset"),
+            F.max("range.to_offset").alias("to_offset"),
+            *(F.coalesce(F.sum(f"range.{name}"), F.lit(0)).alias(name) for name in number),
+            F.sum((is_journey & F.col("begin").isNotNull()).cast("long")).alias("traced"),
+            F.sum((is_journey & F.col("begin").isNull()).cast("long")).alias("uncounted"),
+            F.sum((F.col("fate") == "done").cast("long")).alias("recovered"),
+            F.sum((F.col("fate") == "pending").cast("long")).alias("pending"),
+            F.sum((F.col("fate") == "dead").cast("long")).alias("dead"),
+        )
+        .fillna(0, ["recovered", "pending", "dead"])
+    )
+
+
+def retention(journeys: DataFrame, topics: DataFrame, *, now_ms: int) -> DataFrame:
+    """Return what dead-letter topics will forget, and when.
+
+    Args:
+        journeys: the columns of ``schemas.JOURNEYS``.
+        topics: topic string, retention_ms bigint: null or negative for ever.
+        now_ms: the time, epoch milliseconds.
+
+    Returns:
+        The columns of ``schemas.RETENTION``, one row for each topic with dead records, the nearest loss first.
+    """
+    dead = journeys.where(F.col("fate") == "dead").join(
+        F.broadcast(topics.withColumnRenamed("topic", "last_topic")), on="last_topic", how="left"
+    )
+    kept_ms = F.when(F.col("retention_ms") >= 0, F.col("retention_ms"))
+    left = F.col("last_timestamp_ms") + kept_ms - F.lit(now_ms)
+
+    def within(most_ms: int) -> Column:
+        return F.sum(F.coalesce((left > 0) & (left <= most_ms), F.lit(False)).cast("long"))
+
+    found = dead.groupBy("group", "main", F.col("last_topic").alias("topic")).agg(
+        F.max(kept_ms).alias("retention_ms"),
+        F.count(F.lit(1)).alias("dead"),
+        F.sum(F.coalesce(left <= 0, F.lit(False)).cast("long")).alias("gone"),
+        within(DAY_MS).alias("within_day"),
+        within(7 * DAY_MS).alias("within_week"),
+        F.min(F.when(left > 0, F.col("last_timestamp_ms") + kept_ms)).alias("next_loss_ms"),
+    )
+    return sorted_rows(found.select(*RETENTION.fieldNames()), F.asc_nulls_last("next_loss_ms"), "topic")

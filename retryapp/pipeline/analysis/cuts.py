@@ -1,0 +1,80 @@
+"""The cut of an analysis: how far a group has come in its main topics, taken before its other topics are archived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from retryapp.core.errors import TopicMissingError
+from retryapp.kafka import KafkaAdmin, Positions, find_handlers
+from retryapp.pipeline.sources import Source, Sources, find_sources
+
+
+@dataclass(frozen=True, slots=True)
+class TakenCut:
+    """See the package's text."""
+
+    mains: Sources
+    """The main topics."""
+    offsets: Mapping[tuple[str, int], int]
+    """Main topic and partition → the group's committed offset; 0 where it has none."""
+    ends: Mapping[tuple[str, int], int]
+    """Where our own topics ended then, every transaction before that being over."""
+    retention_ms: Mapping[str, int | None]
+    """Topic of ours → how long it keeps records; None: for ever."""
+
+    def is_rest(self, later: TakenCut) -> bool:
+        """Tell whether nothing has moved until a later look."""
+        return self.offsets == later.offsets and self.ends == later.ends
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str, int, int]]:
+        """The columns of ``schemas.CUT``."""
+        ids = {source.topic: source.topic_id for source in self.mains.topics}
+        return [
+            (self.mains.cluster_id, self.mains.group, topic, ids[topic], partition, offset)
+            for (topic, partition), offset in sorted(self.offsets.items())
+        ]
+
+
+def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
+    """Ask for a group's offsets, then wait for the transactions that had moved them.
+
+    Args:
+        admin: the cluster.
+        group: consumer group.
+
+    Raises:
+        TopicMissingError: it has no handlers, or one of its main topics is gone.
+        OpenTransactionError: a transaction does not end.
+        BrokerUnreachableError: no broker answers.
+    """
+    ours = find_sources(admin, group)
+    names = sorted({topology.main for topology in find_handlers(admin, group)})
+    states = admin.describe_topics(names)
+    if missing := [name for name in names if name not in states]:
+        remedy = f"Group {group!r} has a handler for it: its records cannot be counted without it"
+        raise TopicMissingError(missing[0], admin.connection.bootstrap, remedy)
+    mains = tuple(
+        Source(
+            topic=name,
+            topic_id=states[name].topic_id,
+            group=group,
+            main=name,
+            station="main",
+            partitions=states[name].partitions,
+        )
+        for name in names
+    )
+    positions = Positions(admin.connection)
+    rows = [[(source.topic, number)] for source in mains for number in range(source.partitions)]
+    committed = positions.group_offsets(group, rows)
+    ends = positions.settled_ends([(source.topic, n) for source in ours.topics for n in range(source.partitions)])
+    kept = admin.describe_topics([source.topic for source in ours.topics])
+    retention = {name: int(state.config.get("retention.ms", "-1")) for name, state in kept.items()}
+    return TakenCut(
+        mains=Sources(cluster_id=ours.cluster_id, group=group, topics=mains),
+        offsets={place: offset or 0 for place, offset in committed.items()},
+        ends=ends,
+        retention_ms={name: None if length < 0 else length for name, length in retention.items()},
+    )

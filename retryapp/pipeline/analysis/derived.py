@@ -1,0 +1,146 @@
+"""The tables that are made of the archive: where they lie, how they are replaced, and how far they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F
+
+from retryapp.pipeline.analysis.schemas import DERIVED_TABLES, JOURNEYS_TABLE
+from retryapp.pipeline.errors import TableMissingError
+from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, quoted
+from retryapp.pipeline.tables import Tables as LakeTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STATE: Final = "state.json"
+_FRESH: Final = "retryapp_fresh_journeys"
+
+
+class Derived:
+    """The folder ``derived/`` of one lake."""
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        """Args: spark: the session. lake: where."""
+        self._spark = spark
+        self._lake = lake
+        self._files = Files(spark, lake.uri)
+        self._delta = lake.format == "delta"
+
+    def _place(self, name: str) -> str:
+        return self._lake.table(f"{DERIVED}/{name}")
+
+    def read(self, name: str) -> DataFrame:
+        """Return a table.
+
+        Raises:
+            TableMissingError: nothing was analysed yet.
+        """
+        schema = DERIVED_TABLES[name]
+        if not self._files.exists(self._place(name)):
+            raise TableMissingError(self._lake.uri)
+        reader = self._spark.read.format(self._lake.format)
+        return (reader if self._delta else reader.schema(schema)).load(self._place(name)).select(*schema.fieldNames())
+
+    def put(self, name: str, frame: DataFrame) -> None:
+        """Replace a table."""
+        schema = DERIVED_TABLES[name]
+        columns = [
+            F.col(field.name).cast(field.dataType).alias(field.name, metadata=dict(field.metadata)) for field in schema
+        ]
+        writer = frame.select(*columns).write.format(self._lake.format).mode("overwrite")
+        (writer.option("overwriteSchema", "true") if self._delta else writer).save(self._place(name))
+
+    def put_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace a small table by rows from here."""
+        schema = DERIVED_TABLES[name]
+        values = [tuple(_plain(row[field]) for field in schema.fieldNames()) for row in rows]
+        self.put(name, self._spark.createDataFrame(values, schema).coalesce(1))
+
+    def put_journeys(self, fresh: DataFrame, *, whole: bool) -> int | None:
+        """Replace all journeys, or those that are given; return how many were, None where all.
+
+        Args:
+            fresh: the columns of ``schemas.JOURNEYS``.
+            whole: there are no others.
+        """
+        if whole or not self._delta:
+            self.put(JOURNEYS_TABLE, fresh)
+            return None
+        fresh.createOrReplaceTempView(_FRESH)
+        try:
+            merge = (
+                f"MERGE INTO {quoted(self._place(JOURNEYS_TABLE))} old USING {_FRESH} new "
+                "ON old.failure_id = new.failure_id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+            return int(self._spark.sql(merge).collect()[0]["num_affected_rows"])
+        finally:
+            self._spark.catalog.dropTempView(_FRESH)
+
+    @property
+    def can_merge(self) -> bool:
+        """Tell whether some journeys can be replaced alone; Parquet has no such thing."""
+        return self._delta
+
+    # -- how far they were made ---------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what the last run that ended in order has left; None: all is to be made anew."""
+        text = self._files.read(self._place(STATE))
+        try:
+            return None if text is None else dict(json.loads(text))
+        except ValueError:
+            return None  # half written
+
+    def forget_state(self) -> None:
+        """Say that the tables are being changed."""
+        self._files.remove(self._place(STATE))
+
+    def put_state(self, state: Mapping[str, Any]) -> None:
+        """Say how far they were made."""
+        self._files.create(self._place(STATE), json.dumps(state))
+
+    # -- the archive's table, at one version --------------------------------------------------------------------
+
+    def records(self) -> tuple[DataFrame, int | None]:
+        """Return the archive's records as they are now, and stay for whoever reads the frame; and their version.
+
+        Raises:
+            TableMissingError: nothing was archived yet.
+        """
+        tables = LakeTables(self._spark, self._lake)
+        if not tables.exists(RECORDS_TABLE):
+            raise TableMissingError(self._lake.uri)
+        if not self._delta:
+            return tables.read(RECORDS_TABLE), None
+        place = self._lake.table(RECORDS_TABLE)
+        version = int(self._history(1)[0]["version"])
+        return self._spark.read.format("delta").option("versionAsOf", version).load(place), version
+
+    def operations_since(self, version: int) -> frozenset[str] | None:
+        """Return what was done to the archive's table after a version; None where its log no longer tells.
+
+        Returns:
+            Delta's names of the operations; of a write with its mode, as ``WRITE Append``.
+        """
+        rows = [row for row in self._history() if row["version"] >= version]
+        if not any(row["version"] == version for row in rows):
+            return None
+        return frozenset(_operation(row) for row in rows if row["version"] > version)
+
+    def _history(self, limit: int | None = None) -> list[Any]:
+        shown = "" if limit is None else f" LIMIT {limit}"
+        return self._spark.sql(f"DESCRIBE HISTORY {quoted(self._lake.table(RECORDS_TABLE))}{shown}").collect()
+
+
+def _operation(row: Any) -> str:
+    mode = (row["operationParameters"] or {}).get("mode")
+    return f"WRITE {mode}" if row["operation"] == "WRITE" else str(row["operation"])
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

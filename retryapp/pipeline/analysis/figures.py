@@ -1,0 +1,145 @@
+"""What journeys come to: recovery by attempt and tier, lateness, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from retryapp.pipeline.analysis.journeys import attempts_of
+from retryapp.pipeline.analysis.order import sorted_rows
+from retryapp.pipeline.analysis.schemas import COST, FUNNEL, LATENESS
+
+ACCURACY: Final = 10_000
+"""Of quantiles: the error of a rank is at most 1 in so many."""
+MINUTE_MS: Final = 60_000.0
+
+
+def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
+    """Return how many records each attempt brought home.
+
+    The first row of a handler is its first deliveries: ``succeeded`` comes from the workers' own counts.
+
+    Args:
+        journeys: the columns of ``schemas.JOURNEYS``.
+        progress: the columns of ``schemas.PROGRESS``.
+
+    Returns:
+        The columns of ``schemas.FUNNEL``, by group, main, replayed and attempt.
+    """
+    by = ["group", "main", "replayed", "attempt", "tier"]
+    tried = attempts_of(journeys).select(
+        "group",
+        "main",
+        (F.col("at.replays") > 0).alias("replayed"),
+        F.col("at.attempt").alias("attempt"),
+        F.col("at.tier").alias("tier"),
+        *_kinds(F.col("at.outcome")),
+        F.lit(0).cast("long").alias("waiting"),
+    )
+    first_tries = progress.select(
+        "group",
+        "main",
+        F.lit(False).alias("replayed"),
+        F.lit(1).cast("long").alias("attempt"),
+        F.lit(None).cast("string").alias("tier"),
+        F.col("first_try_ok").alias("succeeded"),
+        *(F.lit(0).cast("long").alias(name) for name in ("retried", "dead", "waiting")),
+    )
+    waiting = journeys.where(F.col("fate") == "pending").select(
+        "group",
+        "main",
+        (F.col("replays") > 0).alias("replayed"),
+        (F.col("last_attempt") + 1).alias("attempt"),
+        "tier",
+        *(F.lit(0).cast("long").alias(name) for name in ("succeeded", "retried", "dead")),
+        F.lit(1).cast("long").alias("waiting"),
+    )
+    whole = tried.unionByName(first_tries).unionByName(waiting).groupBy(*by)
+    counts = whole.agg(*(F.sum(name).alias(name) for name in ("succeeded", "retried", "dead", "waiting")))
+    entered = counts.withColumn("entered", F.col("succeeded") + F.col("retried") + F.col("dead"))
+    return sorted_rows(_shares(entered).select(*FUNNEL.fieldNames()), *by)
+
+
+def _kinds(outcome: Column) -> list[Column]:
+    """Return a column of 0 or 1 for each way in which an attempt ends."""
+    return [(outcome == name).cast("long").alias(name) for name in ("succeeded", "retried", "dead")]
+
+
+def _shares(counts: DataFrame) -> DataFrame:
+    handler = Window.partitionBy("group", "main", "replayed")
+    so_far = handler.orderBy("attempt").rangeBetween(Window.unboundedPreceding, Window.currentRow)
+    began = F.sum(F.when(F.col("attempt") == 1, F.col("entered"))).over(handler)
+    return counts.withColumn("share", _ratio(F.col("succeeded"), F.col("entered"))).withColumn(
+        "cumulative", _ratio(F.sum("succeeded").over(so_far), began)
+    )
+
+
+def _ratio(part: Column, whole: Column) -> Column:
+    """Return a quotient; null where there is nothing to divide by."""
+    return F.when(whole > 0, part.cast("double") / whole)
+
+
+def lateness(journeys: DataFrame) -> DataFrame:
+    """Return how late attempts began, by tier and in all.
+
+    Args:
+        journeys: the columns of ``schemas.JOURNEYS``.
+
+    Returns:
+        The columns of ``schemas.LATENESS``, by group, main and tier, the row of all tiers first.
+    """
+    known = attempts_of(journeys).where(F.col("at.lateness_ms").isNotNull())
+    told = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
+    of_tiers = _quantiles(told.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
+    of_all = _quantiles(told.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
+    return sorted_rows(of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()), "group", "main", "tier")
+
+
+def _quantiles(grouped: object) -> DataFrame:
+    quantiles = F.percentile_approx("ms", [0.5, 0.9, 0.99], ACCURACY)
+    found: DataFrame = grouped.agg(  # type: ignore[attr-defined]  # GroupedData has two unrelated classes in Spark 4
+        F.count(F.lit(1)).alias("attempts"),
+        quantiles.alias("quantiles"),
+        F.max("ms").alias("max_ms"),
+        F.sum((F.col("ms") < 0).cast("long")).alias("early"),
+    )
+    for number, name in enumerate(("p50_ms", "p90_ms", "p99_ms")):
+        found = found.withColumn(name, F.col("quantiles")[number].cast("long"))
+    return found.drop("quantiles")
+
+
+def cost(journeys: DataFrame) -> DataFrame:
+    """Return what recovery costs, as lower bounds: runs of one attempt that a crash repeated are not seen here.
+
+    Args:
+        journeys: the columns of ``schemas.JOURNEYS``.
+
+    Returns:
+        The columns of ``schemas.COST``, by group and main.
+    """
+    spent = "aggregate(attempts, 0L, (n, a) -> n + greatest(0L, coalesce(a.ended_ms - a.started_ms, 0L)))"
+    each = (
+        journeys.withColumn("tries", F.size("attempts").cast("long"))
+        .withColumn("spent_ms", F.expr(spent))
+        .withColumn("recovered", F.col("fate") == "done")
+        .withColumn("is_dead", F.col("fate") == "dead")
+    )
+    wait_ms = F.when(F.col("recovered"), F.col("ended_ms") - F.col("first_failed_ms"))
+    sums = each.groupBy("group", "main").agg(
+        F.count(F.lit(1)).alias("records"),
+        F.sum(F.col("recovered").cast("long")).alias("recovered"),
+        F.sum(F.col("is_dead").cast("long")).alias("dead"),
+        F.sum("tries").alias("attempts"),
+        F.sum("spent_ms").alias("handler_ms"),
+        F.sum(F.when(F.col("is_dead"), F.col("tries")).otherwise(0)).alias("attempts_on_dead"),
+        F.sum(F.when(F.col("is_dead"), F.col("spent_ms")).otherwise(0)).alias("handler_ms_on_dead"),
+        F.percentile_approx(wait_ms, 0.5, ACCURACY).cast("long").alias("wait_p50_ms"),
+        F.percentile_approx(wait_ms, 0.9, ACCURACY).cast("long").alias("wait_p90_ms"),
+    )
+    rates = sums.withColumn("attempts_per_recovered", _ratio(F.col("attempts"), F.col("recovered"))).withColumn(
+        "minutes_per_recovered", _ratio(F.col("handler_ms") / F.lit(MINUTE_MS), F.col("recovered"))
+    )
+    return sorted_rows(rates.select(*COST.fieldNames()), "group", "main")

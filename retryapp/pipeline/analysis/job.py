@@ -1,0 +1,175 @@
+"""The analyse job: cut, archive, derive, check. See the package's text."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F
+
+from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.pipeline.analysis import causes, checks, counts, figures
+from retryapp.pipeline.analysis.checks import Verdict
+from retryapp.pipeline.analysis.cuts import TakenCut, take_cut
+from retryapp.pipeline.analysis.derived import Derived
+from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
+from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
+from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.tables import GAPS_TABLE, Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+JOB: Final = "analyse"
+FRESH_MS: Final = 86_400_000
+APPENDS: Final = frozenset(
+    {"STREAMING UPDATE", "WRITE Append", "OPTIMIZE", "VACUUM START", "VACUUM END", "CREATE TABLE", "SET TBLPROPERTIES"}
+)
+"""What may happen to the archive's table without a journey being wrong afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysed:
+    """What one run did."""
+
+    groups: tuple[str, ...]
+    run_id: str
+    full: bool
+    """All journeys were made anew."""
+    touched: int
+    """Journeys that were made."""
+    journeys: int
+    """Journeys that there are."""
+    elapsed_ms: int
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether no check of severity error failed."""
+        return not any(verdict.is_error for verdict in self.verdicts)
+
+
+class Analysis:
+    """Runs the job on one lake, for the groups that it is given."""
+
+    def __init__(
+        self, spark: SparkSession, connection: KafkaConnection, lake: Lake, *, now_ms: Callable[[], int]
+    ) -> None:
+        """Args: spark: the session. connection: the cluster. lake: where. now_ms: the time, epoch milliseconds."""
+        self._spark = spark
+        self._admin = KafkaAdmin(connection)
+        self._tables = Tables(spark, lake)
+        self._derived = Derived(spark, lake)
+        self._now_ms = now_ms
+
+    def cut(self, groups: Sequence[str]) -> list[TakenCut]:
+        """Take the cuts of groups; to be followed by an archive run of each, and then by `run`.
+
+        Raises:
+            TopicMissingError, OpenTransactionError, BrokerUnreachableError: see :func:`cuts.take_cut`.
+        """
+        return [take_cut(self._admin, group) for group in groups]
+
+    def run(self, taken: Sequence[TakenCut], *, full: bool = False) -> Analysed:
+        """Make all tables.
+
+        Args:
+            taken: the cuts, all taken before the archive runs that have just ended.
+            full: make every journey anew, also where that is not needed.
+        """
+        began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
+        groups = tuple(sorted(cut.mains.group for cut in taken))
+        table, version = self._derived.records()
+        records = table.where(F.col("group").isin(*groups))
+        cut = self._spark.createDataFrame([row for each in taken for row in each.rows], CUT).cache()
+        state = self._state(taken, records, version)
+        former = None if full or not self._derived.can_merge else self._derived.state()
+        if former is not None and not self._can_go_on(former, state):
+            former = None
+        traces = traces_of(records)
+        if former is not None:
+            before = self._spark.createDataFrame([tuple(row) for row in former["cut"]], CUT)
+            fresh_traces = traces_of(self._behind(records, former["positions"]))
+            touched = touched_ids(traces, fresh_traces, cut=cut, former=before)
+            traces = traces.join(touched, on="failure_id", how="left_semi").select(*traces.columns)
+        fresh = journeys_of(before_cut(traces, cut))
+        self._derived.forget_state()  # until the end of this run its tables are of two moments
+        touched_count = self._derived.put_journeys(fresh, whole=former is None)
+        journeys = self._derived.read(JOURNEYS_TABLE).cache()
+        try:
+            verdicts = self._derive(taken, records, journeys, cut)
+            count = journeys.count()
+        finally:
+            journeys.unpersist()
+            cut.unpersist()
+        self._derived.put_state({**state, "ended_ms": self._now_ms(), "run_id": run_id})
+        return Analysed(
+            groups=groups,
+            run_id=run_id,
+            full=former is None,
+            touched=count if touched_count is None else touched_count,
+            journeys=count,
+            elapsed_ms=self._now_ms() - began_ms,
+            verdicts=tuple(verdicts),
+        )
+
+    def _derive(
+        self, taken: Sequence[TakenCut], records: DataFrame, journeys: DataFrame, cut: DataFrame
+    ) -> list[Verdict]:
+        put, read = self._derived.put, self._derived.read
+        topics = [(name, length) for each in taken for name, length in each.retention_ms.items()]
+        put("progress", counts.progress_of(records, cut))
+        progress = read("progress").cache()
+        try:
+            put("ledger", counts.ledger(journeys, progress, cut))
+            put("funnel", figures.funnel(journeys, progress))
+            put("lateness", figures.lateness(journeys))
+            put("cost", figures.cost(journeys))
+            put("causes", causes.causes(journeys))
+            put("outages", causes.outages(journeys))
+            put("timeline", causes.timeline(journeys))
+            put("offenders", causes.offenders(journeys))
+            frame = self._spark.createDataFrame(topics, "topic string, retention_ms bigint")
+            put("retention", counts.retention(journeys, frame, now_ms=self._now_ms()))
+            gaps = self._tables.read(GAPS_TABLE).where(F.col("topic").isin(*(name for name, _ in topics)))
+            found = checks.judge(checks.all_checks(records, journeys, progress, read("ledger"), gaps))
+        finally:
+            progress.unpersist()
+        now_ms = self._now_ms()
+        found.append(checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS))  # the report asks again
+        self._derived.put_rows("checks", [asdict(verdict) for verdict in found])
+        return found
+
+    def _behind(self, records: DataFrame, positions: Sequence[Sequence[Any]]) -> DataFrame:
+        """Return the records that lie behind positions, and those of topics that have none."""
+        schema = "cluster_id string, topic_id string, partition int, next long"
+        known = self._spark.createDataFrame([tuple(row) for row in positions], schema)
+        joined = records.join(F.broadcast(known), on=["cluster_id", "topic_id", "partition"], how="left")
+        return joined.where(F.col("next").isNull() | (F.col("offset") >= F.col("next"))).select(*records.columns)
+
+    def _state(self, taken: Sequence[TakenCut], records: DataFrame, version: int | None) -> dict[str, Any]:
+        """Return what the next run has to know of this one."""
+        positions = records.groupBy("cluster_id", "topic_id", "partition").agg((F.max("offset") + 1).alias("next"))
+        return {
+            "version": ANALYSIS_VERSION,
+            "groups": sorted(each.mains.group for each in taken),
+            "cut": [list(row) for each in taken for row in each.rows],
+            "positions": [list(row) for row in positions.orderBy("topic_id", "partition").collect()],
+            "table_version": version,
+        }
+
+    def _can_go_on(self, former: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+        """Tell whether journeys of the run before may stay: nothing but appends since, and no cut that moved back."""
+        if any(former[name] != state[name] for name in ("version", "groups")):
+            return False
+        before = {tuple(row[:-1]): row[-1] for row in former["cut"]}
+        now = {tuple(row[:-1]): row[-1] for row in state["cut"]}
+        lives = {place[:-1] for place in before}
+        if any(now.get(place, offset) < offset for place, offset in before.items()):
+            return False
+        if any(place[:-1] not in lives for place in now):  # a main topic that was made anew, or is new
+            return False
+        operations = self._derived.operations_since(former["table_version"])
+        return operations is not None and operations <= APPENDS

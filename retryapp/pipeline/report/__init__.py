@@ -1,0 +1,10 @@
+"""The report: what the analysis found, as facts for programs and as one page for people.
+
+The page is one file without a script and without a request: charts are SVG in it, colours follow the reader's theme.
+All text that comes from records is escaped where it stands.
+"""
+
+from retryapp.pipeline.report.facts import collect
+from retryapp.pipeline.report.page import to_page
+
+__all__ = ["collect", "to_page"]

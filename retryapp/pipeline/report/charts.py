@@ -1,0 +1,196 @@
+"""The report's charts as SVG text: Vega-Lite made static, colours replaced by the page's own variables.
+
+Vega writes colours as they stand in its theme. The theme here has marker colours, one for each role, and each marker
+becomes ``var(--…)`` afterwards: one picture serves light and dark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+WIDTH: Final = 640
+BAR: Final = 30
+_ROLES: Final = (
+    "ink", "soft", "line", "good", "wait", "bad", "c1", "c2", "c3", "c4", "c5", "other", "again",
+)  # fmt: skip
+MARKERS: Final = {role: f"#fe01{number:02x}" for number, role in enumerate(_ROLES, 16)}
+"""Role → a colour that nobody would choose."""
+HOUR_MS: Final = 3_600_000
+POWERS: Final = [10.0**power for power in range(-3, 7)]
+_NAME_LENGTH: Final = 36
+_FONT: Final = "sans-serif"
+
+_LETTER: Final = 7.6
+"""Width of a letter of a label at most, in pixels: Vega measures with a font that the reader may not have."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture and what its colours mean; the legend is text of the page, which every font fits."""
+
+    svg: str
+    legend: tuple[tuple[str, str], ...]
+    """Name and role of its colour."""
+
+
+def _svg(chart: Any) -> str:
+    """Return a chart as SVG that takes the page's colours and width."""
+    import vl_convert
+
+    raw = vl_convert.vegalite_to_svg(_themed(chart).to_json(), vl_version="6.1")
+    for role, marker in MARKERS.items():
+        raw = raw.replace(marker, f"var(--{role})")
+    raw = re.sub(r'font-family="[^"]*"', "", raw)
+    return re.sub(r'<svg([^>]*?) width="([\d.]+)" height="([\d.]+)"', r"<svg\1", raw, count=1)
+
+
+def _themed(chart: Any) -> Any:
+    soft, line = MARKERS["soft"], MARKERS["line"]
+    axis = {
+        "domain": False,
+        "ticks": False,
+        "gridColor": line,
+        "labelColor": soft,
+        "labelFontSize": 12,
+        "titleColor": soft,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelPadding": 6,
+    }
+    return chart.configure(
+        background="transparent",
+        font=_FONT,
+        axis=axis,
+        axisY={"grid": False},
+        legend={"disable": True},
+        view={"stroke": None},
+        autosize={"type": "fit-x", "contains": "padding"},
+        padding={"left": 2, "right": 12, "top": 6, "bottom": 4},
+    )
+
+
+def _short(text: str) -> str:
+    """Return text that fits beside a chart; the table has all of it."""
+    name = text.rsplit(".", 1)[-1] if len(text) > _NAME_LENGTH else text
+    name = name.encode("utf-8", "backslashreplace").decode("utf-8")
+    return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
+
+
+def _data(values: Rows) -> Any:
+    import altair as alt
+
+    make: Any = alt.Data  # its constructor has no types
+    return make(values=list(values))
+
+
+def _names(values: Rows) -> Any:
+    """Return a vertical axis of names in their order, wide enough for the longest."""
+    import altair as alt
+
+    names = list(dict.fromkeys(value["name"] for value in values))
+    room = max(len(name) for name in names) * _LETTER
+    axis = alt.Axis(labelLimit=WIDTH / 2, minExtent=min(room, WIDTH / 2))
+    return alt.Y("name:N", title=None, sort=names, axis=axis)
+
+
+def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[str, str] | None = None) -> Chart:
+    """Return horizontal bars of parts.
+
+    Args:
+        rows: ``name`` and a number for each part.
+        parts: part → role of its colour, in order.
+        title: of the axis.
+        names: part → its name for people, where that is another.
+    """
+    import altair as alt
+
+    values = [
+        {"name": _short(str(row["name"])), "part": part, "n": row[part], "order": number}
+        for row in rows
+        for number, part in enumerate(parts)
+    ]
+    scale = alt.Scale(domain=list(parts), range=[MARKERS[role] for role in parts.values()])
+    chart = (
+        alt.Chart(_data(values))
+        .mark_bar(height={"band": 0.62}, cornerRadius=1)
+        .encode(
+            x=alt.X("sum(n):Q", title=title, axis=alt.Axis(tickMinStep=1, tickCount=5, format=",d")),
+            y=_names(values),
+            color=alt.Color("part:N", scale=scale),
+            order="order:Q",
+        )
+        .properties(width=WIDTH, height=alt.Step(BAR))
+    )
+    return Chart(_svg(chart), tuple(((names or {}).get(part, part), role) for part, role in parts.items()))
+
+
+def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
+    """Return failures by cause over time.
+
+    Args:
+        rows: ``fingerprint`` (null for all others), ``from_ms``, ``length_ms``, ``failures``.
+        names: fingerprint → name, the most important first; at most five.
+    """
+    import altair as alt
+
+    roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
+    values = [
+        {
+            "from": row["from_ms"],
+            "to": row["from_ms"] + row["length_ms"],
+            "role": roles.get(row["fingerprint"], "other"),
+            "n": row["failures"],
+        }
+        for row in rows
+    ]
+    seen = {value["role"] for value in values}
+    legend = [(name, roles[fingerprint]) for fingerprint, name in names.items() if roles[fingerprint] in seen]
+    legend += [("all others", "other")] if "other" in seen else []
+    shown = [role for _, role in legend]
+    span_ms = max(value["to"] for value in values) - min(value["from"] for value in values)
+    text = "%H:%M:%S" if span_ms < HOUR_MS / 6 else "%H:%M" if span_ms < 36 * HOUR_MS else "%d %b"
+    time = alt.Axis(grid=False, tickCount=6, format=text, labelFlush=False)
+    chart = (
+        alt.Chart(_data(values))
+        .mark_bar(binSpacing=0)
+        .encode(
+            x=alt.X("from:T", title=None, scale=alt.Scale(type="utc"), axis=time),
+            x2="to:T",
+            y=alt.Y(
+                "sum(n):Q", title="failed attempts", stack=True, axis=alt.Axis(grid=True, tickMinStep=1, tickCount=4)
+            ),
+            color=alt.Color("role:N", scale=alt.Scale(domain=shown, range=[MARKERS[role] for role in shown])),
+        )
+        .properties(width=WIDTH, height=170)
+    )
+    return Chart(_svg(chart), tuple(legend))
+
+
+def ranges(rows: Rows) -> Chart:
+    """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale.
+
+    Args:
+        rows: ``name``, ``p50_ms``, ``p90_ms``, ``p99_ms``.
+    """
+    import altair as alt
+
+    quantiles = {"p50_ms": ("1 in 2", "good"), "p90_ms": ("9 in 10", "wait"), "p99_ms": ("99 in 100", "bad")}
+    named = [{**row, "name": _short(str(row["name"]))} for row in rows]
+    points = [{"name": row["name"], "q": key, "s": max(row[key], 1) / 1_000} for row in named for key in quantiles]
+    spans = [
+        {"name": row["name"], "s": max(row["p50_ms"], 1) / 1_000, "to": max(row["p99_ms"], 1) / 1_000} for row in named
+    ]
+    y = _names(points)
+    logarithmic = alt.Scale(type="log", nice=True)
+    x = alt.X("s:Q", title="seconds after due", scale=logarithmic, axis=alt.Axis(values=POWERS, format="~g"))
+    lines = alt.Chart(_data(spans)).mark_rule(color=MARKERS["line"], strokeWidth=4).encode(x=x, x2="to:Q", y=y)
+    scale = alt.Scale(domain=list(quantiles), range=[MARKERS[role] for _, role in quantiles.values()])
+    dots = alt.Chart(_data(points)).mark_circle(size=90, opacity=1)
+    dots = dots.encode(x=x, y=y, color=alt.Color("q:N", scale=scale))
+    chart = (lines + dots).properties(width=WIDTH, height=alt.Step(BAR))
+    return Chart(_svg(chart), tuple(quantiles.values()))

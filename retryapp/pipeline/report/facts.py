@@ -1,0 +1,104 @@
+"""The report as plain facts, ready for JSON: a headline, what to do, and the tables in short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F
+
+from retryapp.pipeline.analysis.checks import freshness
+from retryapp.pipeline.analysis.derived import Derived
+from retryapp.pipeline.errors import TableMissingError
+from retryapp.pipeline.report.todo import todo
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from retryapp.pipeline.lake import Lake
+
+FACTS_VERSION: Final = 1
+SHOWN: Final = 20
+"""Rows of each table that the report has; the tables have all."""
+_WHOLE: Final = ("ledger", "funnel", "lateness", "cost", "retention", "checks")
+_CUT_SHORT: Final = ("causes", "outages", "offenders")
+_SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "lost")
+
+Facts = dict[str, Any]
+
+
+def collect(spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int) -> Facts:
+    """Read the tables.
+
+    Args:
+        spark: the session.
+        lake: where they are.
+        now_ms: the time, epoch milliseconds.
+        within_ms: how old the analysis may be.
+
+    Returns:
+        ``version``, ``now_ms``, ``analysed_ms``, ``groups``, ``headline``, ``totals``, ``todo``, and each table under
+        its name with ``SHOWN`` rows at most; how many there are in all stands in ``in_all``.
+
+    Raises:
+        TableMissingError: nothing was analysed yet, or a run has not ended in order.
+    """
+    derived = Derived(spark, lake)
+    state = derived.state()
+    if state is None:
+        raise TableMissingError(lake.uri)
+    tables = {name: _rows(derived.read(name)) for name in _WHOLE}
+    in_all = {}
+    for name in _CUT_SHORT:
+        found = _rows(derived.read(name))
+        tables[name], in_all[name] = found[:SHOWN], len(found)
+    worst = [row["fingerprint"] for row in tables["causes"][:5]]
+    timeline = derived.read("timeline").withColumn(
+        "fingerprint", F.when(F.col("fingerprint").isin(*worst), F.col("fingerprint"))
+    )
+    by = ["fingerprint", "from_ms", "length_ms"]
+    tables["timeline"] = _rows(timeline.groupBy(*by).agg(F.sum("failures").alias("failures")).orderBy(*by))
+    fresh = asdict(freshness(state["ended_ms"], now_ms=now_ms, within_ms=within_ms))
+    checks = [row for row in tables.pop("checks") if row["name"] != fresh["name"]]
+    return build(
+        {
+            "version": FACTS_VERSION,
+            "now_ms": now_ms,
+            "analysed_ms": state["ended_ms"],
+            "groups": state["groups"],
+            "in_all": in_all,
+            "checks": [*checks, {**fresh, "examples": list(fresh["examples"])}],
+            **tables,
+        }
+    )
+
+
+def build(tables: Mapping[str, Any]) -> Facts:
+    """Add totals, the headline and what to do to the tables."""
+    totals = {name: sum(row[name] for row in tables["ledger"]) for name in _SUMS}
+    # what workers have not counted yet, or counted before the archive began, is with the journeys already
+    for name in ("recovered", "dead"):
+        totals[name] = max(totals[name], sum(row[name] for row in tables["cost"]))
+    records = sum(row["records"] for row in tables["cost"])
+    facts: Facts = {**tables, "totals": {**totals, "failed": records}}
+    return {**facts, "headline": _headline(facts["totals"]), "todo": todo(facts)}
+
+
+def _headline(totals: Mapping[str, int]) -> str:
+    lost = f", {totals['lost']:,} lost" if totals["lost"] else ""
+    return (
+        f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} wait, "
+        f"{totals['dead']:,} are dead{lost}"
+    )
+
+
+def _rows(frame: DataFrame) -> list[Facts]:
+    return [_plain(row.asDict(recursive=True)) for row in frame.collect()]
+
+
+def _plain(row: Mapping[str, Any]) -> Facts:
+    return {
+        name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        for name, value in row.items()
+    }

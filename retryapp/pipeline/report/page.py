@@ -1,0 +1,126 @@
+"""The report as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from retryapp.pipeline.report import charts
+
+_FATES: Final = {"dead": "bad", "pending": "wait", "recovered": "good"}
+_ENDS: Final = {"succeeded": "good", "retried": "again", "dead": "bad", "waiting": "wait"}
+_END_NAMES: Final = {"retried": "failed, sent to wait", "dead": "failed, dead", "waiting": "still waiting for it"}
+
+
+def to_page(facts: Mapping[str, Any]) -> str:
+    """Return the page: HTML with everything in it.
+
+    Args:
+        facts: as :func:`facts.collect` returns them.
+    """
+    pictures = {
+        name: {"svg": Markup(chart.svg), "legend": chart.legend}  # noqa: S704 - Vega escapes all text in it
+        for name, chart in _charts(facts).items()
+    }
+    page = environment().get_template("report.html").render(**facts, charts=pictures)
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
+    """Return the charts that there is something to show in."""
+    found = {}
+    causes = facts["causes"]
+    if facts["timeline"]:
+        names = {row["fingerprint"]: _cause(row) for row in reversed(causes[:5])}
+        found["timeline"] = charts.over_time(facts["timeline"], dict(reversed(names.items())))
+    if causes:
+        found["causes"] = charts.stacked(
+            [{"name": _cause(row), **row} for row in causes[:8]], _FATES, title="records", names={"pending": "waiting"}
+        )
+    retries = [row for row in facts["funnel"] if row["attempt"] > 1 or row["replayed"]]
+    if retries:
+        several = len({row["main"] for row in retries}) > 1
+        found["funnel"] = charts.stacked(
+            [{"name": attempt_name(row, with_main=several), **row} for row in retries[:16]],
+            _ENDS,
+            title="records",
+            names=_END_NAMES,
+        )
+    tiers = [{"name": row["tier"], **row} for row in facts["lateness"] if row["tier"] is not None]
+    if tiers:
+        found["lateness"] = charts.ranges(tiers[:12])
+    return found
+
+
+def _cause(row: Mapping[str, Any]) -> str:
+    """Return a cause's name: two may have one exception type."""
+    return f"{str(row['error_type']).rsplit('.', 1)[-1]} {str(row['fingerprint'])[:6]}"
+
+
+def attempt_name(row: Mapping[str, Any], *, with_main: bool = False) -> str:
+    """Return an attempt for people: its number and the wait before it."""
+    again = ", replayed" if row["replayed"] else ""
+    waited = f" after {row['tier']}" if row["tier"] else ""
+    main = f"{row['main']}: " if with_main else ""
+    return f"{main}attempt {row['attempt']}{waited}{again}"
+
+
+def length_text(length_ms: float | None) -> str:
+    """Return a length for people, with its unit.
+
+    >>> [length_text(ms) for ms in (None, 5, 1_500, 90_000, 5_400_000, 260_000_000)]
+    ['-', '5 ms', '1.5 s', '1.5 min', '1.5 h', '3.0 d']
+    """
+    if length_ms is None:
+        return "-"
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if abs(length_ms) >= size:
+            return f"{length_ms / size:.1f} {unit}"
+    return f"{length_ms:.0f} ms"
+
+
+def utc_text(epoch_ms: int | None) -> str:
+    """Return an instant in UTC, to the second."""
+    from datetime import UTC, datetime
+
+    return "-" if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1_000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def count_text(number: float | None) -> str:
+    """Return a count with separators; a dash for none.
+
+    >>> [count_text(n) for n in (None, 0, 12_345, 2.5)]
+    ['-', '0', '12,345', '2.5']
+    """
+    if number is None:
+        return "-"
+    return f"{number:,}" if number == int(number) else f"{number:,.1f}"
+
+
+def share_text(share: float | None) -> str:
+    """Return a share in per cent; never 100 % where something is missing.
+
+    >>> [share_text(n) for n in (None, 0.5, 0.99999, 1.0)]
+    ['-', '50.0 %', '99.9 %', '100 %']
+    """
+    if share is None:
+        return "-"
+    return "100 %" if share == 1 else f"{min(share * 100, 99.9):.1f} %"
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Return the template with its filters; made once."""
+    made = Environment(
+        loader=PackageLoader("retryapp.pipeline.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(span=length_text, utc=utc_text, count=count_text, share=share_text, attempt=attempt_name)
+    return made

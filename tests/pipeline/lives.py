@@ -1,0 +1,126 @@
+"""Small hand-made histories of records, as rows of the archive's ``records``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from retryapp.core.lifecycle import Progress, Succeeded
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Origin, failure_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GROUP, MAIN, TOPIC_ID, CLUSTER = "billing", "orders", "kq8G0bTz", "c1"
+MINUTE_MS = 60_000
+NOON_MS = 1_900_000_000_000
+
+
+@dataclass
+class Archive:
+    """Rows as the archive would have written them; offsets count up by topic and partition."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, station: str, partition: int, **columns: Any) -> None:
+        """Append a record to a topic."""
+        topic = f"{GROUP}.{MAIN}.{station}"
+        offset = self.ends.get((topic, partition), 0)
+        self.ends[topic, partition] = offset + 1
+        self.rows.append(
+            {
+                "cluster_id": CLUSTER,
+                "topic_id": f"id-{station}",
+                "epoch": 1,
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "timestamp_ms": NOON_MS,
+                "date": date(2030, 3, 17),
+                "headers": [],
+                "group": GROUP,
+                "main": MAIN,
+                "station": station,
+                "run_id": "r1",
+                **columns,
+            }
+        )
+
+    def failed(
+        self, offset: int, attempt: int, *, partition: int = 0, key: str | None = None, arrived_ms: int = NOON_MS,
+        **facts: Any,
+    ) -> None:  # fmt: skip
+        """A record waits (``due_at_ms``), or is dead (``reason``)."""
+        origin = Origin(MAIN, facts.pop("topic_id", TOPIC_ID), partition, offset)
+        began = facts.pop("started_ms", NOON_MS)
+        told = replace(_PLAIN, origin=origin, attempt=attempt, started_ms=began, last_failed_ms=began + 100)
+        told = replace(told, **facts)
+        station = "retry" if told.reason is None else "dlq"
+        if told.reason is not None:
+            told = replace(told, due_at_ms=None, tier=None)
+        self.add(
+            station,
+            partition,
+            metadata=_struct(told),
+            failure_id=told.failure_id,
+            key_hash=key,
+            timestamp_ms=arrived_ms,
+        )
+
+    def succeeded(self, offset: int, attempt: int, *, partition: int = 0, **facts: Any) -> None:
+        """A record is done after a failure."""
+        origin = Origin(MAIN, facts.pop("topic_id", TOPIC_ID), partition, offset)
+        began = facts.pop("started_ms", NOON_MS)
+        event = Succeeded(
+            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
+            attempt=attempt, started_ms=began, ended_ms=began + 50, lateness_ms=facts.pop("lateness_ms", 7), **facts,
+        )  # fmt: skip
+        self.add("events", partition, event=event.model_dump(), failure_id=event.failure_id, key_hash="of-the-event")
+
+    def counted(self, first: int, end: int, *, ok: int, failed: int, partition: int = 0, **facts: Any) -> None:
+        """A worker says what it counted."""
+        event = Progress(
+            group=GROUP, handler="shop.charge", main=MAIN, partition=partition, from_offset=first, to_offset=end,
+            from_ms=NOON_MS, to_ms=NOON_MS + MINUTE_MS, received=facts.pop("received", ok + failed), first_try_ok=ok,
+            failed=failed, **facts,
+        )  # fmt: skip
+        self.add("events", partition, event=event.model_dump())
+
+    def frame(self, spark: SparkSession, rows: Iterable[dict[str, Any]] | None = None) -> DataFrame:
+        """Return them as the archive's table."""
+        from retryapp.pipeline.schemas import RECORDS
+
+        chosen = self.rows if rows is None else list(rows)
+        return spark.createDataFrame([_row(row, RECORDS.fieldNames()) for row in chosen], RECORDS)
+
+
+def cut(spark: SparkSession, *ends: int, topic_id: str = TOPIC_ID) -> DataFrame:
+    """Return a cut: one offset for each partition."""
+    from retryapp.pipeline.analysis.schemas import CUT
+
+    return spark.createDataFrame([(CLUSTER, GROUP, MAIN, topic_id, n, end) for n, end in enumerate(ends)], CUT)
+
+
+_PLAIN = RetryMetadata(
+    group=GROUP, handler="shop.charge", origin=Origin(MAIN, TOPIC_ID, 0, 0), origin_timestamp_ms=NOON_MS - 5, attempt=1,
+    due_at_ms=NOON_MS + MINUTE_MS, started_ms=NOON_MS, policy="p1", tier="1m", first_failed_ms=NOON_MS,
+    last_failed_ms=NOON_MS, error_type="ValueError", error_message="no", fingerprint="f1",
+)  # fmt: skip
+
+
+def _struct(told: RetryMetadata) -> dict[str, Any]:
+    facts = {name: getattr(told, name) for name in told.__slots__}
+    facts["origin"] = {name: getattr(told.origin, name) for name in ("topic", "topic_id", "partition", "offset")}
+    return {**facts, "history": []}
+
+
+def _row(row: dict[str, Any], names: list[str]) -> tuple[Any, ...]:
+    from retryapp.pipeline.schemas import EVENT
+
+    event = row.get("event")
+    full = {**row, "event": None if event is None else {name: event.get(name) for name in EVENT.fieldNames()}}
+    return tuple(full.get(name) for name in names)

@@ -1,0 +1,98 @@
+"""The whole analysis on real Kafka: a group with real workers, archived, analysed, and held against other evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from retryapp.cli.main import run as retryapp
+
+if TYPE_CHECKING:
+    from harness import Stage
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600), pytest.mark.slow]
+
+
+@pytest.fixture
+def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
+    """A group of its own with a service that says what fails."""
+    from harness import Service, Stage
+
+    service = Service()
+    service.start()
+    made = Stage(bootstrap, tmp_path / "stage", service)
+    made.folder.mkdir()
+    yield made
+    made.close()
+    service.stop()
+
+
+def test_journeys_of_a_real_group_are_what_its_service_saw(
+    spark: SparkSession,
+    stage: Stage,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every attempt that the service answered is there, fates agree with two other counts, and new records join in."""
+    from harness import HandlerSpec
+
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic, policy="200ms 300ms"))
+    stage.worker()
+    lake = tmp_path / "lake"
+
+    def run(*arguments: str, code: int = 0) -> dict[str, Any]:
+        ended = retryapp(["pipeline", *arguments, "--lake", str(lake), "--json"])
+        said = capsys.readouterr()
+        assert ended == code, said.out + said.err
+        return dict(json.loads(said.out))
+
+    analyse = ("analyse", "--broker", stage.bootstrap, "--group", stage.group, "--compare-ledger")
+    stage.produce(topic, [{"id": i, "fail": i % 4} for i in range(40)])
+    stage.wait_settled(topic)
+    first = run(*analyse)
+    assert (first["journeys"], first["touched"], first["full"]) == (30, 30, True)
+    assert first["ledger"] == {"at_rest": True, "differences": []}
+    stage.produce(topic, [{"id": 100 + i, "fail": 3} for i in range(4)])
+    stage.wait_settled(topic)
+    second = run(*analyse)
+    assert (second["journeys"], second["touched"], second["full"]) == (34, 4, False)
+    assert second["ledger"]["differences"] == []
+
+    from retryapp.pipeline.analysis.derived import Derived
+    from retryapp.pipeline.lake import open_lake
+
+    journeys = {
+        row["failure_id"]: row for row in Derived(spark, open_lake(spark, str(lake))).read("journeys").collect()
+    }
+    seen: dict[str, dict[int, Any]] = {}
+    for visit in stage.service.of(topic):
+        seen.setdefault(visit.failure_id, {})[visit.attempt] = visit
+    failed = {identity: visits for identity, visits in seen.items() if max(visits) > 1}
+    assert set(journeys) == set(failed)
+    for identity, visits in failed.items():
+        journey = journeys[identity]
+        assert [attempt["attempt"] for attempt in journey["attempts"]] == sorted(visits)
+        last = visits[max(visits)]
+        done = stage.service.finished[last.number] == 200
+        assert journey["fate"] == ("done" if done else "dead")
+        for attempt in journey["attempts"]:
+            visit = visits[attempt["attempt"]]
+            assert attempt["started_ms"] <= visit.at_ms <= attempt["ended_ms"]
+            assert attempt["tier"] == {1: None, 2: "200ms", 3: "300ms"}[attempt["attempt"]]
+            if visit.due_at_ms is not None:
+                assert attempt["lateness_ms"] == attempt["started_ms"] - visit.due_at_ms >= 0
+    assert {journey["reason"] for journey in journeys.values()} == {None, "exhausted"}
+
+    page = tmp_path / "report.html"
+    assert retryapp(["pipeline", "report", "--out", str(page), "--lake", str(lake)]) == 0
+    capsys.readouterr()
+    assert f"{len(journeys)} records failed" in page.read_text()
+    facts = run("report")
+    assert facts["totals"]["failed"] == len(journeys)
+    assert facts["totals"]["dead"] == len([j for j in journeys.values() if j["fate"] == "dead"])

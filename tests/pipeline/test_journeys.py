@@ -1,0 +1,127 @@
+"""Journeys of small hand-made histories: order, tiers, lateness, fates, the cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
+
+from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
+from retryapp.pipeline.analysis.schemas import JOURNEYS, TRACES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def found(spark: SparkSession, archive: Archive, *ends: int, **life: Any) -> dict[str, Any]:
+    """Return journeys by failure id, without its constant head."""
+    traces = traces_of(archive.frame(spark))
+    assert traces.schema.simpleString() == TRACES.simpleString()
+    journeys = journeys_of(before_cut(traces, cut(spark, *ends, **life)) if ends else traces)
+    assert journeys.schema.simpleString() == JOURNEYS.simpleString()
+    rows = journeys.collect()
+    assert len({row["failure_id"] for row in rows}) == len(rows)
+    return {row["failure_id"].removeprefix(f"{GROUP}/{MAIN}@"): row for row in rows}
+
+
+def tried(journey: Any, *names: str) -> list[tuple[Any, ...]]:
+    """Return columns of all attempts."""
+    return [tuple(attempt[name] for name in names) for attempt in journey["attempts"]]
+
+
+def test_a_recovered_record_with_all_its_attempts(spark: SparkSession) -> None:
+    """Start, end, tier and lateness of each; the wait is told by the record before it."""
+    archive = Archive()
+    archive.succeeded(5, 3, started_ms=NOON_MS + 500_000, lateness_ms=42)  # arrives in the table before its failures
+    archive.failed(5, 2, started_ms=NOON_MS + 60_010, tier="5m", due_at_ms=NOON_MS + 400_000, key="k")
+    archive.failed(5, 1, key="k")
+    (journey,) = found(spark, archive).values()
+    assert (journey["fate"], journey["reason"], journey["due_at_ms"], journey["tier"]) == ("done", None, None, None)
+    assert (journey["partition"], journey["offset"], journey["topic_id"]) == (0, 5, TOPIC_ID)
+    assert (journey["key_hash"], journey["origin_timestamp_ms"], journey["policy"]) == ("k", NOON_MS - 5, "p1")
+    assert tried(journey, "attempt", "started_ms", "ended_ms", "tier", "lateness_ms", "outcome") == [
+        (1, NOON_MS, NOON_MS + 100, None, None, "retried"),
+        (2, NOON_MS + 60_010, NOON_MS + 60_110, "1m", 10, "retried"),
+        (3, NOON_MS + 500_000, NOON_MS + 500_050, "5m", 42, "succeeded"),
+    ]
+    assert (journey["missing"], journey["copies"], journey["last_attempt"]) == (0, 0, 3)
+    assert (journey["first_failed_ms"], journey["ended_ms"]) == (NOON_MS + 100, NOON_MS + 500_050)
+    assert (journey["error_type"], journey["fingerprint"]) == ("ValueError", "f1")
+
+
+def test_fates_and_what_is_missing(spark: SparkSession) -> None:
+    """Pending with its due time, dead with its reason; attempts that nobody archived are counted, copies too."""
+    archive = Archive()
+    archive.failed(1, 1)
+    archive.failed(2, 1)
+    archive.failed(2, 4, reason="exhausted", error_type="TimeoutError")
+    archive.failed(3, 1)
+    archive.failed(3, 1)
+    archive.failed(4, 1, reason="non-retryable")
+    by_place = found(spark, archive)
+    pending, dead, twice, at_once = (by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3, 4))
+    assert (pending["fate"], pending["due_at_ms"], pending["tier"]) == ("pending", NOON_MS + MINUTE_MS, "1m")
+    assert (dead["fate"], dead["reason"], dead["missing"], dead["error_type"]) == (
+        "dead",
+        "exhausted",
+        2,
+        "TimeoutError",
+    )
+    assert tried(dead, "attempt", "tier", "lateness_ms") == [(1, None, None), (4, None, None)]
+    assert (twice["copies"], len(twice["attempts"])) == (1, 1)
+    assert (at_once["fate"], at_once["last_attempt"], at_once["missing"]) == ("dead", 1, 0)
+    assert pending["copies"] == 0
+
+
+def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
+    """Its record on the retry topic is no attempt; clocks that went back change no order."""
+    archive = Archive()
+    archive.failed(1, 1, reason="exhausted", started_ms=NOON_MS + 900_000)
+    archive.failed(1, 0, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
+    archive.failed(1, 1, replays=1, replay_id="r", started_ms=NOON_MS + 30)
+    archive.succeeded(1, 2, replays=1, started_ms=NOON_MS + 70_000)
+    archive.failed(2, 1, reason="exhausted")
+    archive.failed(2, 0, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
+    by_place = found(spark, archive)
+    done, again = by_place[f"{TOPIC_ID}/0/1"], by_place[f"{TOPIC_ID}/0/2"]
+    assert tried(done, "replays", "attempt", "lateness_ms", "outcome") == [
+        (0, 1, None, "dead"),
+        (1, 1, 20, "retried"),
+        (1, 2, 7, "succeeded"),
+    ]
+    assert (done["fate"], done["replays"], done["missing"]) == ("done", 1, 0)
+    assert (again["fate"], again["last_attempt"], len(again["attempts"])) == ("pending", 0, 1)
+
+
+def test_a_dead_letter_for_an_attempt_that_was_told_is_no_further_attempt(spark: SparkSession) -> None:
+    """A record that ends its workers dies with the number of the attempt that had failed before."""
+    archive = Archive()
+    archive.failed(1, 1)
+    archive.failed(1, 1, reason="crashed", error_type="Crashed")
+    (journey,) = found(spark, archive).values()
+    assert (journey["fate"], journey["reason"], journey["error_type"]) == ("dead", "crashed", "Crashed")
+    assert tried(journey, "attempt", "outcome", "error_type") == [(1, "retried", "ValueError")]
+
+
+def test_the_cut_leaves_out_what_lies_behind_it(spark: SparkSession) -> None:
+    """By partition; of a former life of the main topic all stays; of partitions that had no offset nothing."""
+    archive = Archive()
+    for partition in (0, 1, 2):
+        archive.failed(9, 1, partition=partition)
+        archive.failed(10, 1, partition=partition)
+    archive.failed(99, 1, topic_id="earlier1")
+    assert sorted(found(spark, archive, 10, 11)) == [
+        "earlier1/0/99",
+        f"{TOPIC_ID}/0/9",
+        f"{TOPIC_ID}/1/10",
+        f"{TOPIC_ID}/1/9",
+    ]
+
+
+def test_what_cannot_be_read_is_no_journey(spark: SparkSession) -> None:
+    """It is in the quarantine column, and counted by a check."""
+    archive = Archive()
+    archive.add("dlq", 0, unreadable="no retry headers")
+    archive.counted(0, 5, ok=5, failed=0)
+    archive.failed(1, 1)
+    assert len(found(spark, archive)) == 1

@@ -1,0 +1,137 @@
+"""The page: everything in it, nothing from outside, and no text of a record that is more than text."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from pages import DAY_MS, EVIL, NOON_MS, facts
+
+pytest.importorskip("altair", reason="the report's charts need altair: pip install 'retryapp[spark]'")
+
+from retryapp.pipeline.report import to_page
+from retryapp.pipeline.report.charts import MARKERS
+
+LARGEST = 1 << 20
+
+
+class Elements(HTMLParser):
+    """Collects what a browser would make of a page."""
+
+    def __init__(self, page: str) -> None:
+        """Read it."""
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an element."""
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        """Note text."""
+        self.text.append(data)
+
+
+def test_text_of_records_stays_text() -> None:
+    """An error message that closes a script, opens another and an image, in tables and in charts."""
+    found = Elements(to_page(facts(text=EVIL)))
+    names = {tag for tag, _ in found.tags}
+    assert not names & {"script", "img", "iframe", "object", "link", "base", "form"}
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    assert EVIL in "".join(found.text), "it is shown as it was"
+    assert {tag for tag, _ in Elements(to_page(facts())).tags} == names, "it adds no element"
+
+
+def test_the_page_asks_nobody() -> None:
+    """No address in any attribute or style, and a policy that would refuse it."""
+    page = to_page(facts(text="https://example.org/x"))
+    found = Elements(page)
+    asking = {"src", "href", "xlink:href", "data", "action", "poster", "srcset"}
+    assert [attributes for _, attributes in found.tags if asking & set(attributes)] == []
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
+    assert "url(" not in style
+    assert "@import" not in style
+    policies = [attributes["content"] for tag, attributes in found.tags if attributes.get("http-equiv")]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_charts_follow_the_readers_theme() -> None:
+    """Their colours are the page's variables, each of which the page defines for light and for dark."""
+    page = to_page(facts())
+    assert page.count("<svg") == 4
+    assert not [marker for marker in MARKERS.values() if marker in page.lower()]
+    used = set(re.findall(r"var\(--([\w-]+)\)", page))
+    light, dark = re.findall(r":root \{(.*?)\}", page, re.S)
+    for theme in (light, dark):
+        assert used <= set(re.findall(r"--([\w-]+):", theme))
+
+
+def test_size() -> None:
+    """Every table as long as it may be, every message as long as core lets it be."""
+    long = "x" * 1_024
+    full = facts(text=long)
+    cause = full["causes"][0] | {"examples": [{"failure_id": "f" * 300, "message": long}] * 3}
+    page = to_page(facts(causes=[cause] * 20, offenders=full["offenders"][:1] * 20, outages=full["outages"][:1] * 20))
+    assert len(page.encode()) < LARGEST
+
+
+def test_what_deserves_action_comes_first() -> None:
+    """Failed checks, then what will be gone tomorrow, then what goes on; warnings last."""
+    shown = facts()
+    levels = [entry["level"] for entry in shown["todo"]]
+    assert levels == sorted(levels, key=["act", "look", "know"].index)
+    titles = [entry["title"] for entry in shown["todo"]]
+    assert titles[:3] == [
+        "Check failed: no attempt was early",
+        "37 dead letters leave billing.orders.dlq within 24 hours",
+        "An outage may be going on: shop.errors.PaymentsDown",
+    ]
+    assert titles[-1] == "records can be read"
+    page = to_page(shown)
+    places = [page.index(f'<section id="{name}">') for name in ("todo", "causes", "outages", "retention", "ledger")]
+    assert places == sorted(places)
+
+
+def test_nothing_to_do() -> None:
+    """A group in which nothing ever failed has a page too, and it says so."""
+    names = (
+        "causes",
+        "outages",
+        "offenders",
+        "timeline",
+        "retention",
+        "lateness",
+        "cost",
+        "checks",
+        "funnel",
+        "ledger",
+    )
+    empty = facts(**{name: [] for name in names})
+    assert empty["todo"] == []
+    assert empty["headline"] == "0 records failed: 0 recovered, 0 wait, 0 are dead"
+    page = to_page(empty)
+    assert "Nothing: all checks hold" in page
+    assert "<svg" not in page
+
+
+def test_facts_are_json() -> None:
+    """What programs get says the same as the page."""
+    shown = facts()
+    again = json.loads(json.dumps(shown))
+    assert again == shown
+    assert again["headline"] in to_page(shown)
+
+
+def test_an_outage_of_last_week_is_no_call_to_act() -> None:
+    """Only what goes on is urgent."""
+    past = facts()["outages"][0] | {"to_ms": NOON_MS - 7 * DAY_MS}
+    assert not [entry for entry in facts(outages=[past])["todo"] if "outage" in entry["title"]]
+
+
+def test_half_a_surrogate_is_written() -> None:
+    """Text that no encoding has, as a name that was not UTF-8 may leave it."""
+    assert "\\ud800" in to_page(facts(text="\ud800"))
