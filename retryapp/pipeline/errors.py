@@ -11,7 +11,7 @@ class SparkMissingError(EnvironmentFault):
     def __init__(self, problem: str) -> None:
         """Args: problem: what Python said."""
         self.problem = problem
-        super().__init__(f"the pipeline needs PySpark ({problem}). Install it: pip install 'retryapp[spark]' (450 MB)")
+        super().__init__(f"the pipeline needs PySpark ({problem}). Install it: pip install 'retryapp[spark]' (565 MB)")
 
 
 class SparkStartError(EnvironmentFault):
