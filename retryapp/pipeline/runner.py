@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.2
 STOP_S: Final = 30.0
+STOP_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,18 @@ def drive(
 
 def _stop(query: StreamingQuery) -> None:
     """Stop between two batches where that does not take long: stopped in one, Spark prints pages of noise."""
-    waited_s = 0.0
-    while query.isActive and query.status["isTriggerActive"] and waited_s < STOP_S:
-        threading.Event().wait(POLL_S)
-        waited_s += POLL_S
+    waited_s, batch = 0.0, _last_batch(query)
+    # while much is behind one batch follows the other, and the trigger never rests
+    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == batch and waited_s < STOP_S:
+        threading.Event().wait(STOP_POLL_S)
+        waited_s += STOP_POLL_S
     query.stop()
+
+
+def _last_batch(query: StreamingQuery) -> int:
+    """Return the number of the last batch that is over; -1 before the first."""
+    last = query.lastProgress
+    return -1 if last is None else int(json.loads(last.json)["batchId"])
 
 
 def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgress | None) -> int:

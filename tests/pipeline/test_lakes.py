@@ -84,7 +84,7 @@ def test_a_job_that_is_told_to_stop_ends_between_batches_and_goes_on_later(
     group.flush()
     lake, stopped = open_lake(spark, str(tmp_path)), threading.Event()
     ticks = iter(range(1_000, 9_000))
-    options = ArchiveOptions(group=group.topology.group, rows_per_batch=4)
+    options = ArchiveOptions(group=group.topology.group, rows_per_batch=2)
     job = Archive(spark, group.connection, lake, options, now_ms=lambda: next(ticks))
     first = job.run_once(on_progress=lambda _: stopped.set(), stopped=stopped)
     assert first.interrupted
