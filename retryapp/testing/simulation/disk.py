@@ -27,8 +27,6 @@ class Journal:
 
     batches: list[tuple[Any, ...]] = field(default_factory=list)
     synced: int = 0
-    written: int | None = None
-    """Offset of the last changelog record that was written together with the store."""
 
 
 class Disk:
@@ -76,17 +74,19 @@ class SimPendingStore(MemoryPendingTable):
         super().__init__()
         self._disk, self._name = disk, name
         self._journal = disk.journal(name)
-        for puts, removes, changelog_offset in self._journal.batches:
+        self._last_written: int | None = None
+        for puts, removes, changelog_offset, written in self._journal.batches:
             super().write(puts, removes, changelog_offset)
-        self._last_written = self._journal.written
+            self._last_written = written
 
     def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
         """See `ports.PendingTable.write`."""
-        self._keep(puts, removes, changelog_offset)
-        self._journal.written = changelog_offset
+        self._keep(puts, removes, changelog_offset, written=changelog_offset)
 
-    def _keep(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        self._disk.write(self._journal, (puts, removes, changelog_offset))
+    def _keep(
+        self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None, *, written: int | None
+    ) -> None:
+        self._disk.write(self._journal, (puts, removes, changelog_offset, written))
         super().write(puts, removes, changelog_offset)
 
     @property
@@ -107,11 +107,12 @@ class SimPendingStore(MemoryPendingTable):
             else:
                 removes.pop(key, None)
                 puts[key] = Row(key, value, "?")
-        self._keep([*puts.values()], [*removes.values()], next_offset - 1)
+        self._keep([*puts.values()], [*removes.values()], next_offset - 1, written=self._last_written)
 
     def recovered(self) -> None:
         """See `ports.PendingStore.recovered`."""
-        self._journal.written = self._last_written = None
+        self._last_written = None
+        self._keep((), (), None, written=None)
 
     def touch(self, now_ms: int) -> None:
         """See `ports.PendingStore.touch`."""
