@@ -2,12 +2,13 @@
 
 Records of our topics never become Faust messages: they leave the fetcher as batches into an `Intake`, from where the
 engine takes them as it has room. Faust neither seeks, resumes, nor commits these partitions; lanes do
-(`runtime.publisher`). The user's own topics go the stock way, with two of Faust's faults mended:
+(`runtime.publisher`). The user's own topics go the stock way, with three of Faust's faults mended:
 
 * only a fully acknowledged prefix of *delivered* offsets is committed (stock Faust can commit past an unacknowledged
   one);
 * partitions stay paused until a rebalance is over (stock Faust resumes them before it seeks, and loses what comes
-  between).
+  between);
+* what a fetch took behind a seek that it was under way in is fetched again (stock Faust throws it away).
 
 Positions, pauses and the coordinator belong to the consumer's thread; buffers and lanes to the main loop. `in_thread`
 goes from one to the other past the thread's own queue, which an idle poll may block.
@@ -63,13 +64,27 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         return consumer
 
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
+        seeks = self.consumer.seeks
         records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
+        if self.consumer.seeks != seeks:
+            self._give_back(records)
         records.stamp = dict(self.consumer.intake.epoch)
         records.positions = {}
         if time.monotonic() - self._looked_s >= _POSITIONS_S:
             self._looked_s = time.monotonic()
             records.positions = self._positions()
         return records
+
+    def _give_back(self, records: Stamped) -> None:
+        """Undo a fetch of the user's partitions that was under way while Faust sought them.
+
+        It waits through a whole rebalance in the client library, and takes what comes behind the seek. The main loop,
+        where the flow has not begun yet, would throw that away, and nothing would seek back again.
+        """
+        for tp in [tp for tp in records if not self.consumer.ours(tp)]:
+            found = records.pop(tp)
+            if found:
+                self._ensure_consumer().seek(aiokafka.TopicPartition(*tp), found[0].offset)
 
     def _positions(self) -> dict[TopicPartition, int]:
         """Return the positions of our partitions that are not held: those of a held one belong to no session."""
@@ -119,6 +134,8 @@ class RetryConsumer(Consumer):
         self._spill: dict[TP, deque[Any]] = {}
         self._assigned_generation: int | None = None
         self._next_fetch_s = float("-inf")
+        self.seeks = 0
+        """How often Faust has sought: a fetch from before is not what it wants."""
         self.settled = False
         """Whether the group is at rest: the rebalance of the last assignment is over."""
 
@@ -235,6 +252,7 @@ class RetryConsumer(Consumer):
 
     async def perform_seek(self) -> None:
         """Seek the user's own partitions to their committed offsets; never ours."""
+        self.seeks += 1
         self._delivered.clear()
         self._spill.clear()
         others = [aiokafka.TopicPartition(*tp) for tp in self.assignment() if not self.ours(tp)]
@@ -246,6 +264,11 @@ class RetryConsumer(Consumer):
             self._read_offset[TP(*tp)] = offset if known else None
             if known and offset:
                 self._committed_offset[TP(*tp)] = offset
+
+    async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
+        """Seek changelogs, as a recovery does."""
+        self.seeks += 1
+        await super().seek_wait(partitions)
 
     # -- the user's own topics ----------------------------------------------------------------------------------
 

@@ -145,6 +145,11 @@ class ScriptedThread:
         """Return what the group gave to this client."""
         return {TP(*tp) for tp in self.client.assigned}
 
+    async def seek_wait(self, positions: dict[TP, int]) -> None:
+        """Set positions."""
+        for tp, offset in positions.items():
+            self.client.seek(aiokafka.TopicPartition(*tp), offset)
+
     def highwater(self, _tp: TP) -> int:
         """Return the end of a partition; nobody here cares."""
         return 0

@@ -11,11 +11,14 @@ from typing import Any
 import aiokafka
 import pytest
 from aiokafka.consumer.fetcher import OffsetResetStrategy
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from faust.types import TP
 
 from retryapp.ports import TopicPartition
 from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
 
 OURS = TopicPartition("orders", 0)
+MAIN, USERS, CHANGELOG = TP("orders", 0), TP("clicks", 0), TP("app-tallies-changelog", 0)
 
 
 @pytest.fixture
@@ -117,3 +120,35 @@ async def test_the_transport_passes_what_cannot_be_decoded(
     runtime_transport: Any = consumer.app.transport
     type(runtime_transport)(runtime_transport.url, consumer.app, intake=consumer.intake)
     assert installed
+
+
+@pytest.mark.parametrize("seek", ["committed", "changelog", None])
+async def test_a_fetch_that_faust_sought_under_is_given_back(
+    seek: str | None,
+    consumer: RetryConsumer,
+    client: Any,
+    stopped_thread: RetryConsumerThread,
+    records: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited through a rebalance and took what comes behind the seek; the main loop would throw that away."""
+    client.assigned = {aiokafka.TopicPartition(*tp) for tp in (MAIN, USERS, CHANGELOG)}
+
+    async def fetch(_self: Any, *_: Any, **__: Any) -> Any:
+        if seek == "committed":
+            await consumer.perform_seek()
+        elif seek == "changelog":
+            await consumer.seek_wait({CHANGELOG: 3})
+        return {MAIN: records(MAIN, 2, start=4), USERS: records(USERS, 3, start=7)}
+
+    monkeypatch.setattr(AIOKafkaConsumerThread, "_fetch_records", fetch)
+    monkeypatch.setattr(stopped_thread, "_positions", dict)
+    stopped_thread._consumer = client
+    found = await stopped_thread._fetch_records(client, {MAIN, USERS})
+    if seek is None:
+        assert set(found) == {MAIN, USERS}
+        assert client.positions == {}
+    else:
+        client.positions.pop(aiokafka.TopicPartition(*CHANGELOG), None)
+        assert set(found) == {MAIN}, "lanes seek ours, and stamps tell what is stale"
+        assert client.positions == {aiokafka.TopicPartition(*USERS): 7}
