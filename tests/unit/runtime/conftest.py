@@ -26,7 +26,8 @@ from retryapp.engine.intake import Stamped
 from retryapp.runtime import plain, publisher
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
+from retryapp.runtime.consumer import RetryConsumer
+from retryapp.runtime.consumer_thread import RetryConsumerThread
 from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.worker import runtime_of

@@ -15,7 +15,8 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime.consumer import RetryConsumer, RetryConsumerThread
+from retryapp.runtime.consumer import RetryConsumer
+from retryapp.runtime.consumer_thread import RetryConsumerThread
 
 OURS = TopicPartition("orders", 0)
 MAIN, USERS, CHANGELOG = TP("orders", 0), TP("clicks", 0), TP("app-tallies-changelog", 0)
