@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiokafka
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
@@ -14,9 +14,6 @@ from faust.types import TP
 from retryapp.engine.intake import Stamped
 from retryapp.ports import TopicPartition
 
-if TYPE_CHECKING:
-    from retryapp.runtime.consumer import RetryConsumer
-
 _POSITIONS_S = 1.0
 """How often a fetch carries positions; the sooner, the more its looks at all partitions cost."""
 
@@ -24,7 +21,7 @@ _POSITIONS_S = 1.0
 class RetryConsumerThread(AIOKafkaConsumerThread):
     """The consumer's thread: reads committed records only and stamps what it fetched."""
 
-    consumer: RetryConsumer
+    consumer: Any  # the `RetryConsumer`, whose module imports this one
     _looked_s = float("-inf")
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
