@@ -24,7 +24,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def plan_choices(command: F) -> F:
-    """Add the options that change what is planned: ``create_main`` and ``allow_low_replication``."""
+    """Add the options that change what is planned: ``create_main``, ``allow_low_replication`` and ``adopt``."""
+    command = click.option(
+        "--adopt",
+        is_flag=True,
+        help="Take changelogs that have records and do not say whose they are; look at what they hold first.",
+    )(command)
     command = click.option(
         "--allow-low-replication",
         is_flag=True,
@@ -38,12 +43,18 @@ def plan_choices(command: F) -> F:
     )(command)
 
 
-def chosen_options(application: Application, *, create_main: int | None, allow_low_replication: bool) -> PlanOptions:
+def chosen_options(
+    application: Application, *, create_main: int | None, allow_low_replication: bool, adopt: bool
+) -> PlanOptions:
     """Return the application's options with those of the command line on top."""
     options = application.plan_options
     if create_main is not None:
         options = replace(options, create_main_partitions=create_main)
-    return replace(options, allow_low_replication=True) if allow_low_replication else options
+    return replace(
+        options,
+        allow_low_replication=allow_low_replication or options.allow_low_replication,
+        adopt=adopt or options.adopt,
+    )
 
 
 @click.command(name="plan")
@@ -68,6 +79,7 @@ def command(
     app_spec: str,
     create_main: int | None,
     allow_low_replication: bool,
+    adopt: bool,
     why: bool,
     acls: bool,
     principal: str | None,
@@ -93,7 +105,9 @@ def command(
       retryapp plan -A billing --acls --publishes receipts --publishes audit
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     application = load_handlers(app_spec)
-    options = chosen_options(application, create_main=create_main, allow_low_replication=allow_low_replication)
+    options = chosen_options(
+        application, create_main=create_main, allow_low_replication=allow_low_replication, adopt=adopt
+    )
     if acls:
         return _show_acls(application, options, principal, publishes, as_json=as_json)
     if principal is not None or publishes:

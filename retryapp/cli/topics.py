@@ -20,7 +20,9 @@ def command() -> None:
 @app_option(required=True)
 @plan_choices
 @json_option
-def create(*, app_spec: str, create_main: int | None, allow_low_replication: bool, as_json: bool) -> ExitCode:
+def create(
+    *, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, as_json: bool
+) -> ExitCode:
     """Make the topics that are missing and mark whose they are. Safe to repeat, and beside workers that start.
 
     A topic that is there is never changed: one that does not serve is an error (exit code 3), and nothing is made.
@@ -30,9 +32,12 @@ def create(*, app_spec: str, create_main: int | None, allow_low_replication: boo
     Examples:
       retryapp topics create -A billing
       retryapp topics create -A billing --create-main 6
+      retryapp topics create -A billing --adopt
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     application = load_handlers(app_spec)
-    options = chosen_options(application, create_main=create_main, allow_low_replication=allow_low_replication)
+    options = chosen_options(
+        application, create_main=create_main, allow_low_replication=allow_low_replication, adopt=adopt
+    )
     admin = reach(application.connection)
     before = plan_topics(admin, application.topologies, options)
     after = ensure_topics(admin, application.topologies, options)

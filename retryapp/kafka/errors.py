@@ -61,20 +61,23 @@ class ReplicationTooLowError(EnvironmentFault):
 class OwnerMismatchError(TopicMismatchError):
     """A handler's topics belong to another handler. Operator action: rename the group or main topic of one of them."""
 
+    why = "handlers whose group and main topic join to the same text make the same topic names; rename one of them"
+    remedy = "Rename the group or the main topic of one of the two handlers"
+
     def __init__(self, topic: str, owner: str, expected: str) -> None:
         """Args: topic: the changelog. owner: ``group+main`` of the owner, or that it is unknown. expected: ours."""
         self.owner = owner
-        super().__init__(
-            topic,
-            "owner",
-            owner,
-            expected,
-            "handlers whose group and main topic join to the same text make the same topic names; rename one of them",
-        )
+        super().__init__(topic, "owner", owner, expected, self.why)
 
 
 class OwnerUnknownError(OwnerMismatchError):
     """A changelog has records and no owner mark. Operator action: find out whose it is; delete it, or adopt it."""
+
+    why = (
+        "its first record says whose it is, and that is gone (deleted by hand, or the topic is not ours). Look at what "
+        "it holds; if it is this handler's, 'retryapp topics create --adopt' marks it again"
+    )
+    remedy = "Look at what it holds: if it is this handler's, run 'retryapp topics create --adopt'; else rename"
 
 
 class UnreadableHeaderError(RecordError):

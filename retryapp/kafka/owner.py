@@ -28,6 +28,8 @@ from retryapp.kafka.reader import read_topic
 KEY_PREFIX: Final = b"retryapp-owner-mark:"
 VERSION: Final = 1
 WRITE_TIMEOUT_S: Final = 15.0
+UNMARKED: Final = "unknown (records, and no owner mark)"
+"""Whose a changelog is that has records and does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def owner_refusal(
             return None
     except OwnerMismatchError as error:
         return error
-    return OwnerUnknownError(changelog, "unknown (records, and no owner mark)", mark.text)
+    return OwnerUnknownError(changelog, UNMARKED, mark.text)
 
 
 def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False) -> None:

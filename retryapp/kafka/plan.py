@@ -28,8 +28,8 @@ from retryapp.core.topology import (
 )
 from retryapp.kafka.admin import BROKER_DEFAULT, ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare
-from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
-from retryapp.kafka.owner import OwnerMark, claim_owner_mark, owner_refusal
+from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
+from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
 
 MAIN_ROLE: Final = "main"
 OWNER: Final = "owner"
@@ -140,7 +140,8 @@ class Plan:
                 raise TopicMissingError(step.topic, self.bootstrap, missing_remedy(step.topic))
             for found in step.problems:
                 if found.setting == OWNER:
-                    raise OwnerMismatchError(step.topic, found.have, found.want)
+                    refusal = OwnerUnknownError if found.have == UNMARKED else OwnerMismatchError
+                    raise refusal(step.topic, found.have, found.want)
                 raise TopicMismatchError(
                     step.topic, found.setting, found.have, found.want, f"{found.why}. {found.remedy}"
                 )
@@ -279,9 +280,7 @@ def _with_owner(step: PlanStep, admin: KafkaAdmin, topology: HandlerTopology, op
     refusal = owner_refusal(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
     if refusal is None or step.action is Action.BLOCKED:
         return step
-    found = Problem(
-        OWNER, refusal.owner, mark.text, refusal.why, "Rename the group or the main topic of one of the two handlers"
-    )
+    found = Problem(OWNER, refusal.owner, mark.text, refusal.why, refusal.remedy)
     return replace(step, action=Action.MISMATCH, problems=(found, *step.problems))
 
 

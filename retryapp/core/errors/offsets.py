@@ -65,7 +65,7 @@ class OffsetsMissingError(EnvironmentFault):
 class StoreAheadError(EnvironmentFault):
     """A local store knows more of a changelog than the changelog has: the topic was cut.
 
-    Operator action: find out why; remove the local store to accept it.
+    Operator action: find out why; stop the worker and remove the local store to accept it.
     """
 
     def __init__(self, lane: str, store: int, end: int) -> None:
@@ -75,5 +75,6 @@ class StoreAheadError(EnvironmentFault):
         self.end = end
         super().__init__(
             f"lane {lane}: the local store has read its changelog up to offset {store}, but it ends at {end}. It "
-            f"was truncated; remove the local store to accept the changelog as it is"
+            f"was truncated, or made anew; to accept the changelog as it is, stop the worker, remove the local store "
+            f"and start it again"
         )

@@ -8,7 +8,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from harness import wait_for
 
+from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 
 
@@ -32,6 +36,26 @@ def module(bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield name
     sys.modules.pop(name, None)
+
+
+def clean_up(client: AdminClient, topic: str, policy: str) -> None:
+    """Set a topic's clean-up policy."""
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result(20)
+
+
+def deleted(client: AdminClient, upto: TopicPartition) -> bool:
+    """Delete the records before an offset; False while the topic's policy does not allow it."""
+    try:
+        for future in client.delete_records([upto]).values():
+            future.result(20)
+    except KafkaException as exc:
+        if exc.args[0].code() != KafkaError.POLICY_VIOLATION:
+            raise
+        return False
+    return True
 
 
 def test_from_nothing_to_topics_that_are_fine(retryapp, module):
@@ -92,6 +116,35 @@ def test_a_mismatch_is_a_finding_with_its_remedy(retryapp, bootstrap, module):
     assert f"{retry} has message.timestamp.type=CreateTime, needed is LogAppendTime" in done.out
     assert retryapp("topics", "create", "-A", module).code == 3
     assert set(admin.describe_topics([retry, f"{module}.orders-{module}.dlq"])) == {retry}
+
+
+def test_a_changelog_that_lost_its_owner_mark_can_be_adopted(retryapp, bootstrap, module):
+    """Its first record was deleted by hand; what is left may be anybody's, until somebody has looked."""
+    retryapp("topics", "create", "-A", module, "--create-main", 1)
+    changelog = f"{module}.orders-{module}.pending.changelog"
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(changelog, key=row_key(1, 1, 1), value=encode_row(PendingRow(None, b"", (), 1)), partition=0)
+    assert producer.flush(20) == 0
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    clean_up(client, changelog, "delete")  # records of a compacted topic are not deleted by offset
+    wait_for(lambda: deleted(client, TopicPartition(changelog, 0, 1)), "the new policy holds and the mark is gone")
+    clean_up(client, changelog, "compact")
+    admin = KafkaAdmin(KafkaConnection(bootstrap))
+    wait_for(
+        lambda: admin.describe_topics([changelog])[changelog].config["cleanup.policy"] == "compact", "it is as it was"
+    )
+
+    found = retryapp("plan", "-A", module)
+    assert found.code == 1
+    assert "retryapp topics create --adopt" in found.out
+    refused = retryapp("topics", "create", "-A", module, "--json")
+    assert refused.code == 3
+    assert refused.json["error"]["type"] == "OwnerUnknownError"
+    assert "retryapp topics create --adopt" in refused.json["error"]["message"]
+
+    assert retryapp("topics", "create", "-A", module, "--adopt").code == 0
+    assert retryapp("topics", "create", "-A", module).code == 0
+    assert retryapp("plan", "-A", module).code == 0
 
 
 @pytest.mark.parametrize(
