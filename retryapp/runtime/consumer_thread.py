@@ -8,12 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiokafka
+from aiokafka.errors import TopicAuthorizationFailedError
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
+from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Stamped
 from retryapp.ports import TopicPartition
 
+logger = get_logger(__name__)
+_DENIED_REST_S = 0.2
+"""Between two looks at a topic that may not be read: the broker answers at once, again and again."""
+_DENIED_AGAIN_S = 30.0
+"""How often that is said."""
 _POSITIONS_S = 1.0
 """How often a fetch carries positions; the sooner, the more its looks at all partitions cost."""
 
@@ -23,6 +30,7 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
 
     consumer: Any  # the `RetryConsumer`, whose module imports this one
     _looked_s = float("-inf")
+    _denied_told_s = float("-inf")
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
@@ -35,7 +43,12 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
 
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
         seeks = self.consumer.seeks
-        records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
+        try:
+            records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
+        except TopicAuthorizationFailedError as exc:
+            self._tell_denied(exc)
+            await asyncio.sleep(_DENIED_REST_S)
+            records = Stamped()
         if self.consumer.seeks != seeks:
             self._give_back(records)
         records.stamp = dict(self.consumer.intake.epoch)
@@ -44,6 +57,17 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
             self._looked_s = time.monotonic()
             records.positions = self._positions()
         return records
+
+    def _tell_denied(self, error: TopicAuthorizationFailedError) -> None:
+        """Say that a topic may not be read. Its partitions stand still, the others go on, and the client asks again."""
+        if time.monotonic() - self._denied_told_s < _DENIED_AGAIN_S:
+            return
+        self._denied_told_s = time.monotonic()
+        logger.error(
+            "The broker does not let this group read %s: those partitions stand still. Grant READ on the topic "
+            "(retryapp plan --acls lists all rights); reading goes on by itself.",
+            error.args[0] if error.args else "a topic",
+        )
 
     def _give_back(self, records: Stamped) -> None:
         """Undo a fetch of the user's partitions that was under way while Faust sought them.

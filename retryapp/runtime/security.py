@@ -28,6 +28,11 @@ _OPTIONS: Final = "Retries(admin_options=…)"
 _NO_VALUE: Final = "nothing"
 
 
+def addresses(app: faust.App) -> str:
+    """Return the brokers' addresses, ``host:port,host:port``."""
+    return ",".join(server_list(app.conf.broker_consumer, _DEFAULT_PORT))
+
+
 def client_options(app: faust.App) -> dict[str, Any]:
     """Return address and security as keyword arguments of aiokafka's clients."""
     conf = app.conf
@@ -48,10 +53,9 @@ def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -
         InvalidSettingError: the app uses security settings that cannot be derived and `options` does not say them, or
             that Faust does not use.
     """
-    bootstrap = ",".join(server_list(app.conf.broker_consumer, _DEFAULT_PORT))
     given = options or {}
     known = {"client.id": app.conf.broker_client_id}  # quotas and the broker's log go by it
-    return KafkaConnection(bootstrap, {**known, **_derived(app, given), **given})
+    return KafkaConnection(addresses(app), {**known, **_derived(app, given), **given})
 
 
 def prove_login(app: faust.App, *, timeout_s: float) -> None:

@@ -10,16 +10,19 @@ import traceback
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import faust
+from aiokafka.errors import GroupAuthorizationFailedError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import setup_logging
 
 from retryapp.core.errors import RetryAppError
+from retryapp.kafka import AccessDeniedError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.place import WorkerPlace, claim_place, free_port
+from retryapp.runtime.security import addresses
 from retryapp.settings import load_settings
 
 FAUST_PORT = 6066
@@ -64,6 +67,17 @@ class RetryWorker(Worker):
             except KeyboardInterrupt:
                 raise SystemExit(130) from None
         super().execute_from_commandline()
+
+    def stop_and_shutdown(self) -> None:
+        """Stop; where the group may not be joined any more, name it: the client library gives up for good."""
+        try:
+            super().stop_and_shutdown()
+        except GroupAuthorizationFailedError as exc:
+            _leave(
+                AccessDeniedError(
+                    f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app)), str(exc)
+                )
+            )
 
     async def on_startup_finished(self) -> None:
         """Spare the garbage collector rounds that find nothing.

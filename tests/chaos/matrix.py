@@ -15,7 +15,7 @@ KNOWN_STOP = (
     "next transaction, or its abort, then decides over those records: hand-offs show up that were rolled back, or "
     "removals are rolled back that were acknowledged. No client can see that; with several brokers it was not tried. "
     "In another run of this fault alone 16 records waited on for this reason. Since then a lane that opens looks for "
-    "what its store wrote last, and rebuilds the store where that is gone; this fault has not been run in full since. "
+    "what its store wrote last, and rebuilds the store where that is gone. "
     "Stop the workers before the only broker."
 )
 
