@@ -124,7 +124,7 @@ class Placer:
         def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
             if transport.pending is None:
                 raise RuntimeError(f"lane {transport.place.name} opened without its table")
-            engine.begin(session, starts, transport.pending, transport.suspicions, transport.seen)
+            engine.begin(session, starts, transport.pending, transport.suspicions, transport.seen, transport.outcomes)
             for tp in engine.sources:
                 self.forget(tp)
             self._note_policy(handler, transport.place.partition, engine, session)

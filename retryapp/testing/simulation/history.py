@@ -26,9 +26,10 @@ from retryapp.engine.handler import Delivery, Handler
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.disk import Disk, SimPendingStore
+from retryapp.testing.simulation.lanes import SimLane
 from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from retryapp.testing.simulation.network import Network
-from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation, step
+from retryapp.testing.simulation.oracle import Call, Opening, Oracle, Topics, Violation, step
 from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
 from retryapp.testing.simulation.worker import SimWorker
 
@@ -153,7 +154,8 @@ class History:
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
-        self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms))
+        opening = self._opening(worker, origin[0])
+        self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
         now = step(script, attempt)
         if now == "X":
             self.reached["a handler ended its worker"] += 1
@@ -173,6 +175,15 @@ class History:
             raise Reject("the script says so")
         if now == "L":
             raise RetryLater(after=f"{LATER_MS}ms")
+
+    def _opening(self, worker: SimWorker, number: int) -> Opening | None:
+        """Return what the lane of a partition knew when it opened."""
+        placed = worker.ownership.placed.get((self.topology.main, number))
+        if placed is None or not isinstance(lane := placed.transport, SimLane):
+            return None
+        known = lane.outcomes
+        told = known is None or (known.complete and not known.set_by_hand)
+        return Opening(worker.process.name, lane.fenced_ms, told)
 
     # -- machines -----------------------------------------------------------------------------------------------
 
