@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from retryapp.core.errors import LaneClosedError, RetryAppError
+from retryapp.engine.limits import LaneLimits as LaneLimits
 from retryapp.engine.turn import Turn
 from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, LaneTransport, Observation, Observer, TopicPartition
 
@@ -42,42 +42,6 @@ class LaneState(StrEnum):
     OPEN = "open"
     IDLE = "idle"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneLimits:
-    """Bounds of a lane."""
-
-    turns: int = 5_000
-    """Turns in one transaction."""
-    changes: int = 2_000
-    """Records in one transaction: writing them to the local stores holds the event loop."""
-    size: int = 4 * 1024 * 1024
-    """Bytes in one transaction, about."""
-    backlog: int = 10_000
-    """Turns that may wait; beyond it sources are told that there is no room."""
-    backlog_size: int = 16 * 1024 * 1024
-    """Bytes of turns that may wait, the same."""
-    tick_s: float = 0.25
-    """Longest wait of an offset that comes with nothing else."""
-    rest: float = 1.0
-    """Rest after a transaction, as a multiple of its own length. Measured with 8 lanes on one processor at 1,000
-    retries a second when that was all it could do: lateness p99 408 ms without, 189 ms with 1, 178 ms with 2."""
-    longest_rest_s: float = 0.02
-    """Longest such rest. Measured with a fifth of the processor to spare: p99 112 ms with 0.05, 79 ms with 0.02."""
-    renew_s: float = 86_400.0
-    """A lane that had nothing to commit for so long, or up to twice that, commits an offset that it has committed: the
-    broker forgets transactional ids that nobody uses (`transactional.id.expiration.ms`, a week by default)."""
-    open_s: float = 30.0
-    """Deadline of one opening."""
-    commit_s: float = 30.0
-    """Deadline of one transaction; must be above the producer's request time-out to let it report its own error."""
-    first_backoff_s: float = 0.1
-    """Wait after a failure, doubled by each further one."""
-    last_backoff_s: float = 5.0
-    """Longest such wait. A session that committed something and lasted longer than this ends the doubling."""
-    steady_s: float = 60.0
-    """So does any session that lasted this long."""
 
 
 class Lane:
@@ -122,6 +86,7 @@ class Lane:
         self._ready = asyncio.Event()
         self._ready.set()
         self._renewal: asyncio.TimerHandle | None = None
+        self._confirmation: asyncio.TimerHandle | None = None
         self._idle = True
         self._positions: dict[TopicPartition, int] = {}
         self._opened_s: float | None = None
@@ -267,10 +232,10 @@ class Lane:
         turns, self._queue = self._queue, deque()
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
-        for timer in (self._timer, self._rest, self._renewal):
+        for timer in (self._timer, self._rest, self._renewal, self._confirmation):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._rest = self._renewal = None
+        self._timer = self._rest = self._renewal = self._confirmation = None
         self._ready.set()
         if was_open:
             self.state = LaneState.OPENING
@@ -291,7 +256,16 @@ class Lane:
         """Use the lane's name with the broker, if nothing did since the last time."""
         self._renewal = asyncio.get_running_loop().call_later(self._limits.renew_s, self._renew)
         idle, self._idle = self._idle, True
-        if idle and self._positions and not self._queue and self._ready.is_set():  # else a turn is on its way
+        if idle:
+            self._repeat_offset()
+
+    def _confirm(self) -> None:
+        """Use the producer once more, so that it is told if its last transaction was taken back."""
+        self._confirmation = None
+        self._repeat_offset()
+
+    def _repeat_offset(self) -> None:
+        if self._positions and not self._queue and self._ready.is_set():  # else a turn is on its way
             source, offset = next(iter(self._positions.items()))
             self.submit(self.session, Turn(source=source, next_offset=offset))
 
@@ -338,15 +312,18 @@ class Lane:
         self._committed = True
         self._idle = False
         self._positions |= batch.offsets
+        if self._limits.confirm_s > 0 and (batch.publishes or batch.puts or batch.removes):
+            self._confirmation = asyncio.get_running_loop().call_later(self._limits.confirm_s, self._confirm)
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more
 
     def _begin(self) -> None:
         """End a rest that was cut short, and be busy."""
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
+        for timer in (self._rest, self._confirmation):
+            if timer is not None:
+                timer.cancel()
+        self._rest = self._confirmation = None
         self._ready.clear()
 
     def _begin_rest(self, took_s: float) -> None:

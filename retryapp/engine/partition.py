@@ -8,7 +8,7 @@ their outcomes ignored, and everything is read again by whoever opens next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from retryapp.core.errors import LaneClosedError
 from retryapp.core.lives import Suspected
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
+from retryapp.engine.copies import Copies, Outcomes
 from retryapp.engine.duplicates import TURN_ROWS, Duplicates
 from retryapp.engine.firing import Firing
 from retryapp.engine.lane import Lane
@@ -67,6 +68,7 @@ class PartitionEngine:
         """What goes on as long as the session: firing, and what runs alone."""
         self._suspects: dict[TopicPartition, Suspects] = {}
         self._duplicates: Duplicates | None = None
+        self._copies: Copies | None = None
         self._tally = ProgressTally(0, 0)
         self._last_main = 0
         self._unreleased: dict[TopicPartition, None] = {}
@@ -116,6 +118,7 @@ class PartitionEngine:
         pending: PendingTable,
         suspicions: Mapping[TopicPartition, Suspected] | None = None,
         seen: SeenTable | None = None,
+        outcomes: Outcomes | None = None,
     ) -> None:
         """Begin a session; the lane has just opened.
 
@@ -125,6 +128,7 @@ class PartitionEngine:
             pending: what waits.
             suspicions: what may have ended a worker, by source.
             seen: events of the past, where the handler deduplicates.
+            outcomes: how far records have come, where there may be copies.
 
         Raises:
             RuntimeError: it does, and they are missing.
@@ -134,6 +138,7 @@ class PartitionEngine:
         self._unreleased.clear()
         self.firing = Firing(self.station, self.lane, self.partition, session, pending)
         self._duplicates = self._begin_duplicates(seen)
+        self._copies = None if outcomes is None else Copies(self.station, self.partition, outcomes, pending)
         self._tally = ProgressTally(starts[self._main], self.station.clock.wall_ms())
         self._suspects = {
             tp: Suspects(self.station, self.lane, session, found=found, submit=self._pool(tp).submit)
@@ -229,23 +234,28 @@ class PartitionEngine:
         station, suspects = self.station, self._suspects.get(tp)
         submit = self._pool(tp).submit if suspects is None else suspects.add
         now_ms = station.clock.wall_ms()
-        duplicates = self._duplicates if tp == self._main else None
-        if duplicates is not None:
-            submit = partial(self._submit_first, duplicates, submit, now_ms)
+        looked_at = self._copies is not None or (self._duplicates is not None and tp == self._main)
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
-            submit(Run(self, station, record, source=tp, session=session))
-        if duplicates is not None:
+            passed = self._passed(tp, record, now_ms) if looked_at else None
+            if passed is None:
+                submit(Run(self, station, record, source=tp, session=session))
+            else:
+                window.finish(record.offset, passed)
+                if suspects is not None:
+                    suspects.passed(record.offset)
+        if looked_at:
             self._release(tp, session, window)  # nothing else may come to end
 
-    def _submit_first(self, duplicates: Duplicates, submit: Callable[[Run], None], now_ms: int, run: Run) -> None:
-        """Submit a run unless its record is a duplicate, which is settled at once."""
-        passed = duplicates.skip(run.record, now_ms)
-        if passed is None:
-            submit(run)
-        else:
-            self._windows[run.source].finish(run.record.offset, passed)
+    def _passed(self, tp: TopicPartition, record: Record, now_ms: int) -> Turn | None:
+        """Return the turn of a record that is not delivered: a duplicate, or a copy. It is settled at once."""
+        duplicates, copies = self._duplicates, self._copies
+        if tp == self._main and duplicates is not None and (skipped := duplicates.skip(record, now_ms)) is not None:
+            return skipped
+        if copies is None:
+            return None
+        return copies.first(record) if tp == self._main else copies.again(record)
 
     def _pool(self, tp: TopicPartition) -> DeliveryPool:
         return self._first if tp == self._main else self._again
@@ -255,7 +265,10 @@ class PartitionEngine:
         now_ms = station.clock.wall_ms()
         for record in records:
             window.add(record.offset)
-            turn = park(station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes)
+            turn = None if self._copies is None else self._copies.parking(record)
+            turn = turn or park(
+                station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes
+            )
             if turn.puts:
                 turn.on_settled = partial(self._parked, parse_row_key(turn.puts[0].key).due_at_ms)
             window.finish(record.offset, turn)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from retryapp.core.errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.handler import Handler
-from retryapp.engine.lane import Lane, LaneLimits, LaneState
+from retryapp.engine.lane import Lane, LaneState
+from retryapp.engine.limits import CONFIRM_S, LaneLimits
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.run import Station
@@ -124,7 +125,7 @@ class Placer:
         def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
             if transport.pending is None:
                 raise RuntimeError(f"lane {transport.place.name} opened without its table")
-            engine.begin(session, starts, transport.pending, transport.suspicions, transport.seen)
+            engine.begin(session, starts, transport.pending, transport.suspicions, transport.seen, transport.outcomes)
             for tp in engine.sources:
                 self.forget(tp)
             self._note_policy(handler, transport.place.partition, engine, session)
@@ -144,7 +145,7 @@ class Placer:
             on_open=begin,
             on_close=engine.end,
             on_room=room,
-            limits=LaneLimits(tick_s=self.tick_s),
+            limits=LaneLimits(tick_s=self.tick_s, confirm_s=CONFIRM_S if transport.transactional else 0.0),
         )
 
     def _note_policy(self, handler: Handler, partition: int, engine: PartitionEngine, session: int) -> None:

@@ -34,10 +34,12 @@ from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
 from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.engine.copies import Outcomes, read_outcomes
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.engine.recovery import catch_up
 from retryapp.engine.seen import apply_seen, recover_seen
+from retryapp.engine.site import LaneSite
 from retryapp.ports import (
     Acks,
     Clock,
@@ -63,27 +65,6 @@ CLOSE_S = 3.0
 
 
 @dataclass(slots=True, kw_only=True)
-class LaneSite:
-    """Where a lane belongs and what it writes to."""
-
-    name: str
-    group: str
-    partition: int
-    sources: Sequence[TopicPartition]
-    main: TopicPartition
-    changelog: TopicPartition
-    dlq: TopicPartition
-    delivering: Sequence[TopicPartition] = ()
-    """The sources whose records run in handlers."""
-    seen: TopicPartition | None = None
-    """Changelog of the table of seen events; None where there is none."""
-    topic_id: str = ""
-    """Id of the main topic: one that was made again has other offsets."""
-    start_at_end: bool = False
-    """Where a main topic without committed offsets begins: the app's `consumer_auto_offset_reset`."""
-
-
-@dataclass(slots=True, kw_only=True)
 class LaneProtocol(ABC):
     """`ports.LaneTransport` over primitives. See the module's text."""
 
@@ -102,10 +83,14 @@ class LaneProtocol(ABC):
     pending: PendingStore | None = None
     dead: DeadLetterStore | None = None
     seen: SeenStore | None = None
+    outcomes: Outcomes | None = None
+    """How far records had come at the opening; None with transactions, which leave no copies."""
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
     _notes: dict[TopicPartition, str] = field(default_factory=dict)
     """What stands beside the offsets of the delivering sources."""
+    _set_by_hand: bool = False
+    """The main topic's offset has no mark of ours beside it."""
     _proved_s: float = -math.inf
     """When the coordinator was last asked and said yes."""
     _doubted: bool = False
@@ -213,6 +198,8 @@ class LaneProtocol(ABC):
             else:
                 starts[tp] = committed
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
+        main = offsets.get(self.place.main)
+        self._set_by_hand = main is not None and parse_mark(main.note) is None
         self.suspicions, told = {}, {}
         for tp in self.place.delivering:
             self._notes[tp] = text = offsets[tp].note if tp in offsets else ""
@@ -259,6 +246,8 @@ class LaneProtocol(ABC):
             await catch_up(self._open_tables(), self.reader, changelog, name)
         if self.place.seen is not None:
             self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=self.clock.wall_ms())
+        if not self.transactional:
+            self.outcomes = await read_outcomes(self.place, self.reader, set_by_hand=self._set_by_hand)
 
     def _open_tables(self) -> PendingStore:
         self.pending, self.dead = self.open_stores()

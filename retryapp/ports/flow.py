@@ -72,6 +72,7 @@ class Event(StrEnum):
 
     SUCCEEDED = "succeeded"
     SKIPPED = "skipped"
+    COPY_DROPPED = "copy_dropped"
     FAILED = "failed"
     SCHEDULED = "scheduled"
     DEAD = "dead"

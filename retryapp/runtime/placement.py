@@ -69,6 +69,7 @@ class LaneMaker:
             main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
+            events=TopicPartition(topology.events, partition),
             delivering=engine.delivering,
             topic_id=served.topic_id,
             pending_identity=StoreIdentity(

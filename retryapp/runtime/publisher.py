@@ -29,7 +29,8 @@ from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from retryapp.core.hops import Outgoing
-from retryapp.engine.transport import LaneProtocol, LaneSite
+from retryapp.engine.site import LaneSite
+from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.runtime.batches import Sent, send_all
 from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly

@@ -19,6 +19,8 @@ from enum import StrEnum
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
+from retryapp.engine.copies import Outcomes
+from retryapp.engine.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.testing.clock import VirtualClock
 from retryapp.testing.tables import MemoryPendingTable, MemorySeenTable
@@ -105,6 +107,10 @@ class MemoryLaneTransport:
         """Where rows of seen events go; None where the handler does not deduplicate."""
         self.seen: MemorySeenTable | None = None
         """The table of seen events while the lane is open; each opening reads it anew."""
+        self.site: LaneSite | None = None
+        """The topics, for who looks at them when it opens."""
+        self.outcomes: Outcomes | None = None
+        """How far records had come at the opening; None with transactions."""
         self.released: dict[TopicPartition, int] | None = None
         """Where records flow from; None while they are held."""
         self.clock = clock or VirtualClock()
@@ -164,6 +170,10 @@ class MemoryLaneTransport:
         topic.records.append(record)
         topic.end += 1
         return record
+
+    def bounds(self, tp: TopicPartition) -> tuple[int, int]:
+        """Return the first offset and the end of a partition."""
+        return 0, self._topics[tp].end
 
     def read(self, tp: TopicPartition, start: int = 0) -> list[Record]:
         """Return the committed records of a partition from an offset on."""

@@ -34,6 +34,7 @@ from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.publish import Destinations
 from retryapp.engine.run import Station
+from retryapp.engine.site import LaneSite
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.destinations import MemoryDestinations
@@ -128,6 +129,17 @@ class MemoryPartition:
         self.transport.seen_changelog = None if rule is None else TopicPartition(topology.seen_changelog, partition)
         for tp in self.engine.sources:
             self.transport.offsets.setdefault(tp, 0)
+        self.transport.site = LaneSite(
+            name=f"{topology.prefix}.{partition}",
+            group=group,
+            partition=partition,
+            sources=self.engine.sources,
+            main=TopicPartition(main, partition),
+            changelog=TopicPartition(topology.pending_changelog, partition),
+            dlq=TopicPartition(topology.dlq, partition),
+            events=TopicPartition(topology.events, partition),
+            delivering=self.engine.delivering,
+        )
         self.lane = Lane(
             name=f"{topology.prefix}.{partition}",
             handler=main,
@@ -276,7 +288,9 @@ class MemoryPartition:
         if self.transport.pending is None:
             raise RuntimeError("the lane opened without its table")
         self._next = dict(starts)
-        self.engine.begin(session, starts, self.transport.pending, seen=self.transport.seen)
+        self.engine.begin(
+            session, starts, self.transport.pending, seen=self.transport.seen, outcomes=self.transport.outcomes
+        )
 
     def _on_room(self) -> None:
         self.engine.on_room()

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from retryapp.engine.copies import read_outcomes
+from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, Sink, TopicPartition
 from retryapp.testing.lane import MemoryLaneTransport, Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """`ports.TopicReader` on memory topics."""
+
+    topics: MemoryLaneTransport
+
+    async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """See `ports.TopicReader.bounds`."""
+        return {tp: self.topics.bounds(tp) for tp in tps}
+
+    async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
+        """See `ports.TopicReader.read`: one slice has everything."""
+        _, end = self.topics.bounds(tp)
+        sink(self.topics.read(tp, start), end)
+        return end
 
 
 class MemoryPlainTransport(MemoryLaneTransport):
@@ -12,6 +33,12 @@ class MemoryPlainTransport(MemoryLaneTransport):
     A worker that dies in between leaves what it has done so far; there is no fence. What a paused commit still has to
     do is not done when the worker dies.
     """
+
+    async def recover(self) -> None:
+        """See `ports.LaneTransport.recover`."""
+        await super().recover()
+        if self.site is not None:
+            self.outcomes = await read_outcomes(self.site, _Reader(self), set_by_hand=False)
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
         """See `ports.LaneTransport.commit`."""

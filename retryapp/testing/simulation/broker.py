@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,10 +35,12 @@ class OutOfRangeError(Exception):
 class Txn:
     """A transaction: open until it is committed or aborted."""
 
-    __slots__ = ("began_s", "first", "offsets", "outcome")
+    __slots__ = ("acknowledged", "began_s", "first", "offsets", "outcome")
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
+        self.acknowledged = False
+        """Its producer was told that it is committed, and nothing was done: see `Broker.stopping`."""
         self.outcome: bool | None = None
         """True: committed; False: aborted."""
         self.first: dict[TopicPartition, int] = {}
@@ -98,6 +101,15 @@ class Broker:
         self._waiters: list[asyncio.Future[None]] = []
         self.on_visible: Callable[[TopicPartition, list[Record]], None] = lambda _tp, _records: None
         """Called when records become visible to committed readers."""
+        self.stopping = False
+        """It ends in good order, as a single Kafka 4.3.1 may: it acknowledges one more commit without writing the
+        markers, and that transaction is aborted when it is there again."""
+        self.on_stopped: Callable[[], None] = lambda: None
+        """Called when it has."""
+        self.taken_back: Counter[str] = Counter()
+        """Records of acknowledged transactions that were aborted after all, by topic."""
+        self.moved_in_vain: dict[TopicPartition, int] = {}
+        """Offsets that such transactions were to move; the lane goes on behind them, and says so with the next one."""
         self.on_moved: Callable[[Mapping[TopicPartition, int]], None] = lambda _offsets: None
         """Called before committed offsets of the group change."""
         self.tick()
@@ -230,8 +242,20 @@ class Broker:
         Raises:
             FencedError: see `produce`.
         """
-        self._check(name, epoch)
-        self._end(self._producers[name], commit=True)
+        producer = self._check(name, epoch)
+        if self.stopping and producer.txn is not None:
+            self.stopping, producer.txn.acknowledged = False, True
+            self.on_stopped()
+            return
+        self._end(producer, commit=True)
+
+    def restart(self) -> None:
+        """Be there again after a stop: what was acknowledged meanwhile never was."""
+        self.stopping = False
+        for producer in self._producers.values():
+            if producer.txn is not None and producer.txn.acknowledged:
+                producer.epoch += 1
+                self._end(producer, commit=False)
 
     def _check(self, name: str, epoch: int) -> _Producer:
         producer = self._producers[name]
@@ -250,11 +274,15 @@ class Broker:
         if txn is None:
             return
         txn.outcome = commit
+        if txn.acknowledged and not commit:
+            self.moved_in_vain |= {tp: told.offset for tp, told in txn.offsets.items()}
         shown: list[tuple[TopicPartition, list[Record]]] = []
         for tp, first in txn.first.items():
             log = self.logs[tp]
             del log.open[id(txn)]
             log.end += 1  # the marker
+            if txn.acknowledged and not commit:
+                self.taken_back[tp.topic] += sum(e.txn is txn for e in log.entries)
             if commit:
                 shown.append((tp, [e.record for e in log.entries if e.txn is txn and e.record.offset >= first]))
         for tp, records in shown:

@@ -20,9 +20,9 @@ _HAND_OFFS = ("fence", "produce", "offsets", "commit", "move")
 STATES = (
     *(f"fault: {kind}" for kind in sorted(set(KINDS))),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
-    "a handler ended its worker",
+    "a handler ended its worker", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "parked", "fired", "succeeded", "dead",
-    "skipped",
+    "skipped", "copy_dropped",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
 

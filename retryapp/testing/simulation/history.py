@@ -26,9 +26,10 @@ from retryapp.engine.handler import Delivery, Handler
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.disk import Disk, SimPendingStore
+from retryapp.testing.simulation.lanes import SimLane
 from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from retryapp.testing.simulation.network import Network
-from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation, step
+from retryapp.testing.simulation.oracle import Call, Opening, Oracle, Topics, Violation, step
 from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
 from retryapp.testing.simulation.worker import SimWorker
 
@@ -153,7 +154,8 @@ class History:
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
-        self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms))
+        opening = self._opening(worker, origin[0])
+        self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
         now = step(script, attempt)
         if now == "X":
             self.reached["a handler ended its worker"] += 1
@@ -173,6 +175,15 @@ class History:
             raise Reject("the script says so")
         if now == "L":
             raise RetryLater(after=f"{LATER_MS}ms")
+
+    def _opening(self, worker: SimWorker, number: int) -> Opening | None:
+        """Return what the lane of a partition knew when it opened."""
+        placed = worker.ownership.placed.get((self.topology.main, number))
+        if placed is None or not isinstance(lane := placed.transport, SimLane):
+            return None
+        known = lane.outcomes
+        told = known is None or (known.complete and not known.set_by_hand)
+        return Opening(worker.process.name, lane.fenced_ms, told)
 
     # -- machines -----------------------------------------------------------------------------------------------
 
@@ -231,6 +242,10 @@ class History:
                 self.down_until_s[slot] = now_s + 5 * size
             case "broker down":
                 self.network.down_until_s = now_s + 0.2 + 15 * size * size
+            case "broker stopped":  # at the next commit; that one is acknowledged, and never was
+                self.broker.stopping = True
+                self.broker.on_stopped = lambda: self._stop_broker(0.2 + 8 * size)
+                loop.call_later(3, self._stop_unused, context=self.network.context)
             case "lossy":
                 self.network.lossy_until_s = now_s + 1 + 8 * size
             case "slow":
@@ -268,6 +283,14 @@ class History:
         if worker.alive:
             worker.process.stop_at_step = None
             worker.process.cont()
+
+    def _stop_broker(self, seconds: float) -> None:
+        self.reached["a commit was taken back"] += 1
+        self.network.down_until_s = self.loop.time() + seconds
+        self.loop.call_later(seconds, self.broker.restart, context=self.network.context)
+
+    def _stop_unused(self) -> None:
+        self.broker.stopping = False
 
     def _heal(self) -> None:
         self.network.down_until_s = self.network.lossy_until_s = self.network.slow_until_s = 0.0
@@ -351,7 +374,8 @@ class History:
             for topic in self.topology.consumed:
                 tp = TopicPartition(topic, number)
                 records = self.broker.visible(tp)
-                if records and self.broker.committed.get(tp, 0) <= records[-1].offset:
+                reached = max(each.get(tp, 0) for each in (self.broker.committed, self.broker.moved_in_vain))
+                if records and reached <= records[-1].offset:
                     return False
         return True
 
@@ -359,9 +383,11 @@ class History:
         self.oracle.at_rest()
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
         for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
-            if self.observed[event] > visible[topic] or (quiet and self.observed[event] != visible[topic]):
+            if self.observed[event] > visible[topic] + self.broker.taken_back[topic] or (
+                quiet and self.observed[event] != visible[topic]
+            ):
                 raise Violation(f"I12: {self.observed[event]} observed as {event.value}, {visible[topic]} are visible")
-        if self.observed[Event.SKIPPED] > self.oracle.skips:
+        if self.observed[Event.SKIPPED] > self.oracle.skips + self.broker.taken_back[self.topology.events]:
             raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
         if quiet and self.oracle.latest_ms > LATE_MS:
             raise Violation(f"I4: {self.oracle.latest_ms:.0f} ms late without a fault")

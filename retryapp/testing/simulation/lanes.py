@@ -48,6 +48,8 @@ class SimLane(LaneProtocol):
 
     worker: Host
     epoch: int = -1
+    fenced_ms: float = 0.0
+    """When its producer was there: what it reads comes after."""
     line: Wire | None = None
     """The producer's own connection: what it has sent may arrive behind what the consumer sends later."""
 
@@ -67,6 +69,7 @@ class SimLane(LaneProtocol):
             self.epoch = await self.line.request("fence", lambda: broker.init_producer(self.place.name))
         else:
             self.epoch = 0
+        self.fenced_ms = asyncio.get_running_loop().time() * 1000
 
     def end_producer(self) -> asyncio.Task[None] | None:
         """See `LaneProtocol.end_producer`."""

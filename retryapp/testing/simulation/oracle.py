@@ -37,6 +37,16 @@ class Call(NamedTuple):
     fine: bool
 
 
+class Opening(NamedTuple):
+    """The opening of a lane in whose session a handler is called."""
+
+    worker: str
+    fenced_ms: float
+    """Whatever was visible by then, it has read."""
+    told: bool
+    """It has read all of it, and believes it."""
+
+
 @dataclass(slots=True)
 class Story:
     """What is known of one input record."""
@@ -56,6 +66,12 @@ class Story:
     """Visible ends: `dead` or `done` (after a failure)."""
     parked: set[int] = field(default_factory=set)
     """Due times that were put into the changelog."""
+    dues: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Due times of visible tier records, by the attempt that failed."""
+    settled_ms: dict[int, float] = field(default_factory=dict)
+    """When an outcome of an attempt was visible first; of all that follow, at 0, when its end was."""
+    runs: set[tuple[int, str, float]] = field(default_factory=set)
+    """Attempts that have begun, by worker and opening."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 
@@ -132,11 +148,19 @@ class Oracle:
         self.stories[origin] = Story(record, script, first=None if first == origin else first)
 
     def begun(
-        self, origin: Origin, attempt: int, due_at_ms: int | None, seen: tuple[object, ...], now_ms: float
+        self,
+        origin: Origin,
+        attempt: int,
+        due_at_ms: int | None,
+        seen: tuple[object, ...],
+        now_ms: float,
+        opening: Opening | None = None,
     ) -> None:
         """A handler call begins."""
         story = self._story(origin)
         record = story.record
+        if opening is not None:
+            self._check_again(origin, story, attempt, opening)
         _must(story.first is None, "I5", origin, f"a duplicate of {story.first} was handled")
         _must(seen == (record.key, record.value, record.headers, record.timestamp_ms), "I8", origin, f"saw {seen}")
         _must(1 <= attempt <= self.max_attempts, "I5", origin, f"attempt {attempt}")
@@ -162,6 +186,15 @@ class Oracle:
             origin,
             "ended too many workers",
         )
+
+    def _check_again(self, origin: Origin, story: Story, attempt: int, opening: Opening) -> None:
+        """Whoever has seen an attempt's outcome, or begins it, does not begin it once more."""
+        run = attempt, opening.worker, opening.fenced_ms
+        _must(run not in story.runs, "I5", origin, f"attempt {attempt} twice in one session")
+        story.runs.add(run)
+        settled_ms = min((at for which, at in story.settled_ms.items() if which in (0, attempt)), default=None)
+        known = opening.told and settled_ms is not None and settled_ms < opening.fenced_ms
+        _must(not known, "I5", origin, f"attempt {attempt} again, and its outcome is durable")
 
     def ended(self, origin: Origin, attempt: int, call: Call) -> None:
         """A handler call has ended."""
@@ -191,7 +224,7 @@ class Oracle:
             elif tp.topic == topics.seen:
                 pass  # what it is for shows in what handlers see
             elif tp.topic == topics.events:
-                self._told(record)
+                self._told(record, now_ms)
             elif tp.topic != topics.main:
                 self._handed(tp.topic, record, now_ms)
 
@@ -204,13 +237,15 @@ class Oracle:
         first = story.record
         _must((record.key, record.value, foreign) == (first.key, first.value, first.headers), "I8", origin, topic)
         if topic == topics.dlq:
-            self._end(origin, story, "dead")
+            self._end(origin, story, "dead", now_ms)
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
         if topic == topics.retry:
             if self._transactional:
                 _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
             story.tiers[attempt] += 1
+            story.dues[attempt].add(int(ours["retry-due-ms"]))
+            story.settled_ms.setdefault(attempt, now_ms)
             self._count_copy(origin, story.tiers[attempt], f"tier record of attempt {attempt}")
             return
         due_ms = int(ours["retry-due-ms"])
@@ -218,11 +253,11 @@ class Oracle:
         story.redelivered[attempt] += 1
         self._count_copy(origin, story.redelivered[attempt], f"redelivery after attempt {attempt}", "I10")
 
-    def _told(self, record: Record) -> None:
+    def _told(self, record: Record, now_ms: float) -> None:
         told = json.loads(record.value or b"{}")
         if told.get("kind") == "succeeded":
             origin = _origin(told["origin"])
-            self._end(origin, self._story(origin), "done")
+            self._end(origin, self._story(origin), "done", now_ms)
         elif told.get("kind") == "skipped":
             origin = _origin(told["origin"])
             story = self._story(origin)
@@ -232,9 +267,10 @@ class Oracle:
             story.fates.append("skipped")
             self._count_copy(origin, len(story.fates), "skip", "I2")
 
-    def _end(self, origin: Origin, story: Story, fate: str) -> None:
+    def _end(self, origin: Origin, story: Story, fate: str, now_ms: float) -> None:
         _must(story.stopped or fate == self.fate(story.script), "I1", origin, f"{fate}, by script {story.script!r}")
         story.fates.append(fate)
+        story.settled_ms.setdefault(0, now_ms)
         self._count_copy(origin, len(story.fates), f"end {fate}", "I2")
 
     def _count_copy(self, origin: Origin, count: int, what: str, invariant: str = "I1") -> None:
@@ -278,7 +314,8 @@ class Oracle:
         origin = _origin(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         if topic == self._topics.retry:
-            kept = int(ours["retry-due-ms"]) in story.parked
+            # or a copy of it, which is on its way
+            kept = any(due in story.parked for which, dues in story.dues.items() if which >= attempt for due in dues)
             _must(kept or bool(story.fates), "I6", origin, f"tier record of attempt {attempt} passed and not parked")
         else:
             kept = bool(story.tiers[attempt + 1]) or bool(story.fates)

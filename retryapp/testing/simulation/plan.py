@@ -32,7 +32,7 @@ class Fault:
 KINDS: Final = (
     "kill", "kill", "kill at step", "kill at step", "kill, store lost", "power cut", "pause", "pause", "pause at step",
     "pause at step", "terminate", "late", "late",
-    "broker down", "lossy", "slow", "clock jump", "compact", "retention", "disk full", "start",
+    "broker down", "broker stopped", "lossy", "slow", "clock jump", "compact", "retention", "disk full", "start",
     "offsets expire", "slow handover", "slow handover",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from retryapp.engine.ownership import Ownership
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.transport import LaneSite
+from retryapp.engine.site import LaneSite
 from retryapp.ports import Committed, Observation, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.consumer import SimConsumer
@@ -195,6 +195,7 @@ class SimWorker:
                 main=TopicPartition(topology.main, number),
                 changelog=TopicPartition(topology.pending_changelog, number),
                 dlq=TopicPartition(topology.dlq, number),
+                events=TopicPartition(topology.events, number),
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 topic_id=TOPIC_ID,
                 delivering=engine.delivering,
