@@ -9,10 +9,12 @@ and not in the table: they would wait for ever.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-from retryapp.core.errors import StoreAheadError
-from retryapp.ports import PendingStore, TopicPartition, TopicReader
+from retryapp.core.errors import ChangelogReplacedError, StoreAheadError
+from retryapp.engine.site import LaneSite
+from retryapp.ports import Committed, PendingStore, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
@@ -54,3 +56,26 @@ async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPar
         raise StoreAheadError(lane, table.next_offset, reached)
     table.recovered()
     return True
+
+
+def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed]) -> list[TopicPartition]:
+    """Refuse a changelog that is not the one into which a lane has parked.
+
+    Beside each offset of a retry topic stands whose changelog has the rows of what is before it. Whoever sets such an
+    offset by hand leaves nothing there, and so decides that it counts for any changelog.
+
+    Args:
+        site: the lane's.
+        offsets: the group's on its sources, as far as there are any.
+
+    Returns:
+        The retry topics whose offsets do not say it yet.
+
+    Raises:
+        ChangelogReplacedError: it was deleted and made again.
+    """
+    mine = site.changelog_id
+    parked = {tp: each.note for tp, each in offsets.items() if tp not in site.delivering}
+    if strange := [tp.topic for tp, note in parked.items() if mine and note not in ("", mine)]:
+        raise ChangelogReplacedError(site.name, site.changelog.topic, strange)
+    return [tp for tp, note in parked.items() if note != mine]

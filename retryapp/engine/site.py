@@ -27,5 +27,7 @@ class LaneSite:
     """Changelog of the table of seen events; None where there is none."""
     topic_id: str = ""
     """Id of the main topic: one that was made again has other offsets."""
+    changelog_id: str = ""
+    """Id of the changelog: one that was made again does not have the rows that wait."""
     start_at_end: bool = False
     """Where a main topic without committed offsets begins: the app's `consumer_auto_offset_reset`."""

@@ -37,7 +37,7 @@ from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.copies import Outcomes, read_outcomes
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
-from retryapp.engine.recovery import catch_up
+from retryapp.engine.recovery import catch_up, check_changelog
 from retryapp.engine.seen import apply_seen, recover_seen
 from retryapp.engine.site import LaneSite
 from retryapp.ports import (
@@ -183,6 +183,7 @@ class LaneProtocol(ABC):
         sources = self.place.sources
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
+        unnamed = check_changelog(self.place, offsets)
         missing = [tp for tp in sources if tp not in found]
         if missing:
             found |= await self._written_down(missing)
@@ -209,7 +210,7 @@ class LaneProtocol(ABC):
             if mark is not None and mark.text != text:
                 told[tp] = mark.text
         # a start that is not written down would be decided anew after a crash, and a mark comes before what it tells of
-        if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing}:
+        if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing or tp in unnamed}:
             await self.commit(LaneBatch(offsets=noted, notes=told))
         return starts
 
@@ -306,9 +307,13 @@ class LaneProtocol(ABC):
     def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
         """Return the offsets of a batch with what stands beside them."""
         goes_on = Mark(alone=False, count=0, life=self.life).text
-        told = {tp: batch.notes.get(tp, goes_on) for tp in batch.offsets if tp in self.place.delivering}
-        self._notes |= told  # a commit that fails ends the session, and the next one reads what stands there
-        return {tp: Committed(offset, told.get(tp, "")) for tp, offset in batch.offsets.items()}
+        told = {
+            tp: batch.notes.get(tp, goes_on) if tp in self.place.delivering else self.place.changelog_id
+            for tp in batch.offsets
+        }
+        # a commit that fails ends the session, and the next one reads what stands there
+        self._notes |= {tp: told[tp] for tp in told if tp in self.place.delivering}
+        return {tp: Committed(offset, told[tp]) for tp, offset in batch.offsets.items()}
 
     async def rest(self) -> None:
         """See `ports.LaneTransport.rest`.

@@ -72,6 +72,7 @@ class LaneMaker:
             events=TopicPartition(topology.events, partition),
             delivering=engine.delivering,
             topic_id=served.topic_id,
+            changelog_id=served.changelog_id,
             pending_identity=StoreIdentity(
                 topic=topology.pending_changelog, topic_id=served.changelog_id, partition=partition
             ),

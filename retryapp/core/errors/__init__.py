@@ -39,7 +39,13 @@ from retryapp.core.errors.environment import (
     UnreadableTopicError,
 )
 from retryapp.core.errors.lanes import LaneClosedError, LaneError, LaneFencedError, LaneTimeoutError
-from retryapp.core.errors.offsets import OffsetsGoneError, OffsetsMissingError, PositionGoneError, StoreAheadError
+from retryapp.core.errors.offsets import (
+    ChangelogReplacedError,
+    OffsetsGoneError,
+    OffsetsMissingError,
+    PositionGoneError,
+    StoreAheadError,
+)
 from retryapp.core.errors.publishing import DestinationError, LatePublishError, PublishError, PublishRefusedError
 from retryapp.core.errors.records import (
     DamagedEventError,
@@ -55,6 +61,7 @@ from retryapp.core.errors.records import (
 __all__ = [
     "MAX_SHOWN_CHARS",
     "BrokerUnreachableError",
+    "ChangelogReplacedError",
     "ConfigurationError",
     "DamagedEventError",
     "DamagedMetadataError",

@@ -62,6 +62,26 @@ class OffsetsMissingError(EnvironmentFault):
         )
 
 
+class ChangelogReplacedError(EnvironmentFault):
+    """A lane's changelog was deleted and made again: records that waited are not on it.
+
+    Operator action: stop the workers and set the group's offsets on the retry topics, as the text says.
+    """
+
+    def __init__(self, lane: str, changelog: str, retries: Sequence[str]) -> None:
+        """Args: lane: its name. changelog: the topic. retries: retry topics, behind whose offsets records waited."""
+        self.lane = lane
+        self.changelog = changelog
+        self.retries = tuple(retries)
+        super().__init__(
+            f"lane {lane}: topic {changelog} was deleted and made again, and what waited is not on it. Nothing is "
+            f"delivered until somebody decides; stop the workers first. To have all that is still on "
+            f"{', '.join(retries)} wait once more, with what has been redelivered since: kafka-consumer-groups.sh "
+            f"--reset-offsets --to-earliest on it; to go on without: --to-current. 'retryapp ledger' names what is "
+            f"missing then"
+        )
+
+
 class StoreAheadError(EnvironmentFault):
     """A local store knows more of a changelog than the changelog has: the topic was cut.
 

@@ -198,6 +198,7 @@ class SimWorker:
                 events=TopicPartition(topology.events, number),
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 topic_id=TOPIC_ID,
+                changelog_id=TOPIC_ID,
                 delivering=engine.delivering,
             ),
             reader=self.reader,

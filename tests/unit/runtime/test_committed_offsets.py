@@ -10,7 +10,7 @@ import pytest
 from aiokafka.structs import OffsetAndMetadata
 
 from retryapp.core import marks
-from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
+from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
 from retryapp.core.lives import Suspected
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.ports import LaneBatch, TopicPartition
@@ -35,7 +35,7 @@ class Topics:
         self.bounds_of: dict[TopicPartition, tuple[int, int]] = {MAIN: (100, 150), RETRY: (0, 9), REDELIVERY: (7, 7)}
         self.changelog: list[Any] = []
         self.written: list[dict[TopicPartition, int]] = []
-        self.notes: dict[TopicPartition, str] = {MAIN: OURS, REDELIVERY: OURS}
+        self.notes: dict[TopicPartition, str] = {MAIN: OURS, REDELIVERY: OURS, RETRY: "rows"}
         self.noted: list[dict[TopicPartition, str]] = []
 
     async def in_thread(self, function: Any) -> Any:
@@ -80,6 +80,7 @@ def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaLane:
         changelog=CHANGELOG,
         delivering=(MAIN, REDELIVERY),
         topic_id="now",
+        changelog_id="rows",
         start_at_end=False,
     )
     anything: Any = None
@@ -196,7 +197,7 @@ async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: Ka
 
 async def test_a_life_marks_where_it_begins(lane: KafkaLane, topics: Topics) -> None:
     """Before any record runs, or its end would look like that of nobody."""
-    topics.notes = {}
+    topics.notes = {RETRY: "rows"}
     await lane.committed()
     assert topics.written == [{MAIN: 120}], "nothing waits in the other"
     assert topics.noted == [{MAIN: OURS}]
@@ -205,7 +206,7 @@ async def test_a_life_marks_where_it_begins(lane: KafkaLane, topics: Topics) -> 
 
 async def test_what_two_lives_did_not_get_past_is_suspect(lane: KafkaLane, topics: Topics) -> None:
     """Each source by itself; the count goes on."""
-    topics.notes = {MAIN: "r1:other", REDELIVERY: "r0:other"}
+    topics.notes = {MAIN: "r1:other", REDELIVERY: "r0:other", RETRY: "rows"}
     topics.bounds_of[REDELIVERY] = (7, 9)
     await lane.committed()
     assert topics.noted == [{MAIN: "r2:this", REDELIVERY: "r1:this"}]
@@ -214,7 +215,7 @@ async def test_what_two_lives_did_not_get_past_is_suspect(lane: KafkaLane, topic
 
 async def test_a_record_that_was_running_alone_is_known_by_its_mark(lane: KafkaLane, topics: Topics) -> None:
     """It is written again when the record starts once more, not before."""
-    topics.notes = {MAIN: "s2:other", REDELIVERY: OURS}
+    topics.notes = {MAIN: "s2:other", REDELIVERY: OURS, RETRY: "rows"}
     await lane.committed()
     assert topics.noted == []
     assert lane.suspicions == {MAIN: Suspected(2, 150)}
@@ -230,3 +231,20 @@ async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaLane, topics
     assert (error.lane, error.rows, set(error.topics)) == ("app.orders.1", 1, {tp.topic for tp in SOURCES})
     assert "no committed offsets for orders, app.orders.retry, app.orders.redelivery" in str(error)
     assert topics.written == []
+
+
+async def test_a_changelog_that_was_made_again_is_refused(lane: KafkaLane, topics: Topics) -> None:
+    """What was parked before that offset waited in another one, and nobody else would miss it."""
+    topics.notes[RETRY] = "gone"
+    with pytest.raises(ChangelogReplacedError, match="was deleted and made again") as raised:
+        await lane.committed()
+    assert RETRY.topic in str(raised.value)
+    assert topics.written == []
+
+
+async def test_an_offset_that_was_set_by_hand_counts_for_any_changelog(lane: KafkaLane, topics: Topics) -> None:
+    """Whoever sets it leaves nothing beside it; from then on it is said whose rows those are."""
+    topics.notes[RETRY] = ""
+    starts = await lane.committed()
+    assert starts[RETRY] == topics.committed[RETRY]
+    assert topics.written == [{RETRY: topics.committed[RETRY]}]
