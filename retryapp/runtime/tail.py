@@ -171,7 +171,7 @@ def _slices(records: list[Any], position: int) -> Iterator[tuple[list[Any], int]
             yield part, record.offset
             part, size = [], 0
         part.append(record)
-        size += (
-            len(record.key or b"") + len(record.value or b"") + sum(len(value or b"") for _, value in record.headers)
-        )
+        size += len(record.key or b"") + len(record.value or b"")
+        if record.headers:  # a changelog's have none
+            size += sum(len(value or b"") for _, value in record.headers)
     yield part, position
