@@ -1,7 +1,7 @@
 """Reading a partition up to its end, for all lanes of a worker over two shared consumers without a group.
 
 * One consumer answers where partitions begin and end, the other reads, so that a long read delays no other lane's
-  questions.
+  questions. Questions that wait for their turn go to the broker together.
 * Readers take turns: whoever reads lets go after a slice when others wait, and goes on from its position when it is its
   turn again. Readings that nobody waits for (`background`) queue among themselves first: an opening lane waits for one
   slice of them at most.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
@@ -93,6 +94,27 @@ class _SharedConsumer:
             task.add_done_callback(self._ends.discard)
 
 
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Where partitions begin and end."""
+
+    tps: Sequence[TopicPartition]
+    bounds: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def answered(self) -> bool:
+        """Whether all of it is known."""
+        return len(self.bounds) == len(set(self.tps))
+
+
+async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
+    client_tps = [ClientTopicPartition(*tp) for tp in {tp for question in questions for tp in question.tps}]
+    first = await consumer.beginning_offsets(client_tps)
+    end_ = await consumer.end_offsets(client_tps)
+    for question in questions:
+        question.bounds = {tp: (int(first[tp]), int(end_[tp])) for tp in question.tps}
+
+
 class TailReader:
     """Reads partitions up to their ends, committed records only. See the module's text."""
 
@@ -100,6 +122,7 @@ class TailReader:
         """Make nothing yet: the consumers connect at their first use."""
         self._asker = _SharedConsumer(settings, "bounds")
         self._reader = _SharedConsumer(settings, "tail")
+        self._questions: list[_Question] = []
         self._background = asyncio.Lock()
         self._behind: dict[TopicPartition, int] = {}
 
@@ -108,12 +131,30 @@ class TailReader:
         return self._behind.get(tp, 0)
 
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the first and the end offset (of committed records) of partitions."""
-        client_tps = [ClientTopicPartition(*tp) for tp in tps]
-        async with self._asker.turn() as consumer:
-            first = await consumer.beginning_offsets(client_tps)
-            end_ = await consumer.end_offsets(client_tps)
-        return {tp: (int(first[tp]), int(end_[tp])) for tp in tps}
+        """Return the first and the end offset (of committed records) of partitions.
+
+        Whoever has its turn asks for all that wait. When that fails it asks once more for its own alone: the fault may
+        be with the partitions of others.
+        """
+        question = _Question(tps)
+        self._questions.append(question)
+        alone = False
+        try:
+            while not question.answered:
+                asked = [question]
+                try:
+                    async with self._asker.turn() as consumer:
+                        if not alone:
+                            asked = [each for each in self._questions if not each.answered]
+                        if not question.answered:
+                            await _answer(consumer, asked)
+                except Exception:
+                    if len(asked) == 1:
+                        raise
+                    alone = True
+        finally:
+            self._questions.remove(question)
+        return question.bounds
 
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
         """See `ports.TopicReader.read`; `TimeoutError` when nothing comes for `STALL_S`."""
