@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,11 @@ class StoreMeta:
     """Offset of the last record of the topic that was written together with the store; None once it was read there."""
     newest: int | None = None
     """Largest origin offset that the store ever had a row of, -1 for none; None where nobody kept account of it."""
+
+    @property
+    def text(self) -> bytes:
+        """As it stands in the store."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
 
 
 class Store:
@@ -224,7 +229,7 @@ class Store:
             DiskFullError, StoreBrokenError: it was not written, or nobody knows; drop the store.
         """
         self.meta.used_ms = used_ms
-        batch.put(_META, json.dumps(asdict(self.meta)).encode())
+        batch.put(_META, self.meta.text)
         db = self.db
         try:
             if not logged:
