@@ -358,18 +358,18 @@ async def test_questions_that_wait_go_to_the_broker_together(cluster: Cluster, m
     tps = [cluster.fill(number, number) for number in range(9)]
     reader = TailReader(SETTINGS)
     asked: list[set[int]] = []
-    go = asyncio.Event()
+    under_way, go = asyncio.Event(), asyncio.Event()
     first_of = Consumer.beginning_offsets
 
     async def slow(consumer: Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
         asked.append({tp.partition for tp in client_tps})
+        under_way.set()
         await go.wait()
         return await first_of(consumer, client_tps)
 
     monkeypatch.setattr(Consumer, "beginning_offsets", slow)
     first = asyncio.create_task(reader.bounds(tps[:1]))
-    while not asked:
-        await asyncio.sleep(0)
+    await under_way.wait()
     others = [asyncio.create_task(reader.bounds([tps[0], tp])) for tp in tps[1:]]
     given_up = others.pop()
     await asyncio.sleep(0)
