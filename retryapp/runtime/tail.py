@@ -22,6 +22,7 @@ from aiokafka import TopicPartition as ClientTopicPartition
 
 from retryapp.ports import Sink, TopicPartition
 from retryapp.runtime.clients import ClientSettings, end
+from retryapp.runtime.unreadable import bare
 
 TURN_S = 0.25
 """How long a reading goes on while others wait; every turn makes some progress."""
@@ -81,6 +82,7 @@ class _SharedConsumer:
                 max_partition_fetch_bytes=max(4 << 20, self._settings.max_request_size),
                 request_timeout_ms=self._settings.request_timeout_ms,
                 fetch_max_wait_ms=50,
+                key_deserializer=bare,
                 **self._settings.connection,
             )
             await self._consumer.start()

@@ -13,6 +13,7 @@ from retryapp.ports import TopicPartition
 from retryapp.runtime import tail
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.tail import TailReader
+from retryapp.runtime.unreadable import bare
 
 SETTINGS = ClientSettings(
     connection={"bootstrap_servers": "kafka:9092"},
@@ -138,6 +139,7 @@ async def test_consumers_have_the_settings_of_the_worker_and_read_what_is_commit
             "isolation_level": "read_committed",
             "auto_offset_reset": "none",
             "group_id": None,
+            "key_deserializer": bare,
         }.items() <= consumer.options.items()
     await reader.stop()
 
