@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -47,12 +48,17 @@ ROW_OVERHEAD_BYTES: Final = 21
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """What each header adds to its name and value."""
 
+_NO_ROW_BYTES: Final = 1 << 62
+_COMMON_HEADERS: Final = 64
+"""Places are remembered for rows with at most so many headers: that bounds what is remembered."""
+
 _VERSIONS_END: Final = 0x20
 """No version reaches this: bytes that begin with a printable character are no row of any."""
 
 _KEY: Final = struct.Struct(">QIQ")
 _FIXED: Final = struct.Struct(">BqiiI")
 _DUE: Final = struct.Struct(">Q")
+_PAIR: Final = struct.Struct(">Ii")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -162,15 +168,50 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
     Raises:
         NewerRowError, DamagedRowError: see ``decode_row``.
     """
-    lengths, at = _lengths(raw)
-    at += max(0, lengths[0]) + max(0, lengths[1])
-    wanted = len(name)
-    for i in range(2, len(lengths), 2):
-        length = lengths[i + 1]
-        if lengths[i] == wanted and raw.startswith(name, at):
-            return None if length < 0 else raw[at + wanted : at + wanted + length]
-        at += lengths[i] + (length if length > 0 else 0)
+    try:
+        version, _, key_length, value_length, count = _FIXED.unpack_from(raw)
+    except struct.error:
+        _lengths(raw)
+        raise
+    first = _FIXED.size + count * 8
+    look = _places if count <= _COMMON_HEADERS else _places.__wrapped__
+    total, places = look(raw[_FIXED.size : first], len(name))
+    if key_length > 0:
+        first += key_length
+    if value_length > 0:
+        first += value_length
+    if version != ROW_VERSION or key_length < -1 or value_length < -1 or first + total != len(raw):
+        _lengths(raw)  # says what is wrong
+    for start, length in places:
+        if raw.startswith(name, first + start):
+            start += first + len(name)
+            return None if length < 0 else raw[start : start + length]
     return None
+
+
+@lru_cache(maxsize=1024)
+def _places(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return where headers with names of one length stand; rows of one cause are alike, so most are remembered.
+
+    Args:
+        table: the lengths of names and values, as they stand in a row.
+        wanted: length of the name, bytes.
+
+    Returns:
+        Bytes of all headers, more than any row has where the lengths make no sense; for each such header where its name
+        begins, counted from the first header's name, and the length of its value.
+    """
+    if len(table) % 8:
+        return _NO_ROW_BYTES, ()
+    places: list[tuple[int, int]] = []
+    at = 0
+    for name_length, value_length in _PAIR.iter_unpack(table):
+        if name_length == wanted:
+            places.append((at, value_length))
+        if value_length < -1:
+            return _NO_ROW_BYTES, ()
+        at += name_length + max(0, value_length)
+    return at, tuple(places)
 
 
 def decode_row(raw: bytes) -> PendingRow:

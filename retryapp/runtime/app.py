@@ -40,6 +40,7 @@ from retryapp.runtime.agents import register_agent, to_record
 from retryapp.runtime.clients import COMPRESSION, ClientSettings
 from retryapp.runtime.clock import SystemClock
 from retryapp.runtime.consumer import RetryConsumer, RetryTransport
+from retryapp.runtime.heap import find_trim, give_back_memory
 from retryapp.runtime.metrics import MetricsObserver, Sources
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
 from retryapp.runtime.options import SETTINGS, RuntimeOptions
@@ -113,6 +114,7 @@ class Runtime(Ownership):
         self.plan: Plan | None = None
         self._catch_up_timer: asyncio.TimerHandle | None = None
         self._retention_task: asyncio.Task[None] | None = None
+        self._memory_task: asyncio.Task[None] | None = None
         self._rebalancing_since_s: float | None = None
         self._reader: TailReader | None = None
         self._sensor = RetrySensor(self)
@@ -259,6 +261,8 @@ class Runtime(Ownership):
             served.again.start()
         self._catch_up()
         self._retention_task = asyncio.create_task(self.retentions.run(), name="retentions")
+        if (trim := find_trim()) is not None:
+            self._memory_task = asyncio.create_task(give_back_memory(self.clock, trim), name="memory")
 
     def _catch_up(self) -> None:
         doubted = self.catch_up()
@@ -283,6 +287,8 @@ class Runtime(Ownership):
             self._catch_up_timer.cancel()
         if self._retention_task is not None:
             self._retention_task.cancel()
+        if self._memory_task is not None:
+            self._memory_task.cancel()
         await self.suspend(0.0)
         for served in self.served.values():
             await served.first.stop()

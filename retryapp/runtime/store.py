@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rocksdict import (
     Rdict,
     WriteBatch,
     WriteBufferManager,
+    WriteOptions,
 )
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
@@ -37,6 +38,15 @@ logger = logging.getLogger(__name__)
 _META = b"\x02meta"
 FORMAT_VERSION = 2
 """Layout of the tables' keys and values; a store of another one is dropped and rebuilt from its topic."""
+
+
+def _unlogged() -> WriteOptions:
+    options = WriteOptions()
+    options.disable_wal = True  # type: ignore[method-assign,assignment]  # declared a method, it is a property
+    return options
+
+
+_UNLOGGED = _unlogged()
 
 
 @lru_cache(maxsize=1)
@@ -93,6 +103,13 @@ class StoreMeta:
     """Rows by tier."""
     written: int | None = None
     """Offset of the last record of the topic that was written together with the store; None once it was read there."""
+    newest: int | None = None
+    """Largest origin offset that the store ever had a row of, -1 for none; None where nobody kept account of it."""
+
+    @property
+    def text(self) -> bytes:
+        """As it stands in the store."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
 
 
 class Store:
@@ -117,6 +134,8 @@ class Store:
         self._db: Rdict | None = None
         self.failed = False
         """A read or write went wrong: nothing may read this store again; `close` deletes it."""
+        self._unlogged = False
+        """Something was written that is in no log, and may be in memory only."""
         self._identity = identity
         meta: StoreMeta | None = None
         if path.exists():
@@ -149,6 +168,7 @@ class Store:
             used_ms=now_ms,
             next_offset=0,
             counts={},
+            newest=-1,
         )
 
     @property
@@ -193,20 +213,32 @@ class Store:
         """Return an empty write batch."""
         return WriteBatch(raw_mode=True)
 
-    def write(self, batch: WriteBatch, used_ms: int) -> None:
+    def write(self, batch: WriteBatch, used_ms: int, *, logged: bool = True) -> None:
         """Write a batch together with the store's description, atomically.
 
         Args:
             batch: changes.
             used_ms: when the store last had all that its topic had, epoch milliseconds.
+            logged: False where many batches follow each other and the topic has them all: they spare the write-ahead
+                log, which would write everything twice. What a crash leaves is a whole number of batches from the
+                first on, as ever: memtables reach the disk in order, each with the description that was its last. The
+                next logged write puts them on the disk first, or its log would be replayed onto a store that lacks
+                them.
 
         Raises:
             DiskFullError, StoreBrokenError: it was not written, or nobody knows; drop the store.
         """
         self.meta.used_ms = used_ms
-        batch.put(_META, json.dumps(asdict(self.meta)).encode())
+        batch.put(_META, self.meta.text)
         db = self.db
         try:
+            if not logged:
+                self._unlogged = True
+                db.write(batch, _UNLOGGED)
+                return
+            if self._unlogged:
+                db.flush()
+                self._unlogged = False
             db.write(batch)
         except Exception as exc:
             raise self._broken(exc) from exc

@@ -14,7 +14,7 @@ from retryapp.core.names import RETRY_TIER
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key
 from retryapp.ports import Removal, Row
 from retryapp.runtime.pending import RocksPendingTable, tier_of
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.store import Store, StoreIdentity
 
 MakeRow = Callable[..., Row]
 Open = Callable[..., RocksPendingTable]
@@ -298,6 +298,46 @@ def test_each_of_two_rows_of_one_record_is_counted_under_its_own_tier(opened: Op
     assert dict(table.counts()) == {"1m": 1}
     table.recover([(first.key, None)], 5)
     assert dict(table.counts()) == {}
+
+
+def test_a_record_that_is_later_than_all_is_not_looked_up(
+    opened: Open, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of an earlier one is: it may replace another. That is known after a restart too, and with all rows gone."""
+    table = opened()
+    looked: list[bytes] = []
+    get = Store.get
+    monkeypatch.setattr(Store, "get", lambda self, key: looked.append(key) or get(self, key))
+    rows = [make_row(100 + n, n) for n in range(10)]
+    table.write(rows[:4], [], 3)
+    table.recover([(row.key, row.value) for row in rows[4:8]], 8)
+    assert looked == []
+    table.write([], [Removal(row.key, "1m") for row in rows[:8]], 16)
+    table.close()
+    again = opened()
+    looked.clear()
+    again.write([rows[8], rows[9]], [], 18)
+    assert looked == []
+    again.recover([(rows[7].key, rows[7].value), (rows[8].key, rows[8].value)], 20)
+    assert looked
+    assert dict(again.counts()) == {"1m": 3}
+
+
+def test_a_store_that_does_not_know_its_latest_record_looks_all_up(opened: Open, make_row: MakeRow) -> None:
+    """One that an earlier release wrote has rows of which nobody kept account."""
+    table = opened()
+    rows = [make_row(100 + n, n) for n in range(4)]
+    table.write(rows[:2], [], 1)
+    meta = json.loads(table._store.db.get(b"\x02meta"))
+    del meta["newest"]
+    table._store.db.put(b"\x02meta", json.dumps(meta).encode())
+    table.close()
+    again = opened()
+    assert again.dropped is None
+    again.write([rows[1], rows[2]], [], 3)
+    assert dict(again.counts()) == {"1m": 3}
+    again.close()
+    assert "newest" in json.loads(opened()._store.db.get(b"\x02meta"))
 
 
 def test_a_store_of_an_earlier_layout_is_dropped(opened: Open, make_row: MakeRow) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core.errors import DamagedRowError, InvalidTopicNameError, NameClashError
+from retryapp.core.foreign import name_bytes
 from retryapp.core.rows import (
     PendingRow,
     RowKey,
@@ -14,6 +15,7 @@ from retryapp.core.rows import (
     due_bound,
     encode_row,
     parse_row_key,
+    row_header,
     row_key,
 )
 from retryapp.core.topology import HandlerTopology, Tiers, check_name, check_names, topic_specs
@@ -71,6 +73,38 @@ def test_a_cut_or_longer_row_is_refused(row: PendingRow, data: st.DataObject) ->
         decode_row(raw[: data.draw(st.integers(0, len(raw) - 1))])
     with pytest.raises(DamagedRowError):
         decode_row(raw + data.draw(st.binary(min_size=1, max_size=5)))
+
+
+@given(st.lists(rows, min_size=1, max_size=4), st.binary(max_size=12))
+def test_one_header_is_read_as_among_all(found: list[PendingRow], other: bytes) -> None:
+    """The first of its name, whatever was read before: lengths that were seen once are remembered."""
+    for row in [*found, *found]:
+        raw, values = encode_row(row), {name_bytes(name): value for name, value in reversed(row.headers)}
+        for name in {other, *values}:
+            assert row_header(raw, name) == values.get(name)
+
+
+@given(rows, st.data())
+def test_one_header_of_a_damaged_row_is_named_damage(row: PendingRow, data: st.DataObject) -> None:
+    """The same bytes are refused as where the whole row is read."""
+    raw = bytearray(encode_row(row))
+    row_header(bytes(raw), b"n")
+    for at in data.draw(st.lists(st.integers(0, len(raw) - 1), max_size=3)):
+        raw[at] = data.draw(st.integers(0, 255))
+    damaged = bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    try:
+        decode_row(damaged)
+    except DamagedRowError as error:
+        with pytest.raises(type(error)):
+            row_header(damaged, b"n")
+    else:
+        row_header(damaged, b"n")
+
+
+def test_a_row_with_very_many_headers_is_read_without_remembering_it() -> None:
+    """What is remembered is bounded; `row_header` gives the same answer."""
+    raw = encode_row(PendingRow(b"k", b"v", tuple((f"h{n}", b"%d" % n) for n in range(500)), 1))
+    assert (row_header(raw, b"h499"), row_header(raw, b"h500")) == (b"499", None)
 
 
 @given(st.binary(max_size=80))

@@ -26,8 +26,9 @@ async def reader(settings: ClientSettings) -> AsyncIterator[TailReader]:
 
 
 async def fill(bootstrap: str, tps: list[TopicPartition], count: int, *, abort: bool = False) -> None:
-    """Write numbered records into each partition, in one transaction."""
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex, linger_ms=5)
+    """Write numbered records into each partition, in one transaction, and wait until its end stands in all of them."""
+    name = uuid.uuid4().hex
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name, linger_ms=5)
     await producer.start()
     await producer.begin_transaction()
     for tp in tps:
@@ -35,6 +36,9 @@ async def fill(bootstrap: str, tps: list[TopicPartition], count: int, *, abort: 
             await producer.send(tp.topic, b"%d" % n, partition=tp.partition)
     await (producer.abort_transaction() if abort else producer.commit_transaction())
     await producer.stop()
+    successor = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
+    await successor.start()  # the broker lets it in when the markers are written, which is behind the answer
+    await successor.stop()
 
 
 class Taken:

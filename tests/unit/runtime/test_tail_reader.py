@@ -13,6 +13,7 @@ from retryapp.ports import TopicPartition
 from retryapp.runtime import tail
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.tail import TailReader
+from retryapp.runtime.unreadable import bare
 
 SETTINGS = ClientSettings(
     connection={"bootstrap_servers": "kafka:9092"},
@@ -138,6 +139,7 @@ async def test_consumers_have_the_settings_of_the_worker_and_read_what_is_commit
             "isolation_level": "read_committed",
             "auto_offset_reset": "none",
             "group_id": None,
+            "key_deserializer": bare,
         }.items() <= consumer.options.items()
     await reader.stop()
 
@@ -350,4 +352,51 @@ async def test_what_is_still_to_read_is_known_while_it_is_read(
     assert (seen, reader.behind(tp)) == ([10, 6], 2)
     await reader.read(tp, 8, lambda *_: None)
     assert reader.behind(tp) == 0
+    await reader.stop()
+
+
+async def test_questions_that_wait_go_to_the_broker_together(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of lanes open at once, and each asks twice; an answer is never older than its question."""
+    tps = [cluster.fill(number, number) for number in range(9)]
+    reader = TailReader(SETTINGS)
+    asked: list[set[int]] = []
+    under_way, go = asyncio.Event(), asyncio.Event()
+    first_of = Consumer.beginning_offsets
+
+    async def slow(consumer: Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
+        asked.append({tp.partition for tp in client_tps})
+        under_way.set()
+        await go.wait()
+        return await first_of(consumer, client_tps)
+
+    monkeypatch.setattr(Consumer, "beginning_offsets", slow)
+    first = asyncio.create_task(reader.bounds(tps[:1]))
+    await under_way.wait()
+    others = [asyncio.create_task(reader.bounds([tps[0], tp])) for tp in tps[1:]]
+    given_up = others.pop()
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    go.set()
+    assert await first == {tps[0]: (0, 0)}
+    assert await asyncio.gather(*others) == [{tps[0]: (0, 0), tp: (0, tp.partition)} for tp in tps[1:8]]
+    assert asked == [{0}, {*range(8)}]
+    await reader.stop()
+
+
+async def test_a_question_that_fails_spoils_no_other(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that one lane may not read is that lane's matter, also where another asks for both."""
+    tps = [cluster.fill(number, number) for number in range(5)]
+    reader = TailReader(SETTINGS)
+    end_of = Consumer.end_offsets
+
+    async def refused(consumer: Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
+        if any(tp.partition == 3 for tp in client_tps):
+            raise PermissionError("partition 3")
+        return await end_of(consumer, client_tps)
+
+    monkeypatch.setattr(Consumer, "end_offsets", refused)
+    found = await asyncio.gather(*(reader.bounds([tp]) for tp in tps), return_exceptions=True)
+    assert isinstance(found.pop(3), PermissionError)
+    assert found == [{tp: (0, tp.partition)} for tp in tps if tp.partition != 3]
     await reader.stop()

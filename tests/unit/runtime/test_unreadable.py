@@ -14,9 +14,10 @@ from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
 from aiokafka.record import default_records
 from aiokafka.record.default_records import DefaultRecordBatchBuilder, _DefaultRecordBatchPy
 from aiokafka.record.util import calc_crc32c
+from aiokafka.structs import ConsumerRecord
 
 from retryapp.runtime import unreadable
-from retryapp.runtime.unreadable import KeptRecords, TolerantRecords, Unreadable
+from retryapp.runtime.unreadable import KeptRecords, TolerantRecords, Unreadable, bare
 
 OURS = TopicPartition("orders", 0)
 OTHERS = TopicPartition("clicks", 0)
@@ -262,3 +263,18 @@ def test_every_consumer_of_the_process_reads_so() -> None:
     assert fetcher.PartitionRecords is TolerantRecords
     assert fetcher.MemoryRecords is KeptRecords
     assert default_records.DefaultRecordBatch is not _DefaultRecordBatchPy, "sound data are read by the C reader"
+
+
+def test_a_consumer_that_asks_for_bare_records_gets_what_the_others_get() -> None:
+    """Offset, key, value and headers are the same, odd batches included; the key is not changed on the way."""
+    raw = bytes(batch(0) + batch(3, header=b"\xff\xfe"))
+
+    def told(*, bare_ones: bool) -> list[Any]:
+        records = TolerantRecords(OTHERS, KeptRecords(raw), [], 1, bare if bare_ones else None, None, True, 1)
+        found = list(records)
+        assert records.next_fetch_offset == 6
+        assert any(isinstance(each, ConsumerRecord) for each in found) is not bare_ones
+        return [(each.offset, each.key, each.value, tuple(each.headers)) for each in found]
+
+    assert told(bare_ones=True) == told(bare_ones=False)
+    assert bare(b"k") == b"k"

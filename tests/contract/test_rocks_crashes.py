@@ -1,0 +1,133 @@
+"""A process that dies while it fills a store leaves a store that says how far it is: no more, and no hole in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
+from retryapp.ports import Removal, Row
+from retryapp.runtime.pending import RocksPendingTable
+from retryapp.runtime.store import Store, StoreIdentity
+
+IDENTITY = StoreIdentity(topic="app.orders.pending.changelog", topic_id="i", partition=3)
+VALUE = bytes(range(256)) * 16
+SLICE = 200
+SLICES = 60
+"""Twelve thousand rows of 4 KiB: several memtables of 8 MiB are on the disk by then, and one is not."""
+
+
+def record(offset: int) -> tuple[bytes, bytes]:
+    """Return the changelog record of an offset: a row of its own."""
+    return row_key(10**12 + offset, 3, offset), encode_row(PendingRow(b"k", VALUE, (("retry-tier", b"1m"),), offset))
+
+
+def filled(path: Path, slices: int) -> RocksPendingTable:
+    """Open a table and let it take in so many slices of the changelog."""
+    table = RocksPendingTable(path, IDENTITY, now_ms=0, max_age_ms=None)
+    for number in range(slices):
+        first = number * SLICE
+        table.recover([record(offset) for offset in range(first, first + SLICE)], first + SLICE)
+    return table
+
+
+def cut_off(path: Path) -> None:
+    """Die in the middle of a recovery."""
+    table = filled(path, SLICES)
+    die()
+    table.close()  # never: but the last reference to a table closes it, so it has to live until here
+
+
+def serve_and_die(path: Path) -> None:
+    """Finish a recovery, change a little, and die."""
+    table = filled(path, SLICES)
+    table.recovered()
+    end = SLICES * SLICE
+    key, value = record(end)
+    table.write([Row(key, value, "1m")], [Removal(record(0)[0], "1m")], end + 1)
+    die()
+
+
+def die() -> None:
+    """End this process as `kill -9` does: nothing is closed, nothing is flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(what: str, path: Path) -> None:
+    """Run one of the above in a process of its own, which must die."""
+    code = f"import runpy; m = runpy.run_path({__file__!r}); from pathlib import Path; m[{what!r}](Path({str(path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def offsets(table: RocksPendingTable) -> Iterator[int]:
+    """Walk over the origin offsets of all rows."""
+    last: bytes | None = None
+    while page := table.page(last, 1_000):
+        for key, value in page:
+            offset = parse_row_key(key).origin_offset
+            assert value == record(offset)[1]
+            yield offset
+        last = page[-1][0]
+
+
+def test_a_recovery_that_died_left_exactly_what_it_says(tmp_path: Path) -> None:
+    """All rows up to the offset that the store claims, their look-ups and their count; the next one goes on there."""
+    run("cut_off", tmp_path / "3")
+    table = RocksPendingTable(tmp_path / "3", IDENTITY, now_ms=0, max_age_ms=None)
+    assert table.dropped is None
+    kept = table.next_offset
+    assert 0 < kept < SLICES * SLICE, "the rows in memory went with the process, those on the disk did not"
+    assert list(offsets(table)) == list(range(kept))
+    assert dict(table.counts()) == {"1m": kept}
+    assert (table.find(kept - 1), table.find(kept)) == (record(kept - 1)[0], None)
+    table.recover([record(offset) for offset in range(kept, kept + 10)], kept + 10)
+    assert dict(table.counts()) == {"1m": kept + 10}
+    table.close()
+
+
+def test_what_is_written_behind_a_recovery_stands_on_all_of_it(tmp_path: Path) -> None:
+    """The write-ahead log is replayed onto a store that has what went round it."""
+    run("serve_and_die", tmp_path / "3")
+    table = RocksPendingTable(tmp_path / "3", IDENTITY, now_ms=0, max_age_ms=None)
+    assert table.dropped is None
+    end = SLICES * SLICE
+    assert table.next_offset == end + 2
+    assert list(offsets(table)) == list(range(1, end + 1))
+    assert dict(table.counts()) == {"1m": end}
+    table.close()
+
+
+def test_a_short_tail_is_kept_without_a_file_of_its_own(tmp_path: Path) -> None:
+    """Most restarts missed little: that goes through the write-ahead log, as all else does."""
+    table = filled(tmp_path / "3", 5)
+    table.recovered()
+    assert list((tmp_path / "3").glob("*.sst")) == []
+    table.close()
+
+
+def test_the_log_is_spared_only_until_the_next_logged_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One flush for all that went round it, and none where nothing did."""
+    store = Store(tmp_path / "s", IDENTITY, now_ms=0, max_age_ms=None)
+    flushed: list[bool] = []
+
+    class Watched:
+        def __init__(self, db: object) -> None:
+            self._db = db
+
+        def __getattr__(self, name: str) -> object:
+            if name == "flush":
+                flushed.append(True)
+            return getattr(self._db, name)
+
+    monkeypatch.setattr(store, "_db", Watched(store.db))
+    for logged, flushes in [(True, 0), (False, 0), (False, 0), (True, 1), (True, 1), (False, 1), (True, 2)]:
+        store.write(store.batch(), 0, logged=logged)
+        assert len(flushed) == flushes
+    store.close()
