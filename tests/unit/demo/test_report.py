@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from retryapp.core.topology import HandlerTopology
@@ -211,6 +212,31 @@ def test_one_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     found = make(tmp_path, Told())
     assert found.reason is not None
     assert "was not there after 0.1 s" in found.reason
+
+
+def test_ctrl_c_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that it has started; the run then ends as an interrupted one does."""
+    note = tmp_path / "pid"
+    program = f"""
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+pathlib.Path({str(note)!r}).write_text(f'{{os.getpid()}} {{child.pid}} ')
+time.sleep(600)
+"""
+
+    def clock() -> float:
+        if note.exists() and note.read_text().endswith(" "):
+            raise KeyboardInterrupt
+        return 0.0
+
+    monkeypatch.setattr(report, "find_spec", lambda name: object())
+    monkeypatch.setattr(report, "_command", lambda stage, page: [sys.executable, "-c", program])
+    monkeypatch.setattr(report, "monotonic_s", clock)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, Told())
+    processes = [psutil.Process(int(pid)) for pid in note.read_text().split() if psutil.pid_exists(int(pid))]
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def make(tmp_path: Path, told: Told, page: Path | None = None) -> Report:
