@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from retryapp.cli._output import table
-from retryapp.cli._spark import broker_options, lake_options, spark_session, stopped_by_signals
+from retryapp.cli._spark import broker_options, format_option, lake_options, spark_session, stopped_by_signals
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
@@ -57,6 +57,7 @@ DAY_MS: Final = 86_400_000
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the page too, as 'retryapp pipeline report' does.",
 )
+@format_option
 @lake_options
 @json_option
 def analyse(
@@ -66,6 +67,7 @@ def analyse(
     full: bool,
     compare_ledger: bool,
     page: Path | None,
+    table_format: str | None,
     lake: str,
     session: SessionOptions,
     as_json: bool,
@@ -85,7 +87,7 @@ def analyse(
         from retryapp.pipeline.archive import Archive, ArchiveOptions
         from retryapp.pipeline.lake import open_lake
 
-        opened = open_lake(spark, lake)
+        opened = open_lake(spark, lake, wanted=table_format)
         job = Analysis(spark, connection, opened, now_ms=clock.wall_ms)
         taken = job.cut(sorted(set(groups)))
         for cut in taken:

@@ -13,7 +13,14 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from retryapp.cli._analyse import analyse, report
 from retryapp.cli._metrics import heard, metrics_options, tell_round
 from retryapp.cli._output import instant, table
-from retryapp.cli._spark import CONNECTORS, broker_options, lake_options, spark_session, stopped_by_signals
+from retryapp.cli._spark import (
+    CONNECTORS,
+    broker_options,
+    format_option,
+    lake_options,
+    spark_session,
+    stopped_by_signals,
+)
 from retryapp.cli._upkeep import compact, erase, expire, rebuild, register, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
@@ -75,12 +82,7 @@ def _length(context: click.Context, parameter: click.Parameter, value: str | Non
 @broker_options
 @_group_option
 @click.option("--every", metavar="LENGTH", callback=_length, help="Go on for ever, once in so long ('1m').")
-@click.option(
-    "--format",
-    "table_format",
-    type=click.Choice(["delta", "parquet"]),
-    help="Of a new lake's tables; parquet needs no Delta jars and cannot be erased from. [default: delta]",
-)
+@format_option
 @click.option(
     "--rows-per-batch",
     type=click.IntRange(min=1),

@@ -50,6 +50,7 @@ def demo(tmp_path: Path, cache_dir: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_every_flight_is_accounted_for(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     """The run ends in order, with the fates that the data announce, one kill, and nothing left but the report."""
     stdout, _ = demo.communicate(timeout=500)
