@@ -164,6 +164,7 @@ def _command(stage: Stage, page: Path) -> list[str]:
         "--broker": stage.connection.bootstrap,
         "--group": stage.topology.group,
         "--lake": str(stage.folder / "lake"),
+        "--format": "parquet",  # it goes away with the run, and Delta's log costs as much as all the rest
         "--report": str(page),
         "--memory": _MEMORY,
     }
