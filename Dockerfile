@@ -1,5 +1,5 @@
-# The image of a worker; docker-compose.yml runs two of them. Java and Spark are not in it: the broker has an image of its own.
-FROM python:3.11.13-slim-bookworm
+# Two images: `worker`, which is what `docker build .` makes, and `spark`, which runs the pipeline and has Java and PySpark.
+FROM python:3.11.13-slim-bookworm AS worker
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -19,3 +19,21 @@ ENV RETRYAPP_DATADIR=/data
 VOLUME /data
 EXPOSE 6066
 CMD ["retryapp", "worker", "-A", "retryapp.demo.app"]
+
+FROM worker AS spark
+USER root
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
+ && rm -rf /var/lib/apt/lists/* \
+ && pip install --constraint /src/constraints.txt "/src[spark]" \
+ && install --directory --owner=retryapp /lake
+USER retryapp
+# The jars are in the image: it starts without a network but Kafka's.
+ENV RETRYAPP_CACHE_DIR=/home/retryapp/cache
+RUN retryapp pipeline jars
+VOLUME /lake
+EXPOSE 6080
+CMD ["retryapp", "pipeline", "archive", "--help"]
+
+# The last one is the default.
+FROM worker

@@ -16,9 +16,9 @@ install: python  ## set up .venv with everything that development needs
 	@$(PYTHON) tools/environment.py dev
 
 install-demo: python
-	@$(PYTHON) tools/environment.py demo
+	@$(PYTHON) tools/environment.py $(if $(filter --no-report,$(ARGS)),demo-without-report,demo)
 
-demo: install-demo  ## real Kafka, two workers, 20,000 real flights; options: ARGS="--records 6000 --json"
+demo: install-demo  ## real Kafka, two workers, 20,000 real flights, a report; options: ARGS="--records 6000 --no-report"
 	@$(BIN)/retryapp demo $(ARGS)
 
 # Tests mostly wait (for delays, sessions, brokers), so two at a time take little more than half; JOBS=0 for one by one

@@ -6,8 +6,8 @@ None and shown as a dash. `LiveView` shows moments as a live table on a terminal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -112,6 +112,17 @@ class LiveView:
     def say(self, text: str) -> None:
         """Print a line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def busy(self, text: str) -> Iterator[None]:
+        """Say what goes on, with a sign that moves on a terminal; it takes the place of the moments shown before."""
+        self.say(text)
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        with self._console.status("this takes a while"):
+            yield
 
     def __enter__(self) -> Self:
         """Begin."""

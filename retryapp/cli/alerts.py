@@ -113,8 +113,15 @@ def _text(seconds: float) -> str:
     show_default=True,
     help="How long one may last.",
 )
+@click.option(
+    "--archive-age",
+    type=_Seconds(),
+    default=_text(DEFAULTS.archive_age_s),
+    show_default=True,
+    help="How long ago the archive's last round may be.",
+)
 @json_option
-def command(*, as_json: bool, late: int, retry_age: int, rebalance: int, **more: Any) -> ExitCode:
+def command(*, as_json: bool, late: int, retry_age: int, rebalance: int, archive_age: int, **more: Any) -> ExitCode:
     """Print alert rules for Prometheus, as a file for its rule_files. Asks nobody.
 
     The rules add up over the workers of one scrape job: give each consumer group a job of its own. What a handler's
@@ -125,7 +132,7 @@ def command(*, as_json: bool, late: int, retry_age: int, rebalance: int, **more:
       retryapp alerts
       retryapp alerts --late 5m --dead-share 0.5% --retry-age 7d
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    limits = Limits(late_s=late, retry_age_s=retry_age, rebalance_s=rebalance, **more)
+    limits = Limits(late_s=late, retry_age_s=retry_age, rebalance_s=rebalance, archive_age_s=archive_age, **more)
     facts = {"limits": asdict(limits), "alerts": [asdict(alert) for alert in alerts(limits)]}
     emit(facts, rules_text(limits).rstrip("\n"), as_json=as_json)
     return ExitCode.FINE

@@ -11,8 +11,16 @@ import click
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from retryapp.cli._analyse import analyse, report
+from retryapp.cli._metrics import heard, metrics_options, tell_round
 from retryapp.cli._output import instant, table
-from retryapp.cli._spark import CONNECTORS, broker_options, lake_options, spark_session, stopped_by_signals
+from retryapp.cli._spark import (
+    CONNECTORS,
+    broker_options,
+    format_option,
+    lake_options,
+    spark_session,
+    stopped_by_signals,
+)
 from retryapp.cli._upkeep import compact, erase, expire, rebuild, register, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
@@ -26,6 +34,7 @@ from retryapp.settings import current_settings
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived
+    from retryapp.pipeline.metrics import PipelineMetrics
     from retryapp.pipeline.outlook import TopicOutlook
     from retryapp.pipeline.runner import OnProgress, RunProgress
 
@@ -50,6 +59,7 @@ def command() -> None:
     Examples:
       retryapp pipeline archive --broker localhost:9092 --group billing
       retryapp pipeline archive --broker localhost:9092 --group billing --lake s3a://lake/retries --every 1m
+      retryapp pipeline archive --broker localhost:9092 --group billing --every 1m --metrics-port 6080
       retryapp pipeline analyse --broker localhost:9092 --group billing
       retryapp pipeline report --out report.html
       retryapp pipeline status --broker localhost:9092 --group billing --json
@@ -72,12 +82,7 @@ def _length(context: click.Context, parameter: click.Parameter, value: str | Non
 @broker_options
 @_group_option
 @click.option("--every", metavar="LENGTH", callback=_length, help="Go on for ever, once in so long ('1m').")
-@click.option(
-    "--format",
-    "table_format",
-    type=click.Choice(["delta", "parquet"]),
-    help="Of a new lake's tables; parquet needs no Delta jars and cannot be erased from. [default: delta]",
-)
+@format_option
 @click.option(
     "--rows-per-batch",
     type=click.IntRange(min=1),
@@ -85,6 +90,7 @@ def _length(context: click.Context, parameter: click.Parameter, value: str | Non
     show_default=True,
     help="Offsets that one batch covers at most.",
 )
+@metrics_options
 @lake_options
 @json_option
 def archive(
@@ -94,6 +100,7 @@ def archive(
     every: int | None,
     table_format: str | None,
     rows_per_batch: int,
+    metrics: PipelineMetrics | None,
     lake: str,
     session: SessionOptions,
     as_json: bool,
@@ -102,13 +109,13 @@ def archive(
 
     Reads what is there now and ends; run it again for what is new. It may be killed at any moment: a rerun continues,
     and no record is there twice. Records that were deleted before they were read are said (exit code 1). With --every
-    each round prints its result, with --json as one object a line.
+    each round prints its result, with --json as one object a line. With --metrics-port Prometheus may ask meanwhile.
 
     \b
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     clock, code = SystemClock(), ExitCode.FINE
-    with spark_session(session) as spark, stopped_by_signals() as stopped:
+    with spark_session(session) as spark, stopped_by_signals() as stopped, heard(metrics, spark):
         from retryapp.pipeline.archive import Archive, ArchiveOptions
         from retryapp.pipeline.lake import open_lake
 
@@ -126,8 +133,13 @@ def archive(
         while True:
             results = []
             for job in jobs:
+                began_ms = clock.wall_ms()
                 with _progress(job.group) as on_progress:
                     results.append(job.run_once(on_progress=on_progress, stopped=stopped))
+                if metrics is not None and not results[-1].interrupted:
+                    tell_round(
+                        metrics, KafkaAdmin(connection), results[-1], began_ms=began_ms, ended_ms=clock.wall_ms()
+                    )
                 if stopped.is_set():
                     break
             facts = {"lake": opened.uri, "groups": [archived_facts(result) for result in results]}

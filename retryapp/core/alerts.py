@@ -1,4 +1,4 @@
-"""Alert rules for Prometheus over the metrics of workers: what to be woken for, and what to do then.
+"""Alert rules for Prometheus over the metrics of workers and of the archive: what to be woken for, and what to do then.
 
 Every rule adds up over the workers of one scrape job, so a job is to be one consumer group. The rules use nothing that
 a Prometheus of 2.7 lacks (subqueries), and no metric of anybody else.
@@ -63,6 +63,8 @@ class Limits:
     """Rebalances in an hour."""
     rebalance_s: int = 60
     """Seconds that one may last."""
+    archive_age_s: int = 3_600
+    """Seconds since the archive's last round; far less than what the shortest retention keeps."""
 
 
 @keyword_value_type
@@ -104,7 +106,7 @@ def alerts(limits: Limits | None = None) -> tuple[Alert, ...]:
     chosen = limits or Limits()
     if chosen.retry_age_s not in RETRY_AGE_BUCKETS_S:
         raise ValueError(f"retry_age_s={chosen.retry_age_s} is none of {RETRY_AGE_BUCKETS_S}")
-    return (*_firing(chosen), *_dead(chosen), *_group(chosen), *_state())
+    return (*_firing(chosen), *_dead(chosen), *_group(chosen), *_state(), _archive(chosen))
 
 
 def _firing(limits: Limits) -> tuple[Alert, ...]:
@@ -309,6 +311,21 @@ def _state() -> tuple[Alert, ...]:
             meaning="Runs that were given up (their time-out had passed) still go on. At a limit no new run begins.",
             action="Give the calls in the handler time-outs of their own; a restart of the worker ends the threads.",
         ),
+    )
+
+
+def _archive(limits: Limits) -> Alert:
+    last = "max by (job, group) (max_over_time(retryapp_pipeline_last_round_timestamp_seconds[1d]))"
+    return Alert(
+        name="RetryAppArchiveStandsStill",
+        expr=f"time() - {last} > {limits.archive_age_s}",
+        hold="5m",
+        urgency=Urgency.WARNING,
+        summary="{{ $labels.job }}, {{ $labels.group }}: archived last {{ $value | humanizeDuration }} ago",
+        meaning=f"No round of 'retryapp pipeline archive' has ended in order for {_text(limits.archive_age_s)}: it "
+        "hangs, fails, or does not run. After a day without one this ends by itself.",
+        action="Its last lines say why; start it again, it goes on where it was. "
+        "retryapp_pipeline_loss_timestamp_seconds has until when: then retention takes what is not archived.",
     )
 
 

@@ -4,7 +4,8 @@
 2. Feed at a steady rate and watch the service's log and the topics. In mid-run, while many flights wait, one worker is
    killed with SIGKILL; some seconds after the group has taken its partitions away it is started again.
 3. When every flight is done or dead and nothing waits any more, or nothing moves for a long time, stop the workers.
-4. Read the log and the topics from their beginning, and count.
+4. Read the log and the topics from their beginning, and count: the balance is printed.
+5. While the broker still runs, let the pipeline make its report; without one the balance stands.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from retryapp.demo.data import TOTAL_FLIGHTS, Fate, fate_of, load_planes, read_f
 from retryapp.demo.feed import Feeder
 from retryapp.demo.figures import MANY_WAITING, pause_after
 from retryapp.demo.policy import OUTAGE_S, PARTITIONS, POLICY, SESSION_TIMEOUT_S
+from retryapp.demo.report import Report, make_report
 from retryapp.demo.settings import MAIN_TOPIC
 from retryapp.demo.stage import Stage
 from retryapp.demo.tally import Snapshot, Tally
@@ -70,6 +72,8 @@ class DemoOptions:
     seed: int = 1
     keep: bool = False
     live: bool = False
+    page: Path | None = None
+    """Where the report goes; none: no report."""
 
     @property
     def flights_per_s(self) -> float:
@@ -77,37 +81,56 @@ class DemoOptions:
         return min(DEFAULT_RATE, self.records / LEAST_FEED_S) if self.rate is None else self.rate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """What a run came to."""
+
+    balance: Balance
+    report: Report | None
+    """None: it was not asked for."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """True when every promise was kept, and a report that there is says the same."""
+        return self.balance.is_in_order and not (self.report is not None and self.report.problems)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the object that `--json` prints."""
+        return {**self.balance.as_json(), "report": None if self.report is None else self.report.as_json()}
+
+
 def run_demo(
     options: DemoOptions,
     console: Console,
     *,
     progress: Progress | None = None,
-    on_balance: Callable[[Balance], None] | None = None,
-) -> Balance:
+    on_result: Callable[[DemoResult], None] | None = None,
+) -> DemoResult:
     """Run the demo.
 
     Args:
         options: size, speed and manner.
         console: for everything that is shown on the way (stderr).
         progress: told of the broker's downloads.
-        on_balance: called with the balance as soon as it is there, before `keep` lingers.
+        on_result: called with the result as soon as it is there, before `keep` lingers.
 
     Returns:
-        The balance; with `keep` only after the run was interrupted.
+        The result; with `keep` only after the run was interrupted.
 
     Raises:
         EnvironmentFault: something is missing or failed.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything has been stopped and removed.
     """
     began_s = monotonic_s()
-    balance: Balance | None = None
+    result: DemoResult | None = None
     interrupted = False
     with _signals_interrupt(), View(console, live=options.live) as view:
         stage = _new_stage(options)
         try:
             balance = _Run(options, stage, view, began_s).play(progress)
-            if on_balance is not None:
-                on_balance(balance)
+            result = DemoResult(balance=balance, report=_report(options, stage, view, balance))
+            if on_result is not None:
+                on_result(result)
             if options.keep:
                 _linger(stage, view)
         except KeyboardInterrupt:
@@ -115,12 +138,20 @@ def run_demo(
             raise
         finally:
             with _signals_ignored():
-                in_order = balance is not None and balance.is_in_order
+                in_order = result is not None and result.is_in_order
                 keep_logs = options.keep or not (in_order or interrupted)
                 stage.close(keep_logs=keep_logs)
                 if keep_logs:
                     view.say(f"kept: {stage.folder} (all logs, the workers' state, the service's deliveries)")
-    return balance
+    return result
+
+
+def _report(options: DemoOptions, stage: Stage, view: View, balance: Balance) -> Report | None:
+    if options.page is None:
+        return None
+    report = make_report(stage, balance, view, cache_dir=options.cache_dir, page=options.page)
+    view.say(report.text)
+    return report
 
 
 def _new_stage(options: DemoOptions) -> Stage:

@@ -28,7 +28,7 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
-from retryapp.pipeline.runner import Driven, OnProgress, drive
+from retryapp.pipeline.runner import Driven, OnProgress, drive, query_name
 from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, Run, RunLog
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
@@ -191,7 +191,13 @@ class Archive:
         rows = archive_rows(
             records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()
         )
-        query = append_stream(rows, self._lake, RECORDS_TABLE, checkpoint=self._lake.checkpoint(JOB, run.checkpoint))
+        query = append_stream(
+            rows,
+            self._lake,
+            RECORDS_TABLE,
+            checkpoint=self._lake.checkpoint(JOB, run.checkpoint),
+            name=query_name(JOB, sources.group),
+        )
         return drive(query, job=JOB, resumed=start.checkpoint is not None, on_progress=on_progress, stopped=stopped)
 
     def _erased(self) -> DataFrame | None:

@@ -115,7 +115,7 @@ def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgres
         rows = int(progress["numInputRows"])
         done.rows += rows
         done.batches += 1
-        done.ends.update(_offsets(source.get("endOffset")))
+        done.ends.update(offsets_of(source.get("endOffset")))
         if on_progress is not None:
             behind = (source.get("metrics") or {}).get("avgOffsetsBehindLatest")
             partitions = len(done.ends)
@@ -125,7 +125,23 @@ def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgres
     return seen
 
 
-def _offsets(end: Any) -> dict[tuple[str, int], int]:
+def query_name(task: str, group: str) -> str:
+    """Return the name of a query, by which its batches are told apart.
+
+    >>> query_name("archive", "billing")
+    'archive:billing'
+    """
+    return f"{task}:{group}"
+
+
+def read_query_name(name: str) -> tuple[str, str]:
+    """Return task and group of a query; the group is empty for one that is not ours."""
+    task, _, group = name.partition(":")
+    return task, group
+
+
+def offsets_of(end: Any) -> dict[tuple[str, int], int]:
+    """Return offsets by topic and partition from what Spark says of a Kafka source."""
     nested = json.loads(end) if isinstance(end, str) else end or {}
     return {
         (topic, int(partition)): int(offset)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str) -> StreamingQuery:
+def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str, name: str) -> StreamingQuery:
     """Start a query that appends all that is there now to a table, and ends.
 
     Delta notes (query id, batch number) in the commit itself, and the query id is kept in the checkpoint: a batch that
@@ -23,13 +23,14 @@ def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str) -
         lake: where the table is.
         table: its name.
         checkpoint: URI of Spark's notes.
+        name: of the query, in Spark's pages and for metrics.
     """
-    writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(table)
+    writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(name)
     if lake.format == "delta":
         return writer.format("delta").outputMode("append").start(lake.table(table))
-    name = checkpoint.rsplit("/", 1)[-1]
+    folder = checkpoint.rsplit("/", 1)[-1]
 
     def write(batch: DataFrame, number: int) -> None:
-        batch.write.mode("overwrite").parquet(f"{lake.table(table)}/batch={name}-{number:09d}")
+        batch.write.mode("overwrite").parquet(f"{lake.table(table)}/batch={folder}-{number:09d}")
 
     return writer.foreachBatch(write).start()

@@ -51,6 +51,11 @@ def plain_command(line: str) -> list[str]:
     return [word for index, word in enumerate(words) if word != "exec" and not ("=" in word and index < 2)]
 
 
+def image_commands(dockerfile: str) -> list[list[str]]:
+    """What the images run by themselves, in the order of the file."""
+    return [json.loads(line) for line in re.findall(r"^CMD (.*)$", dockerfile, re.MULTILINE)]
+
+
 def test_compose_is_valid(compose: dict[str, Any], project_root: Path) -> None:
     """By the schema of the Compose Specification; extension fields and anchors are resolved first."""
     schema = json.loads((project_root / "tests" / "data" / "compose-spec.json").read_text())
@@ -77,7 +82,36 @@ def test_ports_are_published_on_loopback_only(compose: dict[str, Any]) -> None:
 def test_images_are_pinned_and_the_broker_is_ours(compose: dict[str, Any], dockerfile: str) -> None:
     """The same Kafka as `retryapp broker`, and no floating tags."""
     assert compose["services"]["broker"]["image"] == "apache/kafka:4.3.1"
-    assert re.match(r"(#.*\n)*FROM python:3\.\d+\.\d+-slim-\w+\n", dockerfile)
+    assert re.match(r"(#.*\n)*FROM python:3\.\d+\.\d+-slim-\w+ AS worker\n", dockerfile)
+
+
+def test_images_are_built_from_parts_that_exist(compose: dict[str, Any], dockerfile: str) -> None:
+    """Every service of ours names its part and has an image of its own for it; a bare build makes a worker."""
+    parts = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", dockerfile, re.MULTILINE)
+    named = {name for _, name in parts if name}
+    built = {
+        service["image"]: service["build"]["target"] for service in compose["services"].values() if "build" in service
+    }
+    assert set(built.values()) == named == {"worker", "spark"}
+    assert len(built) == 2
+    assert parts[-1] == ("worker", "")
+
+
+def test_the_archive_runs_for_ever_and_is_seen(compose: dict[str, Any], dockerfile: str) -> None:
+    """It reads the workers' group, keeps its lake in a volume, and serves its metrics on the port that is published."""
+    archive = compose["services"]["archive"]
+    words = archive["command"]
+    options = dict(zip(words[3::2], words[4::2], strict=True))
+    assert options["--group"] == DemoSettings.model_fields["group"].default
+    assert options["--broker"] == workers(compose)["worker1"]["environment"]["RETRYAPP_DEMO_BROKER"]
+    assert [volume.split(":") for volume in archive["volumes"]] == [["lake", options["--lake"]]]
+    assert options["--lake"] in re.findall(r"^VOLUME (\S+)$", dockerfile, re.MULTILINE)
+    assert parse_duration_ms(options["--every"]) > 0
+    port = options["--metrics-port"]
+    assert archive["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert port in archive["healthcheck"]["test"][-1]
+    assert f"EXPOSE {port}" in dockerfile
+    assert archive["restart"] == "unless-stopped"
 
 
 def test_two_workers_come_back_and_have_time_to_stop(compose: dict[str, Any]) -> None:
@@ -117,7 +151,7 @@ def test_commands_exist(
     """Each command line is parsed by the program it starts."""
     lines = [plain_command(line) for line in procfile.values()]
     lines += [service["command"] for service in compose["services"].values() if "command" in service]
-    lines.append(json.loads(dockerfile.rsplit("CMD ", 1)[1]))
+    lines += image_commands(dockerfile)[:1]
     for line in lines:
         assert_parses(line)
 
@@ -134,7 +168,7 @@ def test_compose_and_procfile_run_the_same_worker(
     """What is tried in development is what runs in containers."""
     commands = [service["command"] for service in workers(compose).values()]
     commands += [plain_command(line) for name, line in procfile.items() if name.startswith("worker")]
-    commands.append(json.loads(dockerfile.rsplit("CMD ", 1)[1]))
+    commands.append(image_commands(dockerfile)[0])
     assert len(commands) == 5
     assert all(command == commands[0] for command in commands)
 

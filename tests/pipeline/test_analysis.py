@@ -57,12 +57,18 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     stage.wait_settled(topic)
     first = run(*analyse)
     assert (first["journeys"], first["touched"], first["full"]) == (30, 30, True)
-    assert first["ledger"] == {"at_rest": True, "differences": []}
+    counts = {"received": 40, "first_try_ok": 10, "done": 30}
+    assert first["ledger"] == {"at_rest": True, "differences": [], "counted": counts}
     stage.produce(topic, [{"id": 100 + i, "fail": 3} for i in range(4)])
     stage.wait_settled(topic)
-    second = run(*analyse)
+    at_once = tmp_path / "at-once.html"
+    second = run(*analyse, "--report", str(at_once))
     assert (second["journeys"], second["touched"], second["full"]) == (34, 4, False)
     assert second["ledger"]["differences"] == []
+    assert second["report"]["path"] == str(at_once)
+    totals = second["report"]["totals"]
+    assert (totals["received"], totals["first_try_ok"], totals["failed"]) == (44, 10, 34)
+    assert second["report"]["headline"] in at_once.read_text()
 
     from retryapp.pipeline.analysis.derived import Derived
     from retryapp.pipeline.lake import open_lake

@@ -13,6 +13,7 @@ pytest.importorskip("altair", reason="the report's charts need altair: pip insta
 
 from retryapp.pipeline.report import to_page
 from retryapp.pipeline.report.charts import MARKERS
+from retryapp.pipeline.report.facts import build
 
 LARGEST = 1 << 20
 
@@ -88,7 +89,7 @@ def test_what_deserves_action_comes_first() -> None:
     assert titles[:3] == [
         "Check failed: no attempt was early",
         "37 dead letters leave billing.orders.dlq within 24 hours",
-        "An outage may be going on: shop.errors.PaymentsDown",
+        "An outage may be going on: PaymentsDown",
     ]
     assert titles[-1] == "records can be read"
     page = to_page(shown)
@@ -130,6 +131,51 @@ def test_an_outage_of_last_week_is_no_call_to_act() -> None:
     """Only what goes on is urgent."""
     past = facts()["outages"][0] | {"to_ms": NOON_MS - 7 * DAY_MS}
     assert not [entry for entry in facts(outages=[past])["todo"] if "outage" in entry["title"]]
+
+
+def test_an_outage_is_one_call_and_only_while_something_waits_for_its_end() -> None:
+    """A service that is down fails in several ways; what nothing waits for is over, or no matter of time."""
+    shown = facts()
+    first = shown["outages"][0] | {"fingerprint": shown["causes"][0]["fingerprint"]}
+    second = first | {"fingerprint": shown["causes"][1]["fingerprint"], "error_type": "TimeoutError", "failures": 160}
+    (entry,) = [entry for entry in facts(outages=[first, second])["todo"] if "outage" in entry["title"]]
+    assert entry["title"] == "An outage may be going on: PaymentsDown, TimeoutError"
+    assert entry["text"].startswith("2,000 failures in orders, up to 412 a minute")
+    settled = [cause | {"pending": 0} for cause in shown["causes"]]
+    over = facts(outages=[first, second], causes=settled)
+    assert not [entry for entry in over["todo"] if "outage" in entry["title"]]
+
+
+def test_a_deadly_cause_comes_with_its_newest_message() -> None:
+    """Cut to a line: what it says is most often what has to be mended."""
+    told = [entry["text"] for entry in facts(text=f"no such plane\n{'x' * 999}")["todo"] if "dead of" in entry["title"]]
+    assert told
+    assert all("The newest: \u201cno such plane xxx" in text and "x\u2026\u201d." in text for text in told)
+    assert max(map(len, told)) < 400
+
+
+def test_keys_beyond_those_shown_are_not_denied() -> None:
+    """The page has 20 of them at most."""
+    (entry,) = [entry for entry in facts()["todo"] if "same keys" in entry["title"]]
+    assert entry["text"].startswith("3 keys have")
+    assert entry["command"] == "retryapp dead show --broker HOST:PORT billing/orders@kq8G0bTz/0/0"
+    many = facts(in_all={"causes": 31, "outages": 2, "offenders": 400})
+    assert next(e["text"] for e in many["todo"] if "same keys" in e["title"]).startswith("At least 3 keys have")
+
+
+def test_what_workers_did_not_tell_is_taken_from_the_topics_or_said() -> None:
+    """A killed worker's counts are gone: the sums are those of the other count, or are called too low."""
+    whole = facts()["ledger"]
+    holes = [whole[0] | {"from_offset": 30_000, "received": 20_000}, whole[1]]
+    tables = {name: value for name, value in facts(ledger=holes).items() if name not in {"totals", "headline", "todo"}}
+    counted = {"received": 100_000, "first_try_ok": 98_000, "done": 99_680}
+    low, mended = build(tables), build(tables, counted)
+    assert (low["counted_by"], low["totals"]["received"]) == ("workers, with holes", 70_000)
+    assert "too low" in to_page(low)
+    assert (mended["counted_by"], mended["totals"]["received"]) == ("topics", 100_000)
+    assert "counted from the topics" in to_page(mended)
+    assert build({**tables, "ledger": whole}, {**counted, "received": 1})["totals"]["received"] == 100_000
+    assert "counted from" not in to_page(facts())
 
 
 def test_half_a_surrogate_is_written() -> None:

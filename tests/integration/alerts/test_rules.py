@@ -284,6 +284,19 @@ CASES = (
         fires={22: "billing, orders: 2 runs of the handler hang"},
         quiet=(5, 15),
     ),
+    Case(
+        alert="RetryAppArchiveStandsStill",  # it goes on until minute 10, and is not there at all from 30 on
+        series={bare("pipeline_last_round_timestamp_seconds", group="billing", task="archive"): "0+60x10 600x20 _x80"},
+        labels={"job": "billing", "group": "billing"},
+        fires={76: "billing, billing: archived last 1h 6m 0s ago"},
+        quiet=(10, 40, 69, 74),
+    ),
+    Case(
+        alert="RetryAppArchiveStandsStill",  # a round an hour
+        series={bare("pipeline_last_round_timestamp_seconds", group="billing", task="archive"): "0x59 3600x59 7200x59"},
+        labels={"job": "billing", "group": "billing"},
+        quiet=(60, 119, 170),
+    ),
 )
 
 

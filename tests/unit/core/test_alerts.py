@@ -8,10 +8,12 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from samples import partition
 
 from retryapp.core.alerts import GROUP_NAME, Limits, alerts, rules_text
+from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.ports import Event, Observation
 from retryapp.runtime.metrics import MetricsObserver, Retention, Sources
 
@@ -33,14 +35,18 @@ def selectors(expr: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, list[dict[str, str]]]:
-    """Every series that a worker shows, by name: its labels."""
+    """Every series that a worker or the archive shows, by name: its labels."""
     info = partition(0, pending=1, pending_by_tier={"5m": 1}, next_due_ms=1, looked_ms=1)
     told = Retention(longest_wait_s=1, needed_s=1, topics_s={"billing.orders.retry": 1})
     metrics = MetricsObserver(Sources(partitions=lambda: {"orders": [info]}, retentions=lambda: {"orders": told}))
     metrics.begin("orders", ["5m"])
     metrics.observe(Observation(event=Event.DEAD, handler="orders", reason="exhausted", error_type="E"))
+    archive = PipelineMetrics()
+    times = {"began_ms": 0, "ended_ms": 1, "gaps": 0}
+    archive.round_ended("archive", "billing", read={}, ends={}, retention_ms={}, **times)
     found: dict[str, list[dict[str, str]]] = {}
-    for family in text_string_to_metric_families(metrics.text().decode()):
+    text = metrics.text().decode() + generate_latest(archive.registry).decode()
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample.labels)
     return found
@@ -95,6 +101,7 @@ def test_limits_are_in_the_rules() -> None:
         ({"retry_age_s": 604_800}, "RetryAppRetriesLastLong", '"604800(\\\\.0)?"'),
         ({"rebalances": 4}, "RetryAppRebalancesFrequent", "> 4"),
         ({"rebalance_s": 9}, "RetryAppRebalanceLong", "> 9"),
+        ({"archive_age_s": 99}, "RetryAppArchiveStandsStill", "> 99"),
     ):
         changed = {alert.name: alert for alert in alerts(Limits(**change))}  # type: ignore[arg-type]
         assert text in changed[name].expr
