@@ -243,9 +243,10 @@ class LaneProtocol(ABC):
         if not await catch_up(self._open_tables(), self.reader, changelog, name):
             if self.pending is not None and self.dead is not None:
                 self.pending.drop()
-                self.dead.close()
+                self.dead.drop()  # it has the letters of what was taken back
             await catch_up(self._open_tables(), self.reader, changelog, name)
         if self.place.seen is not None:
+            await self._learn_time()  # which events have expired is not for a clock to say that may be hours wrong
             self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=self.clock.wall_ms())
         if not self.transactional:
             self.outcomes = await read_outcomes(self.place, self.reader, set_by_hand=self._set_by_hand)
@@ -258,16 +259,17 @@ class LaneProtocol(ABC):
         return self.pending
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
-        """See `ports.LaneTransport.release`.
-
-        The first lane of a worker learns the broker's time before records flow: due times begin with it.
-        """
-        if not self.clock.trusted:
-            await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
+        """See `ports.LaneTransport.release`."""
+        await self._learn_time()  # due times begin with it
         await self.reposition(starts)
         if self.dead is not None:
             name, dlq = self.place.name, self.place.dlq
             self._dead_keeper = DeadLetterKeeper(name, self.dead, dlq=dlq, reader=self.reader, clock=self.clock)
+
+    async def _learn_time(self) -> None:
+        """The first lane of a worker asks for the broker's time, by a record whose acknowledgement tells it."""
+        if not self.clock.trusted:
+            await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
 
     # -- serving ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from retryapp.core.deduplicate import Seen
+from retryapp.core.deduplicate import Seen, encode_seen
 from retryapp.core.errors import DiskFullError
 from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
 from retryapp.ports import DeadRow, Removal, Row
@@ -151,6 +151,10 @@ class SimSeenStore(MemorySeenTable):
         """See `ports.SeenTable.write`."""
         self._disk.write(self._journal, (rows, next_offset, now_ms))
         super().write(rows, next_offset, now_ms)
+
+    def rows(self) -> dict[bytes, bytes]:
+        """Return all rows, as they are in the changelog."""
+        return {identity: encode_seen(row) for identity, row in self._rows.items()}
 
     def close(self) -> None:
         """See `ports.SeenStore.close`: closing flushes."""

@@ -26,11 +26,11 @@ from retryapp.engine.handler import Delivery, Handler
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.disk import Disk, SimPendingStore
-from retryapp.testing.simulation.lanes import SimLane
 from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from retryapp.testing.simulation.network import Network
-from retryapp.testing.simulation.oracle import Call, Opening, Oracle, Topics, Violation, step
+from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation, step
 from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
+from retryapp.testing.simulation.sessions import opening_of, seen_stores
 from retryapp.testing.simulation.worker import SimWorker
 
 POLICY: Final = RetryPolicy("300ms 1s 3s", timeout="2s")
@@ -154,7 +154,7 @@ class History:
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
-        opening = self._opening(worker, origin[0])
+        opening = opening_of(worker, self.topology.main, origin[0])
         self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
         now = step(script, attempt)
         if now == "X":
@@ -175,15 +175,6 @@ class History:
             raise Reject("the script says so")
         if now == "L":
             raise RetryLater(after=f"{LATER_MS}ms")
-
-    def _opening(self, worker: SimWorker, number: int) -> Opening | None:
-        """Return what the lane of a partition knew when it opened."""
-        placed = worker.ownership.placed.get((self.topology.main, number))
-        if placed is None or not isinstance(lane := placed.transport, SimLane):
-            return None
-        known = lane.outcomes
-        told = known is None or (known.complete and not known.set_by_hand)
-        return Opening(worker.process.name, lane.fenced_ms, told)
 
     # -- machines -----------------------------------------------------------------------------------------------
 
@@ -381,6 +372,8 @@ class History:
 
     def _judge(self) -> None:
         self.oracle.at_rest()
+        for number, store in seen_stores(self.slots):
+            self.oracle.remembered(number, store.rows())
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
         for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
             if self.observed[event] > visible[topic] + self.broker.taken_back[topic] or (

@@ -17,6 +17,7 @@ from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
 from retryapp.engine import deliver, fire, firing, suspects, transport
+from retryapp.engine.copies import Copies, Outcomes
 from retryapp.engine.duplicates import Duplicates
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
@@ -184,6 +185,10 @@ async def _no_recovery(self: LaneProtocol) -> None:
     self.pending, self.dead = self.open_stores()
 
 
+def _not_applied(*_what: Any) -> None:
+    """The table of seen events is written when a lane opens, and not while it works."""
+
+
 def _unwritten(_self: Duplicates, _turn: Any, _now_ms: int) -> None:
     """Events are known to the session that saw them, and lost with it."""
 
@@ -250,6 +255,34 @@ class _Forgetful(Mark):
         return Mark(alone=True, count=1, life=self.life).text
 
 
+async def _recover_and_remember(self: LaneProtocol) -> None:
+    """What a session had taken up is still believed in the next one, whatever became of it."""
+    known = self.outcomes
+    await _lane_recover(self)
+    if self.outcomes is not None and known is not None:
+        for place, rank in known._known.items():
+            self.outcomes.note(place, rank)
+
+
+_lane_recover = LaneProtocol.recover
+
+
+def _own_copy(self: Outcomes, place: Any, rank: int) -> None:
+    """A tier record on its topic counts as parked: it is taken for its own copy."""
+    _note(self, place, rank | 1)
+
+
+_note = Outcomes.note
+
+
+def _handle_all(_self: Copies, _record: Any) -> None:
+    """Copies are handled as any other record."""
+
+
+def _not_looked_for(_self: SimPendingStore) -> None:
+    """What the store wrote last is not looked for in the changelog."""
+
+
 def _kept(self: LaneProtocol, batch: LaneBatch, receipt: LaneReceipt) -> None:
     """Errors of the disk are passed over."""
     try:
@@ -285,6 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the store is not brought up to date", True, ((LaneProtocol, "recover", _no_recovery),)),
     Mutant("recovery begins too late", True, ((SimPendingStore, "recover", _lose_the_start),)),
     Mutant("seen events are not brought up to date", True, ((transport, "recover_seen", _no_events),)),
+    Mutant("the table of seen events is not written", True, ((transport, "apply_seen", _not_applied),)),
     Mutant("no event is written down", False, ((Duplicates, "note", _unwritten),)),
     Mutant("rows in two turns", True, ((SimPendingStore, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
     Mutant("fires early", True,
@@ -292,6 +326,13 @@ MUTANTS: tuple[Mutant, ...] = (
             (deliver, "_wait_until_startable", _startable))),
     Mutant("the scheduler sleeps on", True, ((firing.Firing, "parked", _unheard),)),
     Mutant("nobody counts crashes", True, ((suspects, "Mark", _Forgetful),)),
+    Mutant("a copy is dropped whose outcome is not durable", False,
+           ((LaneProtocol, "recover", _recover_and_remember),)),
+    Mutant("a record is dropped as its own copy", False, ((Outcomes, "note", _own_copy),)),
+    Mutant("copies of redeliveries are handled", False, ((Copies, "again", _handle_all),)),
+    Mutant("records are handled again that wait already", False, ((Copies, "first", _handle_all),)),
+    Mutant("a store is trusted whose last write was rolled back", True,
+           ((SimPendingStore, "last_written", property(_not_looked_for)),)),
     Mutant("no attempt is the last", True, ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

@@ -118,6 +118,8 @@ class Oracle:
         self._moved: dict[TopicPartition, int] = {}
         self._seen: dict[TopicPartition, list[Record]] = defaultdict(list)
         self._rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
+        self._seen_rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
+        """What the changelog of seen events comes to, by partition."""
         self._events: dict[str, Origin] = {}
         self.skips = 0
         """Visible events of duplicates that were skipped."""
@@ -222,7 +224,7 @@ class Oracle:
             if tp.topic == topics.changelog:
                 self._logged(record)
             elif tp.topic == topics.seen:
-                pass  # what it is for shows in what handlers see
+                self._seen_rows[tp.partition][record.key or b""] = record.value or b""
             elif tp.topic == topics.events:
                 self._told(record, now_ms)
             elif tp.topic != topics.main:
@@ -325,6 +327,15 @@ class Oracle:
         """A lane has opened with these rows."""
         if self._transactional:
             _must(dict(rows) == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
+
+    def remembered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
+        """A lane that is open, and at rest, has these rows of seen events; histories are shorter than the window.
+
+        Without transactions a former owner may still write a row, of the same record.
+        """
+        logged = self._seen_rows[partition]
+        same = dict(rows) == logged if self._transactional else rows.keys() <= logged.keys()
+        _must(same, "I7", (partition, -1), "the table of seen events is not its changelog")
 
     # -- the end ------------------------------------------------------------------------------------------------
 

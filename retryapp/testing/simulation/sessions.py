@@ -1,0 +1,32 @@
+"""What the judge of a history asks of the lanes of simulated workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from retryapp.engine.lane import LaneState
+from retryapp.testing.simulation.disk import SimSeenStore
+from retryapp.testing.simulation.lanes import SimLane
+from retryapp.testing.simulation.oracle import Opening
+from retryapp.testing.simulation.worker import SimWorker
+
+
+def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
+    """Return what the lane of a partition knew when it opened; None where the worker has none."""
+    placed = worker.ownership.placed.get((main, number))
+    if placed is None or not isinstance(lane := placed.transport, SimLane):
+        return None
+    known = lane.outcomes
+    told = known is None or (known.complete and not known.set_by_hand)
+    return Opening(worker.process.name, lane.fenced_ms, told)
+
+
+def seen_stores(workers: Iterable[SimWorker | None]) -> Iterator[tuple[int, SimSeenStore]]:
+    """Yield the tables of seen events of all open lanes, with their partitions."""
+    for worker in workers:
+        if worker is None or not worker.alive or worker.process.stopped:
+            continue
+        for (_, number), placed in sorted(worker.ownership.placed.items()):
+            store = placed.transport.seen
+            if placed.lane.state is LaneState.OPEN and isinstance(store, SimSeenStore):
+                yield number, store
