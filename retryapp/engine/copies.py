@@ -205,18 +205,16 @@ async def _read_tail(
 class Copies:
     """Tells copies, for one session of a partition. See the module's text."""
 
-    def __init__(self, station: Station, partition: int, outcomes: Outcomes, pending: PendingTable) -> None:
+    def __init__(self, station: Station, outcomes: Outcomes, pending: PendingTable) -> None:
         """Begin with what the lane has read.
 
         Args:
             station: what deliveries share.
-            partition: its number.
             outcomes: how far records have come; the session adds to it.
             pending: what waits.
         """
         handler = station.handler
         self._station = station
-        self._partition = partition
         self._outcomes = outcomes
         self._pending = pending
         self._group = handler.group.encode()

@@ -138,7 +138,7 @@ class PartitionEngine:
         self._unreleased.clear()
         self.firing = Firing(self.station, self.lane, self.partition, session, pending)
         self._duplicates = self._begin_duplicates(seen)
-        self._copies = None if outcomes is None else Copies(self.station, self.partition, outcomes, pending)
+        self._copies = None if outcomes is None else Copies(self.station, outcomes, pending)
         self._tally = ProgressTally(starts[self._main], self.station.clock.wall_ms())
         self._suspects = {
             tp: Suspects(self.station, self.lane, session, found=found, submit=self._pool(tp).submit)
