@@ -9,9 +9,9 @@ import pytest
 
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
-from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation
+from retryapp.testing.simulation.oracle import Call, Opening, Oracle, Topics, Violation
 
-TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog")
+TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
 WAITS_MS = (100, 200)
 KEY, HEADERS = b"k", (("trace", b"1"),)
 ROW = (1_000_100).to_bytes(8, "big") + bytes(4) + (0).to_bytes(8, "big")
@@ -30,9 +30,17 @@ class Told:
         self.begin(attempt, at_ms=at_ms, due_ms=due_ms)
         self.oracle.ended((0, 0), attempt, Call("w", at_ms, at_ms + 10, fine))
 
-    def begin(self, attempt: int, *, at_ms: float, due_ms: int | None = None, value: bytes = b"v") -> None:
+    def begin(
+        self,
+        attempt: int,
+        *,
+        at_ms: float,
+        due_ms: int | None = None,
+        value: bytes = b"v",
+        opening: Opening | None = None,
+    ) -> None:
         """The handler is called."""
-        self.oracle.begun((0, 0), attempt, due_ms, (KEY, value, HEADERS, 7), at_ms)
+        self.oracle.begun((0, 0), attempt, due_ms, (KEY, value, HEADERS, 7), at_ms, opening)
 
     def show(self, topic: str, attempt: int, *, at_ms: float = 1e9, due_ms: int = 0, value: bytes = b"v") -> None:
         """A copy of the record becomes visible."""
@@ -152,6 +160,27 @@ def _one_wait_too_many(told: Told) -> None:
     told.show("retry", 3)
 
 
+def _twice_in_a_session(told: Told) -> None:
+    for at_ms in (0, 5):
+        told.begin(1, at_ms=at_ms, opening=Opening("w", 0.0, told=True))
+
+
+def _again_behind_its_outcome(told: Told) -> None:
+    told.show("retry", 1, at_ms=500)
+    told.begin(1, at_ms=900, opening=Opening("w", 501.0, told=True))
+
+
+def _again_behind_its_end(told: Told) -> None:
+    told.call(1, at_ms=0, fine=False)
+    told.show("dlq", 1, at_ms=500)
+    told.begin(2, at_ms=9_000, due_ms=1, opening=Opening("w", 501.0, told=True))
+
+
+def _another_memory(told: Told) -> None:
+    told.oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, b"e", b"row", ())], 1.0)
+    told.oracle.remembered(0, {})
+
+
 def _lost(told: Told) -> None:
     told.oracle.at_rest()
 
@@ -178,6 +207,7 @@ def _nobodys(told: Told) -> None:
         ("I8", _changed_copy), ("I6", _passed), ("I6", _passed_tier), ("I6", _passed_redelivery), ("I6", _moved_back),
         ("I1", _twice), ("I10", _fired_twice), ("I2", _ended_twice), ("I2", _tried_after_its_end), ("I1", _wrong_end),
         ("I5", _one_wait_too_many), ("I1", _lost), ("I7", _waits_for_ever), ("I7", _another_store), ("I1", _nobodys),
+        ("I5", _twice_in_a_session), ("I5", _again_behind_its_outcome),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(invariant: str, wrong: Callable[[Told], None]) -> None:
@@ -203,12 +233,48 @@ def test_a_script_says_how_a_record_ends(script: str, fate: str) -> None:
     assert Told().oracle.fate(script) == fate
 
 
-EVENTS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
+def test_what_an_opening_could_not_know_may_be_handled_again() -> None:
+    """An outcome that came later, one that it has not read, and another session's."""
+    told = Told(transactional=False)
+    told.show("retry", 1, at_ms=500)
+    told.begin(1, at_ms=900, opening=Opening("w", 499.0, told=True))
+    told.begin(1, at_ms=900, opening=Opening("w", 600.0, told=False))
+    told.begin(1, at_ms=900)
+    assert told.oracle.repeated == 2
+
+
+def test_a_copy_of_a_parked_record_may_be_passed() -> None:
+    """Its own row is not needed then; without any it is lost."""
+    told = Told(transactional=False)
+    told.show("retry", 1, due_ms=1_000_100)
+    told.log(b"row")
+    told.show("retry", 1, due_ms=1_000_200)
+    told.move("retry", 2)
+
+
+def test_the_end_of_a_record_is_the_outcome_of_all_its_attempts() -> None:
+    """A second attempt behind a dead letter is one too many, whatever its own outcome."""
+    with pytest.raises(Violation, match=r"^I5 .* its outcome is durable"):
+        _again_behind_its_end(Told("R", transactional=False))
+
+
+def test_a_table_of_seen_events_is_compared() -> None:
+    """With transactions it is its changelog; without, it has nothing that the changelog has not."""
+    with pytest.raises(Violation, match=r"^I7 "):
+        _another_memory(Told())
+    for rows, holds in (({}, True), ({b"e": b"older"}, True), ({b"f": b"row"}, False)):
+        oracle = repeated(transactional=False)
+        oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, b"e", b"row", ())], 1.0)
+        if holds:
+            oracle.remembered(0, rows)
+        else:
+            with pytest.raises(Violation, match=r"^I7 "):
+                oracle.remembered(0, rows)
 
 
 def repeated(*, transactional: bool = True) -> Oracle:
     """Return an oracle with two records of one event, at offsets 0 and 1."""
-    oracle = Oracle(EVENTS, WAITS_MS, later_ms=50, transactional=transactional, skew_ms=0)
+    oracle = Oracle(TOPICS, WAITS_MS, later_ms=50, transactional=transactional, skew_ms=0)
     for offset in (0, 1):
         oracle.add(Record("orders", 0, offset, 7, KEY, b"v", HEADERS), "S", "e1")
     return oracle

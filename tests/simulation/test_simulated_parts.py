@@ -149,6 +149,31 @@ def test_a_transaction_is_seen_whole_or_not_at_all() -> None:
     with_broker(story)
 
 
+def test_a_broker_that_stops_takes_back_what_it_has_acknowledged() -> None:
+    """One commit: it is never seen, moves nothing, and fences its producer when the broker is there again."""
+
+    def story(broker: Broker) -> None:
+        stopped: list[bool] = []
+        broker.stopping, broker.on_stopped = True, lambda: stopped.append(True)
+        epoch = broker.init_producer("p")
+        broker.end_transaction("p", epoch)
+        assert not stopped, "there was nothing to commit"
+        broker.produce("p", epoch, [out(b"gone"), out(b"too", B)])
+        broker.add_offsets("p", epoch, {A: Committed(7, "")})
+        broker.end_transaction("p", epoch)
+        assert (stopped, broker.bounds([A])[A], broker.committed) == ([True], (0, 0), {})
+        broker.restart()
+        assert (broker.visible(A), broker.visible(B), broker.committed) == ([], [], {})
+        assert (dict(broker.taken_back), broker.moved_in_vain) == ({"a": 1, "b": 1}, {A: 7})
+        with pytest.raises(FencedError):
+            broker.produce("p", epoch, [out(b"more")])
+        broker.produce("p", broker.init_producer("p"), [out(b"again")])
+        broker.end_transaction("p", epoch + 2)
+        assert [record.value for record in broker.visible(A)] == [b"again"]
+
+    with_broker(story)
+
+
 def test_a_new_producer_ends_and_fences_the_former_one() -> None:
     """What was open is aborted, and nobody ever sees it."""
 

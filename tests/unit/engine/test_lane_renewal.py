@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from doubles import MAIN, Rig
+from doubles import MAIN, MakeRig, Rig
 
 from retryapp.testing import Step
 
@@ -51,7 +51,53 @@ async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
     gate.set()
     for _ in range(3):
         await rig.advance(500)
-    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 9}, {MAIN: 10}]
+    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}, {MAIN: 9}, {MAIN: 10}]
+
+
+async def test_a_lane_that_falls_idle_behind_a_hand_off_asks_once_more(rig: Rig) -> None:
+    """A broker that has taken an acknowledged transaction back says so to the next one; and one is enough."""
+    rig.submit("a", 8, publishes=1)
+    await rig.settle()
+    await rig.advance(9_000)
+    await rig.advance(500)
+    assert len(rig.transport.batches) == 1
+    await rig.advance(500)
+    for _ in range(5):
+        await rig.advance(20_000)
+    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}]
+    assert rig.transport.batches[1].publishes == []
+
+
+async def test_what_was_taken_back_is_found_by_an_idle_lane(rig: Rig) -> None:
+    """The question is refused, and the lane opens again: it reads on from the committed offset."""
+    rig.submit("a", 8, publishes=1)
+    await rig.settle()
+    rig.transport.fail(Step.COMMIT, ConnectionError("fenced"))
+    await rig.advance(10_000)
+    for _ in range(3):
+        await rig.advance(250)
+    assert [session for session, _ in rig.opened] == [1, 2]
+
+
+async def test_a_lane_that_goes_on_or_moves_offsets_only_does_not_ask(rig: Rig) -> None:
+    """The next transaction is question enough; and what moved offsets only is done again at worst."""
+    for at in range(5):
+        rig.submit("a", at + 1, publishes=1)
+        await rig.advance(6_000)
+    await rig.advance(3_000)
+    rig.submit("b", 6)
+    for _ in range(5):
+        await rig.advance(10_000)
+    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: at} for at in range(1, 7)]
+
+
+async def test_a_lane_need_not_ask(make_rig: MakeRig) -> None:
+    """Without transactions there is none to be taken back."""
+    rig = await make_rig(confirm_s=0).start()
+    rig.submit("a", 8, publishes=1)
+    for _ in range(5):
+        await rig.advance(10_000)
+    assert len(rig.transport.batches) == 1
 
 
 async def test_a_closed_lane_renews_nothing(rig: Rig) -> None:

@@ -1,0 +1,39 @@
+"""Histories in which the simulation has found something, each as small as it gets."""
+
+from __future__ import annotations
+
+from retryapp.testing.simulation import History, Plan
+from retryapp.testing.simulation.plan import Fault
+
+
+def test_a_dead_letter_that_the_broker_took_back_comes_again() -> None:
+    """Its lane had nothing else to do, so nobody told it: the record was gone until somebody used the lane."""
+    plan = Plan(
+        seed=1,
+        transactional=True,
+        partitions=1,
+        workers=1,
+        offsets_ms=(0.0, 0.0, 0.0),
+        records=((1.0, 0, "R"),),
+        faults=(Fault(0.9, "broker stopped", 0, 0.05),),
+    )
+    result = History(plan).run()
+    assert result.violation is None
+    assert (result.reached["a commit was taken back"], result.reached["dead"]) == (1, 2)
+
+
+def test_a_clock_that_is_ahead_forgets_no_event() -> None:
+    """A worker read which events were seen before it knew the broker's time: to it they had expired."""
+    plan = Plan(
+        seed=1,
+        transactional=True,
+        partitions=1,
+        workers=2,
+        offsets_ms=(7_000_000.0, 0.0, 0.0),
+        records=((1.0, 0, "S"),),
+        faults=(Fault(3.0, "terminate", 1, 1.0),),
+        repeats=((6.0, 0),),
+    )
+    result = History(plan).run()
+    assert result.violation is None
+    assert (result.reached["skipped"], result.reached["lane_opened"] > 1) == (1, True)
