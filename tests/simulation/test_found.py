@@ -32,7 +32,7 @@ def test_a_clock_that_is_ahead_forgets_no_event() -> None:
         offsets_ms=(7_000_000.0, 0.0, 0.0),
         records=((1.0, 0, "S"),),
         faults=(Fault(3.0, "terminate", 1, 1.0),),
-        repeats=((6.0, 0),),
+        repeats=((30.0, 0),),
     )
     result = History(plan).run()
     assert result.violation is None
