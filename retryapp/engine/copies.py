@@ -106,6 +106,8 @@ class Outcomes:
         """Whether everything that was to be read at the opening was read."""
         self.set_by_hand = False
         """Somebody has set the main topic's offset: what is read again there is to be handled again."""
+        self.main_end = 0
+        """End of the main topic at the opening: what is behind it was never delivered before."""
         self._known: dict[Place, int] = {}
 
     def __len__(self) -> int:
@@ -167,7 +169,8 @@ async def read_outcomes(site: LaneSite, reader: TopicReader, *, set_by_hand: boo
         tails.append((site.events, told))
     try:
         async with asyncio.timeout(_TAIL_S):
-            bounds = await reader.bounds([tp for tp, _ in tails])
+            bounds = await reader.bounds([site.main, *(tp for tp, _ in tails)])
+            outcomes.main_end = bounds[site.main][1]
             for tp, tell in tails:
                 await _read_tail(reader, tp, *bounds[tp], tell)
     except Exception as exc:  # noqa: BLE001 - without it some handlers run once more; a lane that stays shut is worse
@@ -213,19 +216,16 @@ class Copies:
             outcomes: how far records have come; the session adds to it.
             pending: what waits.
         """
-        handler = station.handler
         self._station = station
         self._outcomes = outcomes
         self._pending = pending
-        self._group = handler.group.encode()
-        self._left = 0 if outcomes.set_by_hand else handler.max_in_flight
-        """First deliveries that may have been on their way when the former session ended: those behind were not."""
+        self._group = station.handler.group.encode()
+        self._main_end = 0 if outcomes.set_by_hand else outcomes.main_end
 
     def first(self, record: Record) -> Turn | None:
         """Return the turn that passes a record of the main topic over; None where it is to be handled."""
-        if self._left <= 0:
+        if record.offset >= self._main_end:
             return None
-        self._left -= 1
         origin = Origin(record.topic, self._station.topic_id, record.partition, record.offset)
         place = origin.text.encode(), b"", b""
         return self._passed(record, place, 1) if self._rank(place, record.offset) >= 2 else None

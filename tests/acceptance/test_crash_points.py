@@ -191,7 +191,8 @@ def test_no_attempt_began_early(groups: dict[str, Lived], name: str) -> None:
     due = {(m.failure_id, m.attempt + 1, m.due_at_ms) for _, m in retries}
     later = [visit for visit in stage.service.of(topic) if visit.attempt > 1]
     assert all(visit.at_ms >= (visit.due_at_ms or 0) for visit in later)
-    assert {(visit.failure_id, visit.attempt, visit.due_at_ms) for visit in later} == due
+    begun = {(visit.failure_id, visit.attempt, visit.due_at_ms) for visit in later}
+    assert begun == due or (stage.copies_allowed and begun < due), "a copy with a due time of its own may be dropped"
 
 
 def leaves(fails: int) -> list[tuple[str, int]]:

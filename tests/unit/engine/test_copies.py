@@ -316,6 +316,7 @@ async def test_an_offset_that_somebody_has_set_back_is_obeyed() -> None:
         await orders.advance(1_000)
         station, table, outcomes = orders.engine.station, orders.transport.pending, Outcomes()
         outcomes.note(FIRST, ENDED)
+        outcomes.main_end = 1
         first = orders.records("orders")[0]
         assert table is not None
         assert copies.Copies(station, outcomes, table).first(first) is not None
@@ -323,16 +324,17 @@ async def test_an_offset_that_somebody_has_set_back_is_obeyed() -> None:
         assert copies.Copies(station, outcomes, table).first(first) is None
 
 
-def test_only_first_deliveries_that_may_have_been_in_flight_are_looked_at() -> None:
+def test_only_first_deliveries_of_before_the_opening_are_looked_at() -> None:
     """Those behind them cost nothing."""
 
     class Nothing:
-        def find(self, _offset: int) -> None:
-            asked.append(_offset)
+        def find(self, offset: int) -> None:
+            asked.append(offset)
 
     asked: list[int] = []
-    orders = partition(Script(), max_in_flight=3)
-    looks = copies.Copies(orders.engine.station, Outcomes(), Nothing())  # type: ignore[arg-type]
+    outcomes = Outcomes()
+    outcomes.main_end = 3
+    looks = copies.Copies(partition(Script()).engine.station, outcomes, Nothing())  # type: ignore[arg-type]
     for at in range(10):
         assert looks.first(Record("orders", 0, at, 0, None, b"", ())) is None
     assert asked == [0, 1, 2]
