@@ -12,8 +12,16 @@ from retryapp.core.lives import Suspected
 from retryapp.engine.handler import Delivery
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step
+from retryapp.testing.plain import MemoryPlainTransport
 
 MAIN = TopicPartition("orders", 0)
+
+RETRIED = tuple(
+    (f"retry-{name}", value)
+    for name, value in {
+        "version": b"1", "group": b"app", "origin": b"orders@kq8G0bTz/0/0", "attempt": b"1", "due-ms": b"9999999999999",
+    }.items()
+)  # fmt: skip
 
 Start = Callable[..., Awaitable[MemoryPartition]]
 
@@ -167,3 +175,17 @@ async def test_a_session_that_ends_lets_its_suspects_go(start: Start) -> None:
     gate.running.clear()
     await orders.advance(10_000)
     assert gate.running == [b"a", b"b"]
+
+
+async def test_the_mark_of_a_record_that_is_passed_over_is_not_the_next_ones(start: Start) -> None:
+    """The first one ended three workers, and its outcome is durable: the one behind it has done nothing."""
+    handler = Gate()
+    handler.open.set()
+    transport = MemoryPlainTransport(())
+    transport.append(TopicPartition("app.orders.retry", 0), None, b"a", RETRIED)
+    for value in (b"a", b"b"):
+        transport.append(MAIN, None, value)
+    orders = await start(handler, 3, transport=transport)
+    await orders.advance(1_000)
+    assert handler.done == [b"b"]
+    assert orders.dead_letters == []

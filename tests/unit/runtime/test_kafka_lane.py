@@ -227,7 +227,8 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     lane = await opened(make_lane())
     removal = Found(0, row(1).key, None)
     offset = topics.put(CHANGELOG, removal)
-    lane.apply(LaneBatch(removes=[Removal(row(1).key, "1m")]), LaneReceipt([], offset))
+    letter = Outgoing(*DLQ, None, b"", ())
+    lane.apply(LaneBatch(removes=[Removal(row(1).key, "1m")], publishes=[letter]), LaneReceipt([0], offset))
     topics.put(CHANGELOG, Found(0, b"progress", b"{}"))
     if not there:  # as a committed reader sees what was aborted
         topics.records[CHANGELOG].remove(removal)
@@ -235,7 +236,8 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     topics.starts.clear()
     again = await opened(make_lane())
     assert again.pending is not None
-    assert dict(again.pending.counts()) == left
+    assert again.dead is not None
+    assert (dict(again.pending.counts()), again.dead.count()) == (left, int(there)), "nor does it tell of the letter"
     starts = [start for tp, start, _ in topics.starts if tp == CHANGELOG]
     assert starts == ([offset] if there else [offset, 0])
     assert ("has not kept what it wrote last" in caplog.text) is not there
