@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from retryapp.testing.simulation.history import History, simulate
 from retryapp.testing.simulation.mutants import MUTANTS, hunt
-from retryapp.testing.simulation.plan import KINDS, Plan
+from retryapp.testing.simulation.plan import KINDS, STOPPED, Plan
 
 CHUNK = 50
 """Histories that one process runs in a row."""
 
 _HAND_OFFS = ("fence", "produce", "offsets", "commit", "move")
 STATES = (
-    *(f"fault: {kind}" for kind in sorted(set(KINDS))),
+    *(f"fault: {kind}" for kind in sorted({*KINDS, STOPPED})),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
     "a handler ended its worker", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "parked", "fired", "succeeded", "dead",

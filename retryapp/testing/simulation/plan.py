@@ -32,9 +32,13 @@ class Fault:
 KINDS: Final = (
     "kill", "kill", "kill at step", "kill at step", "kill, store lost", "power cut", "pause", "pause", "pause at step",
     "pause at step", "terminate", "late", "late",
-    "broker down", "broker stopped", "lossy", "slow", "clock jump", "compact", "retention", "disk full", "start",
+    "broker down", "lossy", "slow", "clock jump", "compact", "retention", "disk full", "start",
     "offsets expire", "slow handover", "slow handover",
 )  # fmt: skip
+
+
+STOPPED: Final = "broker stopped"
+"""Rarer than the others, and drawn apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,10 @@ class Plan:
             Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
             for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))
         )
-        again = Random(seed ^ 0xD0B1)  # noqa: S311 - a test; apart, so that the rest of a plan does not depend on it
+        rare = Random(seed ^ 0x57E9)  # noqa: S311 - a test; apart, so that the rest of a plan does not depend on it
+        if rare.random() < 0.08:
+            faults = (*faults, Fault(rare.uniform(0.2, FAULTS_S - 4), STOPPED, 0, rare.random()))
+        again = Random(seed ^ 0xD0B1)  # noqa: S311 - a test; apart as well
         sent = sorted(records)
         repeats = tuple(
             (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)
