@@ -72,6 +72,19 @@ _OPTIONAL: Final = frozenset(
 _RAW: Final = {**{field: header for field, (header, _, _) in _NUMBERS.items()}, **_NAMES, **_TEXTS, **_OTHERS}
 """Field → header."""
 
+_ORDER: Final = (
+    names.RETRY_VERSION, names.RETRY_NULL_VALUE, names.RETRY_GROUP, names.RETRY_HANDLER, names.RETRY_ORIGIN,
+    names.RETRY_ORIGIN_TIMESTAMP_MS, names.RETRY_ATTEMPT, names.RETRY_DUE_MS, names.RETRY_STARTED_MS,
+    names.RETRY_HOT_ATTEMPTS, names.RETRY_POLICY, names.RETRY_TIER, names.RETRY_FIRST_FAILED_MS,
+    names.RETRY_LAST_FAILED_MS, names.RETRY_ERROR_TYPE, names.RETRY_ERROR_MESSAGE, names.RETRY_ERROR_TRACE,
+    names.RETRY_REASON, names.RETRY_ORIGINAL_REASON, names.RETRY_FINGERPRINT, names.RETRY_HISTORY,
+    names.RETRY_REPLAY_ID, names.RETRY_REPLAYS,
+)  # fmt: skip
+"""In which ours are written."""
+_STRANGERS: Final = rf"(?:(?!retry-(?!{names.SHIELD[6:]}|{names.ESCAPED[6:]}))[^\n]*+\n)*+"
+_IN_ORDER: Final = rf"\A{_STRANGERS}" + "".join(rf"(?:{name}\n)?" for name in _ORDER) + rf"{_STRANGERS}\z"
+"""Header names, each with a line's end behind it: none of ours stands twice."""
+
 NATIVE: Final = "native"
 
 
@@ -97,23 +110,16 @@ def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
         be read by core's decoders.
     """
     kept = rows.columns
-    looked = rows.select(
-        *kept,
-        F.when(~is_event, F.col("headers")["key"]).alias("_keys"),
-        F.when(~is_event, F.col("headers")["value"]).alias("_values"),
-        F.when(is_event, F.col("value").cast("string")).alias("_said"),
-    )
-    raw = looked.select(*kept, "_said", _none_twice_or_null().alias("_whole"), *map(_raw, _RAW))
-    values = raw.select(*kept, "_said", "_whole", *(_value(field).alias(_name(field)) for field in _RAW), *_raws())
-    fits = F.coalesce(reduce(and_, [F.col("_whole"), *_conditions()]), F.lit(False))
-    is_success = F.col("_said").rlike(_succeeded())
-    told = values.select("*", F.when(is_success, F.from_json("_said", EVENT)).alias("_event"))
+    said = F.col("value").cast("string")
+    event = F.when(is_event & said.rlike(_succeeded()), F.from_json(said, EVENT))
+    values = rows.select(*kept, event.alias("_event"), _none_twice_or_null().alias("_whole"), *_texts(), *_values())
+    fits = F.coalesce(reduce(and_, [~is_event, F.col("_whole"), *_conditions()]), F.lit(False))
     metadata = F.struct(*(_column(field).alias(field) for field in METADATA.fieldNames()))
     failure_id = F.concat_ws("/", F.col("v_group"), F.col("r_origin"))
     native = F.when(F.col("_event").isNotNull(), _reading(F.col("_event.failure_id"), event=F.col("_event"))).when(
         fits, _reading(failure_id, metadata=metadata)
     )
-    return told.select(*kept, native.alias(NATIVE))
+    return values.select(*kept, native.alias(NATIVE))
 
 
 def _reading(failure_id: Column, **told: Column) -> Column:
@@ -127,25 +133,29 @@ def _name(field: str) -> str:
 
 
 def _none_twice_or_null() -> Column:
-    """Tell whether no header stands twice and none is null."""
-    keys, values = F.col("_keys"), F.col("_values")
-    none_null = ~F.coalesce(F.array_contains(values, F.expr(_NO_VALUE)), F.lit(True))
-    return (F.size(F.array_distinct(keys)) == F.size(keys)) & none_null
+    """Tell whether ours stand in the order in which they are written, each once, and no header is null."""
+    joined = F.concat(F.array_join("headers.key", "\n"), F.lit("\n"))
+    none_null = ~F.coalesce(F.array_contains("headers.value", F.expr(_NO_VALUE)), F.lit(True))
+    return joined.rlike(_IN_ORDER) & none_null
 
 
 def _raw(field: str) -> Column:
     """Return a header as text; null where it is not there."""
-    place = F.array_position(F.col("_keys"), _RAW[field]).cast("int") - 1
-    return F.get(F.col("_values"), place).cast("string").alias(f"r_{field}")
+    place = F.array_position("headers.key", _RAW[field]).cast("int") - 1
+    return F.get("headers.value", place).cast("string")
 
 
-def _raws() -> list[str]:
-    return [f"r_{field}" for field in (*_NUMBERS, *_TEXTS, *_OTHERS)]
+def _texts() -> list[Column]:
+    return [_raw(field).alias(f"r_{field}") for field in (*_NUMBERS, *_TEXTS, *_OTHERS)]
+
+
+def _values() -> list[Column]:
+    return [_value(field).alias(_name(field)) for field in (*_NUMBERS, *_NAMES, *_TEXTS)]
 
 
 def _value(field: str) -> Column:
     """Return what a header says, if it is well-formed: nothing of this fails, `_conditions` looks at the result."""
-    raw = F.col(f"r_{field}")
+    raw = _raw(field)
     if field in _NUMBERS:
         return raw.try_cast("bigint")
     if field in _TEXTS:

@@ -168,7 +168,8 @@ def expected_of_event(value: bytes | None) -> dict[str, Any]:
 ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
 EXAMPLE = RetryMetadata(
     group="billing", handler="shop.charge", origin=ORIGIN, origin_timestamp_ms=-1, attempt=2,
-    due_at_ms=1_900_000_060_000, started_ms=1_900_000_000_000, policy="5f1c2d3e", tier="1m", first_failed_ms=1_900_000_000_100,
+    due_at_ms=1_900_000_060_000, started_ms=1_900_000_000_000, policy="5f1c2d3e", tier="1m",
+    first_failed_ms=1_900_000_000_100,
     last_failed_ms=1_900_000_000_350, error_type="ValueError", error_message="refused after 3 ms", fingerprint="8f3a9c",
     history=(HistoryEntry(1, 1_900_000_000_000, "ValueError"), HistoryEntry(2, 1_900_000_000_350, "KeyError")),
 )  # fmt: skip
