@@ -225,6 +225,7 @@ def measure(events: int, folder: Path) -> Figures:
         cut = spark.createDataFrame(taken.rows, CUT)
         journeys = journeys_of(before_cut(traces_of(derived.records()[0]), cut))
         journeys_s = _timed(lambda: derived.put_journeys(journeys, whole=True))
+        click.echo(f"archive written in {write_s:.1f} s, journeys in {journeys_s:.1f} s; now the analysis", err=True)
         job = Analysis(spark, KafkaConnection("localhost:1"), lake, now_ms=lambda: time.time_ns() // 1_000_000)
         result = job.run([taken], full=True)
         after = processor_s()

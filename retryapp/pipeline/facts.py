@@ -50,7 +50,7 @@ class Facts:
         )
 
     def get(self, table: str, name: str) -> dict[str, Any]:
-        """Return a fact by its name as ``names`` gives it; nothing of one that a crash or a full disk left half written."""
+        """Return a fact by its name as ``names`` gives it; nothing of one that is half written."""
         text = self._files.read(f"{self._lake.table(table)}/{name}.json")
         try:
             return dict(json.loads(text or "{}"))
