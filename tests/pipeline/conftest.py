@@ -55,6 +55,16 @@ def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     session.stop()
 
 
+@pytest.fixture
+def generating(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, generating code as a user's does."""
+    spark.conf.set("spark.sql.codegen.wholeStage", "true")
+    spark.conf.set("spark.sql.codegen.factoryMode", "CODEGEN_ONLY")  # else what does not compile is interpreted
+    yield spark
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
+
+
 @pytest.fixture(autouse=True)
 def no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Stop what a failing test leaves running, so that it fails alone."""

@@ -204,7 +204,7 @@ def test_what_is_not_asked_for_is_not_read() -> None:
     assert read_batch(pa.nulls(2, pa.string()), pa.nulls(2, ARROW_HEADERS), pa.nulls(2, pa.binary())).null_count == 2
 
 
-def test_the_columns_of_spark_say_it_too(spark: SparkSession) -> None:
+def test_the_columns_of_spark_say_it_too(generating: SparkSession) -> None:
     """Spark's own expressions and Python workers, on the same records: what core says, whoever reads them.
 
     The records are drawn first, so that all of them are one job. No example shrinks; the row that differs is told.
@@ -222,7 +222,7 @@ def test_the_columns_of_spark_say_it_too(spark: SparkSession) -> None:
     rows: list[tuple[Any, ...]] = [("dlq", list(each), None) for each in found]
     rows += [("events", None, value) for value in events]
     expected = [*map(expected_of_headers, found), *map(expected_of_event, events)]
-    frame = spark.createDataFrame([(number, *row) for number, row in enumerate(rows)], NUMBERED)
+    frame = generating.createDataFrame([(number, *row) for number, row in enumerate(rows)], NUMBERED)
     both = with_native(frame, is_event=F.col("station") == F.lit("events")).select(
         "number", NATIVE, read_columns(F.col("station"), F.col("headers"), F.col("value")).alias("by_core")
     )
