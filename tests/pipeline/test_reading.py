@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
@@ -33,6 +34,7 @@ NUMBERED = T.StructType(
         T.StructField("value", T.BinaryType()),
     ]
 )
+pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)
 
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -212,7 +214,7 @@ def test_the_columns_of_spark_say_it_too(generating: SparkSession) -> None:
     found: list[Headers] = [encode_metadata(EXAMPLE)]
     events: list[bytes | None] = [SUCCESS.to_json()]
 
-    @settings(QUIET, max_examples=600)
+    @settings(QUIET, max_examples=400)
     @given(st.lists(headers(), max_size=3), st.lists(event_values, max_size=2))
     def draw(some: list[Headers], said: list[bytes | None]) -> None:
         found.extend(some)
