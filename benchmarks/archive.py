@@ -1,7 +1,8 @@
 """`python -m benchmarks.archive`: how many records a second the pipeline archives, and what each costs.
 
 Steps: a broker of its own; records of one group as workers leave them (six of ten wait, one is dead, three succeeded,
-payload of 200 bytes); one run over a tenth of them, so that Spark's JVM is warm; the measured run over the rest. The
+payload of 200 bytes); a first run over some of them, so that Spark's JVM is warm (Java compiles what is hot for half a
+minute of processor time); the measured run over the rest. The
 machine's load is part of the result: with other programs on it, the rate says little, and the processor time per record
 says more.
 """
@@ -26,7 +27,7 @@ from benchmarks import machine
 from retryapp.broker import Broker
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Succeeded
-from retryapp.core.metadata import RetryMetadata
+from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import KafkaAdmin, KafkaConnection
@@ -54,6 +55,7 @@ WAITING = RetryMetadata(
     error_type="requests.exceptions.ConnectionError",
     error_message="",
     fingerprint="8f3a9c0de1",
+    history=(HistoryEntry(1, 1_900_000_000_350, "requests.exceptions.ConnectionError"),),
 )
 TRACE = "Traceback (most recent call last):\n" + '  File "shop/billing.py", line 12, in charge\n' * 6
 
@@ -63,6 +65,8 @@ class Figures:
     """What was measured."""
 
     records: int
+    warm_records: int
+    """Archived before, by the same JVM."""
     elapsed_s: float
     rows_per_s: float
     wanted_per_s: int
@@ -142,7 +146,7 @@ def _program(process: psutil.Process) -> str:
     return "spark" if any("SparkSubmit" in word for word in process.cmdline()) else "broker"
 
 
-def measure(count: int, folder: Path) -> Figures:
+def measure(count: int, folder: Path, warm: int) -> Figures:
     """Archive records and return the figures."""
     from retryapp.pipeline.archive import Archive, ArchiveOptions
     from retryapp.pipeline.lake import open_lake
@@ -165,9 +169,9 @@ def measure(count: int, folder: Path) -> Figures:
             lake = open_lake(spark, str(folder))
             options = ArchiveOptions(group=TOPOLOGY.group)
             job = Archive(spark, connection, lake, options, now_ms=lambda: time.time_ns() // 1_000_000)
-            write(broker.bootstrap, count // 10, 0)
+            write(broker.bootstrap, warm, 0)
             job.run_once()
-            write(broker.bootstrap, count, count // 10)
+            write(broker.bootstrap, count, warm)
             load, before = os.getloadavg()[0], processor_s()
             result = job.run_once()
             after = processor_s()
@@ -178,6 +182,7 @@ def measure(count: int, folder: Path) -> Figures:
     used = {name: after[name] - before.get(name, 0.0) for name in after}
     return Figures(
         records=count,
+        warm_records=warm,
         elapsed_s=round(result.elapsed_ms / 1_000, 1),
         rows_per_s=round(result.rows_per_s),
         wanted_per_s=WANTED_PER_S,
@@ -189,10 +194,11 @@ def measure(count: int, folder: Path) -> Figures:
 
 @click.command()
 @click.option("--records", "count", type=click.IntRange(min=1_000), default=1_000_000, show_default=True)
-def main(count: int) -> None:
+@click.option("--warm", type=click.IntRange(min=1_000), default=400_000, show_default=True)
+def main(count: int, warm: int) -> None:
     """Measure the archive's rate; prints one JSON object."""
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(count, Path(folder))
+        figures = measure(count, Path(folder), warm)
     click.echo(json.dumps({**asdict(figures), "machine": machine.describe()}, indent=2))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from pyspark.sql import functions as F
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
-from retryapp.pipeline.errors import OtherRunError, TopicChangedError
+from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 JOB: Final = "archive"
-DEFAULT_ROWS_PER_BATCH: Final = 200_000
+DEFAULT_ROWS_PER_BATCH: Final = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,8 @@ class Archive:
             self._runs.end(run, REFUSED, rows=0, cut={})
             raise
         except RetryAppError as error:
-            self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
+            with suppress(LakeUnusableError):  # a full disk takes no word of it either; the next run sees no end
+                self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
             raise
         result = self._result(run_id, began_ms, sources, lives, start, driven)
         self._runs.end(run, INTERRUPTED if driven.interrupted else FINISHED, rows=driven.rows, cut=result.cut)

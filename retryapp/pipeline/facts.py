@@ -33,7 +33,13 @@ class Facts:
             name: its identity in the table; names sort as their text.
             row: the table's columns.
         """
-        return self._files.create(self._place(table, name), json.dumps(row, ensure_ascii=False))
+        place, text = self._place(table, name), json.dumps(row, ensure_ascii=False)
+        if self._files.create(place, text):
+            return True
+        if self.get(table, fact_name(name)):
+            return False
+        self._files.remove(place)  # half written
+        return self._files.create(place, text)
 
     def names(self, table: str) -> list[str]:
         """Return the names of all facts of a table, sorted."""
@@ -44,13 +50,16 @@ class Facts:
         )
 
     def get(self, table: str, name: str) -> dict[str, Any]:
-        """Return a fact by its name as ``names`` gives it."""
+        """Return a fact by its name as ``names`` gives it; nothing of one that is half written."""
         text = self._files.read(f"{self._lake.table(table)}/{name}.json")
-        return dict(json.loads(text or "{}"))
+        try:
+            return dict(json.loads(text or "{}"))
+        except ValueError:
+            return {}
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return all facts of a table, by name."""
-        return [self.get(table, name) for name in self.names(table)]
+        return [row for name in self.names(table) if (row := self.get(table, name))]
 
     def _place(self, table: str, name: str) -> str:
         return f"{self._lake.table(table)}/{fact_name(name)}.json"

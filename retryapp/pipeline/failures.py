@@ -64,8 +64,20 @@ def named_failure(error: Exception, *, job: str, stuck: bool = False) -> RetryAp
     text = str(error)
     if any(words in text for words in _OTHER_RUN):
         return OtherRunError(job, innermost(text))
-    advice = next((advice for words, advice in _ADVICE if any(word in text for word in words)), None)
+    advice = _advice(text)
+    if advice is None and (advice := _advice(causes := _causes(error))) is not None:
+        text = causes
     return JobFailedError(job, innermost(text), advice or (_NOT_RESUMED if stuck else _OTHERWISE))
+
+
+def _advice(text: str) -> str | None:
+    return next((advice for words, advice in _ADVICE if any(word in text for word in words)), None)
+
+
+def _causes(error: Exception) -> str:
+    """Return the lines of Java's stack that name causes: of a task that could not write, the message tells none."""
+    stack = getattr(error, "_stackTrace", None) or ""  # PySpark shows it nowhere else without the JVM
+    return "\n".join(line for line in stack.splitlines() if line.startswith("Caused by: "))
 
 
 def innermost(text: str) -> str:

@@ -67,15 +67,20 @@ def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Arra
     """Read a batch of records.
 
     Args:
-        station: string.
+        station: string; null for a record that is not to be read.
         headers: list<struct<key: string, value: binary>>; null for no headers.
         value: binary; may be null where the station is not ``events``.
 
     Returns:
-        A struct array as ``schemas.READING`` has it, as long as the arguments.
+        A struct array as ``schemas.READING`` has it, as long as the arguments; null for what was not to be read.
     """
-    if not len(station):
-        return pa.array([], _READING)
+    if station.null_count == len(station):
+        return pa.nulls(len(station), _READING)
+    if station.null_count:
+        wanted = station.is_valid()
+        read_ones = read_batch(station.filter(wanted), headers.filter(wanted), value.filter(wanted))
+        numbers = itertools.count()
+        return read_ones.take(pa.array([next(numbers) if asked else None for asked in wanted.to_pylist()], pa.int32()))
     with _no_collection():
         read = list(map(read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
         failure_ids, metadata, events, unreadable = zip(*read, strict=True)

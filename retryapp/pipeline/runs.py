@@ -93,6 +93,8 @@ class RunLog:
         refused: set[str] = set()
         for name in reversed([name for name in self._facts.names(RUNS_TABLE) if name.startswith(prefix)]):
             row = self._facts.get(RUNS_TABLE, name)
+            if not row:
+                continue  # half written: its beginning still says that it did not end
             if row["state"] == REFUSED:
                 refused.add(row["run_id"])
             if row["run_id"] in refused:

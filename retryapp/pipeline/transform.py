@@ -8,7 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.reading import EVENTS, read_columns
-from retryapp.pipeline.schemas import READING, RECORDS
+from retryapp.pipeline.schemas import HEADERS, READING, RECORDS
+from retryapp.pipeline.wellformed import NATIVE, with_native
 
 DAY_MS: Final = 86_400_000
 
@@ -64,8 +65,15 @@ def reread_rows(rows: DataFrame) -> DataFrame:
 
 
 def _read(rows: DataFrame) -> DataFrame:
-    """Add what core's decoders read of ``station``, ``headers`` and ``value``; one of the latter two is needed."""
+    """Add what ``station``, ``headers`` and ``value`` say; core's decoders read what is not surely well-formed."""
     is_event = F.col("station") == F.lit(EVENTS)
-    reading = read_columns(F.col("station"), F.when(~is_event, F.col("headers")), F.when(is_event, F.col("value")))
-    full = rows.withColumn("reading", reading).select("*", "reading.*")
-    return full.select(*RECORDS.fieldNames())
+    known = with_native(rows, is_event=is_event)
+    left = F.col(NATIVE).isNull()
+    none = F.array().cast(HEADERS)  # not null: for each row Arrow's writer goes over all nulls before it anew
+    reading = read_columns(
+        F.when(left, F.col("station")),
+        F.when(left & ~is_event, F.col("headers")).otherwise(none),
+        F.when(left & is_event, F.col("value")),
+    )
+    both = known.withColumn("reading", F.coalesce(NATIVE, reading)).select("*", "reading.*")
+    return both.select(*RECORDS.fieldNames())

@@ -24,6 +24,10 @@ QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCac
 """Starts in half the time; long jobs would be slower. With one tier the code cache would be 48 MB: some hundred queries
 fill it, and Spark then dies of it."""
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Generating and compiling Java for each plan takes longer than ten rows take. What a user's session generates is tried
+by the tests that start commands, and by the property test of the reader."""
+
 
 @pytest.fixture(scope="session")
 def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
@@ -34,6 +38,7 @@ def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("spark")
     conf = {
         "spark.driver.extraJavaOptions": java_flags(*QUICK_JVM, f"-Djava.io.tmpdir={folder}"),
+        **INTERPRETED,
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -48,6 +53,16 @@ def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         pytest.skip(f"no Spark: {error}")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def generating(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, generating code as a user's does."""
+    spark.conf.set("spark.sql.codegen.wholeStage", "true")
+    spark.conf.set("spark.sql.codegen.factoryMode", "CODEGEN_ONLY")  # else what does not compile is interpreted
+    yield spark
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture(autouse=True)

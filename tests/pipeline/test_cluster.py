@@ -22,16 +22,17 @@ from retryapp.broker.probe import free_ports
 from retryapp.core.headers import encode_metadata
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_offsets
+from retryapp.pipeline.session import java_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
-RECORDS = 3_000
+RECORDS = 2_000
 PATIENCE_S = 240.0
 HOST = "127.0.0.1"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 MOST_BYTES = 4 * 2**30
 
 
@@ -131,6 +132,7 @@ def test_an_executor_killed_in_mid_batch(
     settings = {
         "spark.driver.host": HOST,
         "spark.driver.bindAddress": HOST,
+        "spark.driver.extraJavaOptions": java_flags(*QUICK.split()),
         "spark.ui.enabled": "false",
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": f"{QUICK} -Xss4m",

@@ -24,12 +24,14 @@ from retryapp.kafka import KafkaConnection, read_offsets
 from retryapp.pipeline.archive import Archive, ArchiveOptions
 from retryapp.pipeline.errors import OtherRunError
 from retryapp.pipeline.lake import open_lake
+from retryapp.pipeline.session import java_flags
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 RECORDS = 2_000
+QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
 PATIENCE_S = 240.0
 
 
@@ -51,6 +53,7 @@ def started(group: Group, lake: Path, *options: str) -> Iterator[subprocess.Pope
     """Run the command in a process group of its own, and leave nothing of it."""
     command = [sys.executable, "-m", "retryapp.cli.main", "pipeline", "archive", "--json", "--memory", "512m"]
     command += ["--broker", group.connection.bootstrap, "--group", group.topology.group, "--lake", str(lake)]
+    command += ["--conf", f"spark.driver.extraJavaOptions={java_flags(*QUICK_JVM)}"]
     process = subprocess.Popen([*command, *options], start_new_session=True, stdout=subprocess.DEVNULL)
     try:
         yield process

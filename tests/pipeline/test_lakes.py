@@ -16,6 +16,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive, ArchiveOptions
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError
+from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import open_lake
 from retryapp.pipeline.outlook import find_outlook
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables
@@ -49,6 +50,20 @@ def test_a_newer_lake_is_refused_and_not_changed(spark: SparkSession, tmp_path: 
     with pytest.raises(NewerLakeError, match="99"):
         open_lake(spark, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["lake.json"]
+
+
+def test_a_fact_that_is_half_written_is_written_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A full disk, or kill -9 between opening and closing its file, leaves it empty or cut off."""
+    facts = Facts(spark, open_lake(spark, str(tmp_path)))
+    assert facts.put("runs", "one", {"state": "started"})
+    for left in ("", '{"state": "fin'):
+        place = tmp_path / "runs" / "two.json"
+        place.write_text(left)
+        (tmp_path / "runs" / ".two.json.crc").unlink(missing_ok=True)
+        assert facts.rows("runs") == [{"state": "started"}]
+        assert facts.put("runs", "two", {"state": "finished"})
+        assert not facts.put("runs", "two", {"state": "failed"})
+        assert facts.rows("runs") == [{"state": "started"}, {"state": "finished"}]
 
 
 @pytest.mark.parametrize("place", ["nosuch://host/lake", "/proc/lake"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from retryapp.core.errors import RetryAppError
 from retryapp.core.headers import decode_metadata, encode_metadata
@@ -17,11 +20,21 @@ from retryapp.core.names import OUR_HEADERS
 from retryapp.core.record import Headers, Origin
 from retryapp.pipeline.reading import NO_HEADERS, read_batch, read_columns
 from retryapp.pipeline.schemas import EVENT, HEADERS
+from retryapp.pipeline.wellformed import NATIVE, with_native
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+NUMBERED = T.StructType(
+    [
+        T.StructField("number", T.IntegerType()),
+        T.StructField("station", T.StringType()),
+        T.StructField("headers", HEADERS),
+        T.StructField("value", T.BinaryType()),
+    ]
+)
+pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)
 
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -34,28 +47,38 @@ origins = st.builds(
     st.integers(0, 2**31 - 1),
     st.integers(0, 2**63 - 1),
 )
-common: dict[str, Any] = {
-    "group": words,
-    "handler": words,
-    "origin": origins,
-    "origin_timestamp_ms": st.integers(-1, 10**13),
-    "attempt": counts,
-    "started_ms": instants,
-    "hot_attempts": counts,
-    "policy": words,
-    "first_failed_ms": instants,
-    "last_failed_ms": instants,
-    "error_type": words,
-    "error_message": st.text(st.characters(codec="utf-8"), max_size=40),
-    "fingerprint": words,
-    "history": st.lists(st.builds(HistoryEntry, counts, instants, words), max_size=4).map(tuple),
-    "replay_id": st.none() | words,
-    "replays": st.integers(0, 3),
-    "null_value": st.booleans(),
-}
-metadata = st.builds(RetryMetadata, **common, due_at_ms=instants, tier=st.none() | words) | st.builds(
-    RetryMetadata, **common, reason=words, original_reason=st.none() | words, error_trace=st.none() | words
-)
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+plain_words = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
+usual_words = st.sampled_from(["billing", "shop.charge", "ValueError", "a b", "1m", "exhausted"])
+
+
+def metadata_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[RetryMetadata]:
+    """What waits or is dead, with such names."""
+    common: dict[str, Any] = {
+        "group": words,
+        "handler": words,
+        "origin": origins,
+        "origin_timestamp_ms": st.integers(-1, 10**13),
+        "attempt": counts,
+        "started_ms": instants,
+        "hot_attempts": counts,
+        "policy": words,
+        "first_failed_ms": instants,
+        "last_failed_ms": instants,
+        "error_type": words,
+        "error_message": texts,
+        "fingerprint": words,
+        "history": st.lists(st.builds(HistoryEntry, counts, instants, words), max_size=4).map(tuple),
+        "replay_id": st.none() | words,
+        "replays": st.integers(0, 3),
+        "null_value": st.booleans(),
+    }
+    waits = st.builds(RetryMetadata, **common, due_at_ms=instants, tier=st.none() | words)
+    original = {"original_reason": st.none() | words, "error_trace": st.none() | texts}
+    return waits | st.builds(RetryMetadata, **common, reason=words, **original)
+
+
+metadata = metadata_of(usual_words) | metadata_of(plain_words) | metadata_of(words)
 values = (
     st.none() | st.binary(max_size=12) | st.sampled_from([b"0", b"-1", b"01", b"%C3", b"%zz", b"a+b", b"2", b"1:2"])
 )
@@ -81,17 +104,22 @@ def headers(draw: st.DrawFn) -> Headers:
     return tuple(pairs)
 
 
-successes = st.builds(
-    Succeeded,
-    group=words,
-    handler=words,
-    failure_id=words,
-    origin=words,
-    attempt=counts,
-    started_ms=instants,
-    ended_ms=instants,
-    lateness_ms=instants,
-)
+def successes_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[Succeeded]:
+    """Events with such names."""
+    return st.builds(
+        Succeeded,
+        group=words,
+        handler=words,
+        failure_id=words,
+        origin=words,
+        attempt=counts,
+        started_ms=instants,
+        ended_ms=instants,
+        lateness_ms=instants,
+    )
+
+
+successes = successes_of(usual_words) | successes_of(plain_words) | successes_of(words)
 policies = st.builds(PolicyUsed, group=words, handler=words, main=words, text=words, digest=words, at_ms=instants)
 passages = st.builds(
     Progress,
@@ -139,6 +167,20 @@ def expected_of_event(value: bytes | None) -> dict[str, Any]:
     return {**nothing, "failure_id": told["failure_id"], "event": told}
 
 
+ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
+EXAMPLE = RetryMetadata(
+    group="billing", handler="shop.charge", origin=ORIGIN, origin_timestamp_ms=-1, attempt=2,
+    due_at_ms=1_900_000_060_000, started_ms=1_900_000_000_000, policy="5f1c2d3e", tier="1m",
+    first_failed_ms=1_900_000_000_100,
+    last_failed_ms=1_900_000_000_350, error_type="ValueError", error_message="refused after 3 ms", fingerprint="8f3a9c",
+    history=(HistoryEntry(1, 1_900_000_000_000, "ValueError"), HistoryEntry(2, 1_900_000_000_350, "KeyError")),
+)  # fmt: skip
+SUCCESS = Succeeded(
+    group="billing", handler="shop.charge", failure_id="billing/orders@kq8G0bTz/3/1042", origin=ORIGIN.text, attempt=2,
+    started_ms=1, ended_ms=2, lateness_ms=0,
+)  # fmt: skip
+
+
 @QUIET
 @given(st.lists(headers(), max_size=8), st.lists(event_values, max_size=8))
 def test_a_batch_says_what_core_says_of_each_record(found: list[Headers], events: list[bytes | None]) -> None:
@@ -153,29 +195,54 @@ def test_a_batch_says_what_core_says_of_each_record(found: list[Headers], events
     assert answer == [*map(expected_of_headers, found), *map(expected_of_event, events)]
 
 
-def test_the_columns_of_spark_say_it_too(spark: SparkSession) -> None:
-    """The whole way through Spark's Python workers and back."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
+def test_what_is_not_asked_for_is_not_read() -> None:
+    """Rows that Spark has read itself come without a station, and leave no answer."""
+    found = encode_metadata(EXAMPLE)
+    said = [[{"key": key, "value": value} for key, value in found], None, None]
+    answer = read_batch(
+        pa.array(["retry", None, "events"], pa.string()), pa.array(said, ARROW_HEADERS), pa.nulls(3, pa.binary())
+    ).to_pylist()
+    assert answer == [expected_of_headers(found), None, expected_of_event(None)]
+    assert read_batch(pa.nulls(2, pa.string()), pa.nulls(2, ARROW_HEADERS), pa.nulls(2, pa.binary())).null_count == 2
 
-    schema = T.StructType(
-        [
-            T.StructField("number", T.IntegerType()),
-            T.StructField("station", T.StringType()),
-            T.StructField("headers", HEADERS),
-            T.StructField("value", T.BinaryType()),
-        ]
+
+def test_the_columns_of_spark_say_it_too(generating: SparkSession) -> None:
+    """Spark's own expressions and Python workers, on the same records: what core says, whoever reads them.
+
+    The records are drawn first, so that all of them are one job. No example shrinks; the row that differs is told.
+    """
+    found: list[Headers] = [encode_metadata(EXAMPLE)]
+    events: list[bytes | None] = [SUCCESS.to_json()]
+
+    @settings(QUIET, max_examples=400)
+    @given(st.lists(headers(), max_size=3), st.lists(event_values, max_size=2))
+    def draw(some: list[Headers], said: list[bytes | None]) -> None:
+        found.extend(some)
+        events.extend(said)
+
+    draw()
+    rows: list[tuple[Any, ...]] = [("dlq", list(each), None) for each in found]
+    rows += [("events", None, value) for value in events]
+    expected = [*map(expected_of_headers, found), *map(expected_of_event, events)]
+    frame = generating.createDataFrame([(number, *row) for number, row in enumerate(rows)], NUMBERED)
+    both = with_native(frame, is_event=F.col("station") == F.lit("events")).select(
+        "number", NATIVE, read_columns(F.col("station"), F.col("headers"), F.col("value")).alias("by_core")
     )
+    by_spark = 0
+    for number, native, by_core in both.collect():
+        assert by_core.asDict(recursive=True) == expected[number], rows[number]
+        if native is not None:
+            assert native.asDict(recursive=True) == expected[number], rows[number]
+            by_spark += 1
+    assert by_spark > len(rows) / 10, "hardly any record was read by Spark's own expressions"
 
-    @settings(QUIET, max_examples=2)
-    @given(st.lists(headers(), min_size=40, max_size=60), st.lists(event_values, min_size=20, max_size=30))
-    def agree(found: list[Headers], events: list[bytes | None]) -> None:
-        rows: list[tuple[Any, ...]] = [("dlq", list(each), None) for each in found]
-        rows += [("events", None, value) for value in events]
-        frame = spark.createDataFrame([(number, *row) for number, row in enumerate(rows)], schema)
-        reading = read_columns(F.col("station"), F.col("headers"), F.col("value"))
-        read = frame.select("number", reading.alias("reading")).orderBy("number").collect()
-        answer = [row["reading"].asDict(recursive=True) for row in read]
-        assert answer == [*map(expected_of_headers, found), *map(expected_of_event, events)]
 
-    agree()
+def test_what_workers_usually_write_needs_no_python(spark: SparkSession) -> None:
+    """Waiting, tried again, replayed, dead with a traceback, and a success: each is read by Spark's own expressions."""
+    dead = replace(EXAMPLE, due_at_ms=None, tier=None, reason="exhausted", error_trace="Traceback:\n  100 % +\n")
+    waits = [EXAMPLE, replace(EXAMPLE, error_message="na\u00efve\n"), replace(EXAMPLE, replays=1, replay_id="r1"), dead]
+    rows: list[tuple[Any, ...]] = [(n, "retry", list(encode_metadata(each)), None) for n, each in enumerate(waits)]
+    rows.append((len(waits), "events", None, SUCCESS.to_json()))
+    native = with_native(spark.createDataFrame(rows, NUMBERED), is_event=F.col("station") == F.lit("events"))
+    expected = [*(expected_of_headers(encode_metadata(each)) for each in waits), expected_of_event(SUCCESS.to_json())]
+    assert [row[NATIVE].asDict(recursive=True) for row in native.orderBy("number").collect()] == expected

@@ -79,6 +79,15 @@ def test_a_failed_job_says_what_to_do(said: str, advice: str) -> None:
     assert error.exit_code == 3
 
 
+def test_causes_are_found_where_the_message_tells_none() -> None:
+    """As of a task that could not write: PySpark's message has its first line only."""
+    error = RuntimeError("[TASK_WRITE_FAILED] Task failed while writing rows")
+    error._stackTrace = "x.SparkException: failed\n\tat x.y(z)\nCaused by: java.io.IOException: No space left on device"  # type: ignore[attr-defined]
+    said = str(named_failure(error, job="archive"))
+    assert "failed: java.io.IOException: No space left on device" in said
+    assert "The disk is full" in said
+
+
 def test_a_run_that_could_not_go_on_says_so() -> None:
     """Whatever a damaged checkpoint made Spark say; and a run beside another one is told apart."""
     assert "left alone from now on" in str(named_failure(RuntimeError("Unexpected end"), job="archive", stuck=True))

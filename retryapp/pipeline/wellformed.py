@@ -1,0 +1,225 @@
+"""Reads well-formed records by Spark's own expressions, so that most rows never go to a Python worker.
+
+The rules are core's, and core decides: whatever is not surely well-formed here is left to `reading`, which calls core's
+decoders. A property test holds both against core on generated records. Left to core are, among others: headers of ours
+that are missing, doubled, null or out of range; names outside printable ASCII; every event but ``succeeded`` in the
+form in which workers write it.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from retryapp.core import names
+from retryapp.core.lifecycle import Succeeded
+from retryapp.core.metadata import FORMAT_VERSION, MAX_COUNT, MAX_EPOCH_MS, MAX_HISTORY
+from retryapp.pipeline.schemas import EVENT, METADATA, READING
+
+_NUMBER: Final = "(?:0|[1-9][0-9]{0,17})"
+_MORE_THAN_ASCII: Final = "[^ -~]"
+_NOT_PLAIN: Final = "[^ -~]|[+%]"
+"""What a name may not have to stand for itself."""
+_NOT_ESCAPED: Final = r"[^ -~]|\+|%(?![0-9A-Fa-f]{2})"
+"""What percent-encoded text does not have; searched for, because a match of the whole could exhaust the stack."""
+_REPLACED: Final = "\ufffd"
+"""What Java makes of bytes that are not UTF-8."""
+_ORIGIN: Final = r"\A[A-Za-z0-9._-]{1,249}@[A-Za-z0-9_-]{1,22}/(?:0|[1-9][0-9]{0,9})/" + _NUMBER + r"\z"
+_MAX_PARTITION: Final = 2**31 - 1
+_ENTRY: Final = _NUMBER + ":" + _NUMBER + r":[ -$&-*\--9;-~]*+"
+_HISTORY: Final = r"\A" + _ENTRY + "(?:," + _ENTRY + "){0," + str(MAX_HISTORY - 1) + r"}\z"
+_NO_VALUE: Final = "cast(X'00FF00FF' as binary)"
+"""No header says this; searching it finds nulls."""
+
+_NUMBERS: Final = {
+    "origin_timestamp_ms": (names.RETRY_ORIGIN_TIMESTAMP_MS, -1, MAX_EPOCH_MS),
+    "attempt": (names.RETRY_ATTEMPT, 0, MAX_COUNT),
+    "started_ms": (names.RETRY_STARTED_MS, 0, MAX_EPOCH_MS),
+    "first_failed_ms": (names.RETRY_FIRST_FAILED_MS, 0, MAX_EPOCH_MS),
+    "last_failed_ms": (names.RETRY_LAST_FAILED_MS, 0, MAX_EPOCH_MS),
+    "due_at_ms": (names.RETRY_DUE_MS, 0, MAX_EPOCH_MS),
+    "hot_attempts": (names.RETRY_HOT_ATTEMPTS, 1, MAX_COUNT),
+    "replays": (names.RETRY_REPLAYS, 0, MAX_COUNT),
+}
+"""Field → header, least and greatest value."""
+_ELSE: Final = {"hot_attempts": 1, "replays": 0}
+"""What a number is where its header is missing."""
+_NAMES: Final = {
+    "group": names.RETRY_GROUP,
+    "handler": names.RETRY_HANDLER,
+    "policy": names.RETRY_POLICY,
+    "error_type": names.RETRY_ERROR_TYPE,
+    "fingerprint": names.RETRY_FINGERPRINT,
+    "tier": names.RETRY_TIER,
+    "reason": names.RETRY_REASON,
+    "original_reason": names.RETRY_ORIGINAL_REASON,
+    "replay_id": names.RETRY_REPLAY_ID,
+}
+_TEXTS: Final = {"error_message": names.RETRY_ERROR_MESSAGE, "error_trace": names.RETRY_ERROR_TRACE}
+_OTHERS: Final = {
+    "version": names.RETRY_VERSION,
+    "origin": names.RETRY_ORIGIN,
+    "history": names.RETRY_HISTORY,
+    "null_value": names.RETRY_NULL_VALUE,
+}
+_OPTIONAL: Final = frozenset(
+    {"due_at_ms", "hot_attempts", "replays", "tier", "reason", "original_reason", "replay_id", "error_trace"}
+)
+_RAW: Final = {**{field: header for field, (header, _, _) in _NUMBERS.items()}, **_NAMES, **_TEXTS, **_OTHERS}
+"""Field → header."""
+
+_ORDER: Final = (
+    names.RETRY_VERSION, names.RETRY_NULL_VALUE, names.RETRY_GROUP, names.RETRY_HANDLER, names.RETRY_ORIGIN,
+    names.RETRY_ORIGIN_TIMESTAMP_MS, names.RETRY_ATTEMPT, names.RETRY_DUE_MS, names.RETRY_STARTED_MS,
+    names.RETRY_HOT_ATTEMPTS, names.RETRY_POLICY, names.RETRY_TIER, names.RETRY_FIRST_FAILED_MS,
+    names.RETRY_LAST_FAILED_MS, names.RETRY_ERROR_TYPE, names.RETRY_ERROR_MESSAGE, names.RETRY_ERROR_TRACE,
+    names.RETRY_REASON, names.RETRY_ORIGINAL_REASON, names.RETRY_FINGERPRINT, names.RETRY_HISTORY,
+    names.RETRY_REPLAY_ID, names.RETRY_REPLAYS,
+)  # fmt: skip
+"""In which ours are written."""
+_STRANGERS: Final = rf"(?:(?!retry-(?!{names.SHIELD[6:]}|{names.ESCAPED[6:]}))[^\n]*+\n)*+"
+_IN_ORDER: Final = rf"\A{_STRANGERS}" + "".join(rf"(?:{name}\n)?" for name in _ORDER) + rf"{_STRANGERS}\z"
+"""Header names, each with a line's end behind it: none of ours stands twice."""
+
+NATIVE: Final = "native"
+
+
+def _succeeded() -> str:
+    """Return the pattern of the event as workers write it, its texts in printable ASCII without escapes."""
+    parts = []
+    for name, field in Succeeded.model_fields.items():
+        value = _NUMBER if field.annotation is int else r'"[ !#-\[\]-~]*+"'
+        fixed = {"v": "1", "kind": '"succeeded"', "attempt": "[1-9][0-9]{0,17}"}
+        parts.append(f'"{name}":{fixed.get(name, value)}')
+    return r"\A\{" + ",".join(parts) + r"\}\z"
+
+
+def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
+    """Add what well-formed records say.
+
+    Args:
+        rows: at least headers array<struct<key: string, value: binary>> and value binary.
+        is_event: whether a row is one of the events topic.
+
+    Returns:
+        The same columns and rows with a struct ``native`` as ``schemas.READING`` has it; null for each row that has to
+        be read by core's decoders.
+    """
+    kept = rows.columns
+    said = F.col("value").cast("string")
+    event = F.when(is_event & said.rlike(_succeeded()), F.from_json(said, EVENT))
+    values = rows.select(*kept, event.alias("_event"), _none_twice_or_null().alias("_whole"), *_texts(), *_values())
+    fits = F.coalesce(reduce(and_, [~is_event, F.col("_whole"), *_conditions()]), F.lit(False))
+    metadata = F.struct(*(_column(field).alias(field) for field in METADATA.fieldNames()))
+    failure_id = F.concat_ws("/", F.col("v_group"), F.col("r_origin"))
+    native = F.when(F.col("_event").isNotNull(), _reading(F.col("_event.failure_id"), event=F.col("_event"))).when(
+        fits, _reading(failure_id, metadata=metadata)
+    )
+    return values.select(*kept, native.alias(NATIVE))
+
+
+def _reading(failure_id: Column, **told: Column) -> Column:
+    """Return a struct ``schemas.READING``; null what is not told."""
+    columns = {"failure_id": failure_id, **told}
+    return F.struct(*(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in READING))
+
+
+def _name(field: str) -> str:
+    return f"v_{field}"
+
+
+def _none_twice_or_null() -> Column:
+    """Tell whether ours stand in the order in which they are written, each once, and no header is null."""
+    joined = F.concat(F.array_join("headers.key", "\n"), F.lit("\n"))
+    none_null = ~F.coalesce(F.array_contains("headers.value", F.expr(_NO_VALUE)), F.lit(True))
+    return joined.rlike(_IN_ORDER) & none_null
+
+
+def _raw(field: str) -> Column:
+    """Return a header as text; null where it is not there."""
+    place = F.array_position("headers.key", _RAW[field]).cast("int") - 1
+    return F.get("headers.value", place).cast("string")
+
+
+def _texts() -> list[Column]:
+    return [_raw(field).alias(f"r_{field}") for field in (*_NUMBERS, *_TEXTS, *_OTHERS)]
+
+
+def _values() -> list[Column]:
+    return [_value(field).alias(_name(field)) for field in (*_NUMBERS, *_NAMES, *_TEXTS)]
+
+
+def _value(field: str) -> Column:
+    """Return what a header says, if it is well-formed: nothing of this fails, `_conditions` looks at the result."""
+    raw = _raw(field)
+    if field in _NUMBERS:
+        return raw.try_cast("bigint")
+    if field in _TEXTS:
+        decoded = F.when(~raw.rlike(_NOT_ESCAPED), F.try_url_decode(raw))
+        return F.when(F.contains(raw, F.lit("%")), decoded).otherwise(raw)
+    return raw
+
+
+def _conditions() -> list[Column]:
+    """Return what must hold; each may be null for no."""
+    found = []
+    for field, (_, least, most) in _NUMBERS.items():
+        raw, value = F.col(f"r_{field}"), F.col(_name(field))
+        fits = (value.cast("string") == raw) & value.between(least, most)
+        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+    for field in _NAMES:
+        value = F.col(_name(field))
+        fits = value != ""
+        found.append(value.isNull() | fits if field in _OPTIONAL else fits)
+    found.append(~F.concat_ws("", *(F.col(_name(field)) for field in _NAMES)).rlike(_NOT_PLAIN))
+    for field in _TEXTS:
+        raw, value = F.col(f"r_{field}"), F.col(_name(field))
+        escaped = F.contains(raw, F.lit("%")) & ~F.contains(value, F.lit(_REPLACED))
+        fits = escaped | ~(F.contains(raw, F.lit("%")) | raw.rlike(_NOT_PLAIN))
+        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+    history = F.col("r_history")
+    flag = F.col("r_null_value")
+    return [
+        *found,
+        F.col("r_version") == str(FORMAT_VERSION),
+        F.col("r_origin").rlike(_ORIGIN)
+        & (F.split_part("r_origin", F.lit("/"), F.lit(2)).try_cast("bigint") <= _MAX_PARTITION),
+        history.isNull() | history.rlike(_HISTORY),
+        flag.isNull() | (flag == "1"),
+        (F.col("v_attempt") >= 1) | (F.coalesce(F.col("v_replays"), F.lit(0)) > 0),
+        F.col("v_due_at_ms").isNull() != F.col("v_reason").isNull(),
+    ]
+
+
+def _column(field: str) -> Column:
+    """Return a field of the metadata, of headers that are well-formed."""
+    if field == "version":
+        return F.lit(FORMAT_VERSION).cast("bigint")
+    if field == "origin":
+        place = F.substring_index("r_origin", "@", -1)
+        parts = {number: F.split_part(place, F.lit("/"), F.lit(number + 1)) for number in range(3)}
+        return F.struct(
+            F.substring_index("r_origin", "@", 1).alias("topic"),
+            parts[0].alias("topic_id"),
+            parts[1].try_cast("bigint").alias("partition"),
+            parts[2].try_cast("bigint").alias("offset"),
+        )
+    if field == "history":
+        entries = F.transform(F.split("r_history", ","), _entry)
+        return F.coalesce(entries, F.array().cast(METADATA["history"].dataType))
+    if field == "null_value":
+        return F.col("r_null_value").isNotNull()
+    value = F.col(_name(field))
+    return F.coalesce(value, F.lit(_ELSE[field])) if field in _ELSE else value
+
+
+def _entry(text: Column) -> Column:
+    return F.struct(
+        F.split_part(text, F.lit(":"), F.lit(1)).try_cast("bigint").alias("attempt"),
+        F.split_part(text, F.lit(":"), F.lit(2)).try_cast("bigint").alias("failed_ms"),
+        F.split_part(text, F.lit(":"), F.lit(3)).alias("error_type"),
+    )
