@@ -54,11 +54,12 @@ class Suspects:
             self._wake.set()
 
     def passed(self, offset: int) -> None:
-        """Take note of a record that is not run: the mark may have been its own, and says nothing of the next one."""
-        if self._left > 0 and offset < self._upto:
-            self._left -= 1
-            if not self._queue:
-                self._crashes = 0
+        """Take note of a record that is not run: the mark may have been its own, and says nothing of the next one.
+
+        It does not count among those that may have been running: it was done before, and they ran behind it.
+        """
+        if offset < self._upto and not self._queue:
+            self._crashes = 0
 
     async def run(self) -> None:
         """Run them one at a time.

@@ -37,3 +37,10 @@ def test_a_clock_that_is_ahead_forgets_no_event() -> None:
     result = History(plan).run()
     assert result.violation is None
     assert (result.reached["skipped"], result.reached["lane_opened"] > 1) == (1, True)
+
+
+def test_copies_do_not_hide_the_record_that_ends_its_workers() -> None:
+    """They were counted among those that may have been running, and it ran beside others, life after life."""
+    result = History(Plan.of(250, transactional=False)).run()
+    assert result.violation is None
+    assert result.reached["dead"] > 0

@@ -16,12 +16,15 @@ from retryapp.testing.plain import MemoryPlainTransport
 
 MAIN = TopicPartition("orders", 0)
 
-RETRIED = tuple(
-    (f"retry-{name}", value)
-    for name, value in {
-        "version": b"1", "group": b"app", "origin": b"orders@kq8G0bTz/0/0", "attempt": b"1", "due-ms": b"9999999999999",
-    }.items()
-)  # fmt: skip
+
+def retried(offset: int) -> tuple[tuple[str, bytes], ...]:
+    """Return the headers of a record on its retry topic: the outcome of its first attempt is durable."""
+    told = {
+        "version": b"1", "group": b"app", "origin": f"orders@kq8G0bTz/0/{offset}".encode(), "attempt": b"1",
+        "due-ms": b"9999999999999",
+    }  # fmt: skip
+    return tuple((f"retry-{name}", value) for name, value in told.items())
+
 
 Start = Callable[..., Awaitable[MemoryPartition]]
 
@@ -182,10 +185,26 @@ async def test_the_mark_of_a_record_that_is_passed_over_is_not_the_next_ones(sta
     handler = Gate()
     handler.open.set()
     transport = MemoryPlainTransport(())
-    transport.append(TopicPartition("app.orders.retry", 0), None, b"a", RETRIED)
+    transport.append(TopicPartition("app.orders.retry", 0), None, b"a", retried(0))
     for value in (b"a", b"b"):
         transport.append(MAIN, None, value)
     orders = await start(handler, 3, transport=transport)
     await orders.advance(1_000)
     assert handler.done == [b"b"]
     assert orders.dead_letters == []
+
+
+async def test_records_that_are_passed_over_are_not_among_those_that_may_have_run(start: Start) -> None:
+    """They were done before; what ended the workers ran behind them, and has to run alone."""
+    gate = Gate()
+    transport = MemoryPlainTransport(())
+    for offset in range(2):
+        transport.append(TopicPartition("app.orders.retry", 0), None, b"x", retried(offset))
+    for value in (b"a", b"b", b"c", b"d"):
+        transport.append(MAIN, None, value)
+    orders = await start(gate, 0, concurrency=2, max_in_flight=2, transport=transport)
+    await orders.advance(1_000)
+    assert gate.running == [b"c"]
+    gate.open.set()
+    await orders.advance(1_000)
+    assert (gate.most, gate.done) == (1, [b"c", b"d"])
