@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ _OURS: Final = {
 }
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """Costs the least processor time of all; its pauses do not matter to a batch."""
+_ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
+_JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+"""Where Java itself looks for options."""
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -112,7 +116,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     master = options.master or LOCAL_MASTER
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
     conf |= {
-        "spark.driver.extraJavaOptions": java_flags(_COLLECTOR),
+        "spark.driver.extraJavaOptions": java_flags(*_collector(os.environ)),
         "spark.master": master,
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),
@@ -126,6 +130,12 @@ def java_flags(*more: str) -> str:
     """Return the driver's Java options: a stack that the stop of a query does not overflow, errors only in the log."""
     log = resources.files("retryapp").joinpath("pipeline/log4j2.properties")
     return " ".join(["-Xss32m", f"-Dlog4j2.configurationFile={Path(str(log)).as_uri()}", *more])
+
+
+def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the flag of our garbage collector, none where the environment names one: Java starts with two of none."""
+    given = " ".join(environment.get(name, "") for name in _JAVA_OPTIONS)
+    return () if _ANY_COLLECTOR.search(given) else (_COLLECTOR,)
 
 
 def _get(builder: SparkSession.Builder, java: str) -> SparkSession:

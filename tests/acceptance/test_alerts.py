@@ -129,7 +129,12 @@ def test_nothing_fires_while_all_is_well(stage: Stage, server: Server) -> None:
     assert [rule["name"] for rule in group["rules"]] == [alert.name for alert in alerts()]
     assert [rule.get("lastError", "") for rule in group["rules"] if rule.get("lastError")] == []
     wait_for(lambda: server.ask("alerts") == {"alerts": []}, "nothing fires")
-    asked = {name for alert in alerts() for name in re.findall(r"retryapp_\w+", alert.expr)}
+    asked = {
+        name
+        for alert in alerts()
+        for name in re.findall(r"retryapp_\w+", alert.expr)
+        if not name.startswith("retryapp_pipeline_")  # of the archive, which has a test of its own
+    }
     assert asked > LATER
     assert {name for name in asked if server.value(f"count({name})") is None} <= LATER
 

@@ -72,7 +72,8 @@ async def test_a_week_without_traffic() -> None:
     quiet = {hour: n for hour, n in enumerate(commits) if n and hour not in busy}
     assert quiet, "the lane kept its name with the broker"
     assert set(quiet.values()) == {1}
-    assert all(hour % 24 == 0 for hour in quiet)
+    # one more commit behind the last hand-off of a burst, which hours that pass in one step bring in the next one
+    assert all(hour % 24 == 0 or hour - 1 in busy for hour in quiet)
     assert sum(commits) < 30
 
 

@@ -125,7 +125,17 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, told: complaints.append(told["message"]))
     place: Any = SimpleNamespace(
-        name="app.orders.0", group="app", changelog=TopicPartition("changelog", 0), topic_id="", delivering=()
+        name="app.orders.0",
+        group="app",
+        changelog=TopicPartition("changelog", 0),
+        topic_id="",
+        changelog_id="",
+        delivering=(),
+        group="app",
+        changelog=TopicPartition("changelog", 0),
+        topic_id="",
+        changelog_id="",
+        delivering=(),
     )
     nothing: Any = None
     lane = KafkaLane(

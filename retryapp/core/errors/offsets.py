@@ -68,15 +68,15 @@ class ChangelogReplacedError(EnvironmentFault):
     Operator action: stop the workers and set the group's offsets on the retry topics, as the text says.
     """
 
-    def __init__(self, lane: str, changelog: str, retries: Sequence[str]) -> None:
-        """Args: lane: its name. changelog: the topic. retries: retry topics, behind whose offsets records waited."""
+    def __init__(self, lane: str, changelog: str, topics: Sequence[str]) -> None:
+        """Args: lane: its name. changelog: the topic. topics: retry topics, behind whose offsets records waited."""
         self.lane = lane
         self.changelog = changelog
-        self.retries = tuple(retries)
+        self.topics = tuple(topics)
         super().__init__(
             f"lane {lane}: topic {changelog} was deleted and made again, and what waited is not on it. Nothing is "
             f"delivered until somebody decides; stop the workers first. To have all that is still on "
-            f"{', '.join(retries)} wait once more, with what has been redelivered since: kafka-consumer-groups.sh "
+            f"{', '.join(topics)} wait once more, with what has been redelivered since: kafka-consumer-groups.sh "
             f"--reset-offsets --to-earliest on it; to go on without: --to-current. 'retryapp ledger' names what is "
             f"missing then"
         )

@@ -18,6 +18,7 @@ from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.java import java_home
 from retryapp.pipeline.lake import lake_uri
+from retryapp.pipeline.session import _collector
 from retryapp.pipeline.sources import stations_of
 
 
@@ -145,3 +146,17 @@ def test_a_whole_java_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert java_home(tmp_path / "cache") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({}, ("-XX:+UseParallelGC",)),
+        ({"JDK_JAVA_OPTIONS": "-Xmx1g"}, ("-XX:+UseParallelGC",)),
+        ({"JDK_JAVA_OPTIONS": "-Xmx1g -XX:+UseSerialGC"}, ()),
+        ({"JAVA_TOOL_OPTIONS": "-XX:+UseZGC"}, ()),
+    ],
+)
+def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours: tuple[str, ...]) -> None:
+    """It does not start with two; whoever names one in the environment keeps it."""
+    assert _collector(given) == ours
