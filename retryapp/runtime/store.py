@@ -70,6 +70,7 @@ def _options() -> Options:
     options.set_write_buffer_manager(buffers)
     options.set_write_buffer_size(8 << 20)
     options.set_max_write_buffer_number(3)
+    options.set_level_zero_file_num_compaction_trigger(8)
     options.set_max_open_files(64)
     options.set_max_total_wal_size(64 << 20)
     options.set_keep_log_file_num(2)

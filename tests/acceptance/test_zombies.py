@@ -131,11 +131,6 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
         topic_id="",
         changelog_id="",
         delivering=(),
-        group="app",
-        changelog=TopicPartition("changelog", 0),
-        topic_id="",
-        changelog_id="",
-        delivering=(),
     )
     nothing: Any = None
     lane = KafkaLane(
