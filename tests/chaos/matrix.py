@@ -9,15 +9,7 @@ LIVES = 10
 WIDE = {"partitions": 4}
 PAUSES_S = ((2.0, 5.0, 12.0), (3.0, 60.0))
 
-KNOWN_STOP = (
-    "A single Kafka 4.3.1 broker that is stopped in good order (SIGTERM) may acknowledge a commit while it shuts down, "
-    "note the transaction as complete in `__transaction_state`, and write its markers to no partition. The producer's "
-    "next transaction, or its abort, then decides over those records: hand-offs show up that were rolled back, or "
-    "removals are rolled back that were acknowledged. No client can see that; with several brokers it was not tried. "
-    "In another run of this fault alone 16 records waited on for this reason. Since then a lane that opens looks for "
-    "what its store wrote last, and rebuilds the store where that is gone. "
-    "Stop the workers before the only broker."
-)
+KNOWN_STOP = "The only broker may take commits back when it is stopped: see what no client can prevent."
 
 KNOWN_BAR = (
     "The first kill of a round is the slow one: the other worker has no store of those partitions and reads 100,000 "
