@@ -323,3 +323,19 @@ def test_skips_that_are_wrong_are_found() -> None:
     handle(oracle, 0)
     with pytest.raises(Violation, match="I6 0/1: passed without a fate"):
         oracle.moved({TopicPartition("orders", 0): 2})
+
+
+@pytest.mark.parametrize(
+    ("transactional", "late", "fine"), [(False, True, True), (False, False, False), (True, True, False)]
+)
+def test_a_row_that_a_dead_life_has_sent_may_come_late(transactional: bool, late: bool, fine: bool) -> None:
+    """Only without transactions, only where requests may take so long, and only of a record that is through."""
+    told = Told(transactional=transactional)
+    told.oracle.late = late
+    in_order(told)
+    told.log(b"row")
+    if fine:
+        told.oracle.at_rest()
+    else:
+        with pytest.raises(Violation, match="wait for ever"):
+            told.oracle.at_rest()

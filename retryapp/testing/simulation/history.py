@@ -89,6 +89,7 @@ class History:
             transactional=plan.transactional,
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
         )
+        self.oracle.late = any(fault.kind == "late" for fault in plan.faults)
         self.broker = Broker(self.loop, names, plan.partitions)
         self.broker.on_visible = self._appeared
         self.broker.on_moved = self._moved
@@ -357,7 +358,7 @@ class History:
         raise Violation("I4: not at rest in time")
 
     def _at_rest(self) -> bool:
-        if self.oracle.open_ends() or any(self.oracle.rows(number) for number in range(self.plan.partitions)):
+        if self.oracle.open_ends() or any(self.oracle.waiting(number) for number in range(self.plan.partitions)):
             return False
         if any(log.open for log in self.broker.logs.values()):
             return False
