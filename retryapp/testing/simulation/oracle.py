@@ -103,8 +103,7 @@ class Oracle:
             transactional: copies are not allowed.
             skew_ms: how early a record may be by the broker's clock.
         """
-        self.late = False
-        """Whether requests may arrive many seconds after they were sent."""
+        self.late = False  # whether requests may arrive many seconds after they were sent
         self.stories: dict[Origin, Story] = {}
         self.copies = 0
         """Hand-offs that a committed reader sees twice."""
@@ -366,8 +365,7 @@ class Oracle:
             failed_first = step(story.script, 1) not in "SD" or story.stopped
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
-        for partition in list(self._rows):
-            rows = self.waiting(partition)
+        for partition, rows in {number: self.waiting(number) for number in self._rows}.items():
             _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
 
     def fate(self, script: str) -> str:
