@@ -13,7 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 async def recover_seen(
-    open_seen: Callable[[], SeenStore], reader: TopicReader, changelog: TopicPartition, *, now_ms: int
+    open_seen: Callable[[], SeenStore],
+    reader: TopicReader,
+    changelog: TopicPartition,
+    *,
+    now_ms: int,
+    rolled_back: bool = False,
 ) -> SeenStore:
     """Open a table and bring it up to its changelog, which keeps hardly more than the window.
 
@@ -22,12 +27,16 @@ async def recover_seen(
         reader: reads the changelog.
         changelog: where its rows are.
         now_ms: epoch milliseconds; what has expired is passed over.
+        rolled_back: the broker has taken a transaction back; the table may have its rows, and is made anew.
 
     Raises:
         NewerRowError: a newer retryapp wrote a row.
         DiskFullError, StoreBrokenError: the disk does not serve; the table is closed.
     """
     seen = open_seen()
+    if rolled_back:
+        seen.drop()
+        seen = open_seen()
 
     def take(records: list[Any], position: int) -> None:
         seen.recover(((r.key or b"", r.value) for r in records), position, now_ms)

@@ -42,12 +42,21 @@ class Suspects:
         self._left = station.handler.max_in_flight  # those behind them cannot have run before
         self._submit = submit
         self._queue: deque[Run] = deque()
+        self._held: list[Run] = []
+        self._busy = False
         self._wake = asyncio.Event()
 
     def add(self, run: Run) -> None:
-        """Take a record, in offset order."""
+        """Take a record, in offset order. One behind the suspects waits until their outcomes are durable.
+
+        Beside them it could end the worker in their stead, life after life, and nothing would ever move the offset: it
+        may have run while what was before it had an outcome, and that was not committed yet.
+        """
         if self._left <= 0 or run.record.offset >= self._upto:
-            self._submit(run)
+            if self._busy or self._queue:
+                self._held.append(run)
+            else:
+                self._submit(run)
         else:
             self._left -= 1
             self._queue.append(run)
@@ -71,9 +80,15 @@ class Suspects:
             while not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
+            self._busy = True
             run, crashes, self._crashes = self._queue.popleft(), self._crashes, 0
             async with self._station.alone:
                 await self._run_alone(run, crashes)
+            self._busy = False
+            if not self._queue:
+                held, self._held = self._held, []
+                for each in held:
+                    self._submit(each)
 
     async def _run_alone(self, run: Run, crashes: int) -> None:
         owner = run.owner
@@ -81,6 +96,7 @@ class Suspects:
             run.on_end = lambda: None  # its turn has to go before the next mark
             owner.begun(run)
             owner.ended(run, crashed(run, crashes), None)
+            await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._station.life))
             return
         await self._note(run, run.record.offset, Mark(alone=True, count=crashes + 1, life=self._station.life))
         ended = asyncio.Event()

@@ -240,14 +240,17 @@ class LaneProtocol(ABC):
     async def recover(self) -> None:
         """See `ports.LaneTransport.recover`."""
         changelog, name = self.place.changelog, self.place.name
-        if not await catch_up(self._open_tables(), self.reader, changelog, name):
+        if rolled_back := not await catch_up(self._open_tables(), self.reader, changelog, name):
             if self.pending is not None and self.dead is not None:
                 self.pending.drop()
                 self.dead.drop()  # it has the letters of what was taken back
             await catch_up(self._open_tables(), self.reader, changelog, name)
         if self.place.seen is not None:
             await self._learn_time()  # which events have expired is not for a clock to say that may be hours wrong
-            self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=self.clock.wall_ms())
+            now_ms = self.clock.wall_ms()
+            self.seen = await recover_seen(
+                self.open_seen, self.reader, self.place.seen, now_ms=now_ms, rolled_back=rolled_back
+            )
         if not self.transactional:
             self.outcomes = await read_outcomes(self.place, self.reader, set_by_hand=self._set_by_hand)
 

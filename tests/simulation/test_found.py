@@ -44,3 +44,10 @@ def test_copies_do_not_hide_the_record_that_ends_its_workers() -> None:
     result = History(Plan.of(250, transactional=False)).run()
     assert result.violation is None
     assert result.reached["dead"] > 0
+
+
+def test_what_runs_behind_a_suspect_does_not_end_the_worker_in_its_stead() -> None:
+    """It had run behind what was not committed, beside a record that was buried for it, life after life."""
+    result = History(Plan.of(277172099813)).run()
+    assert result.violation is None
+    assert result.reached["dead"] > 0

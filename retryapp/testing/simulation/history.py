@@ -373,7 +373,7 @@ class History:
 
     def _judge(self) -> None:
         self.oracle.at_rest()
-        for number, store in seen_stores(self.slots):
+        for number, store in seen_stores(self.slots, self.broker.generation):
             self.oracle.remembered(number, store.rows())
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
         for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):

@@ -21,12 +21,16 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
     return Opening(worker.process.name, lane.fenced_ms, told)
 
 
-def seen_stores(workers: Iterable[SimWorker | None]) -> Iterator[tuple[int, SimSeenStore]]:
-    """Yield the tables of seen events of all open lanes, with their partitions."""
+def seen_stores(workers: Iterable[SimWorker | None], generation: int) -> Iterator[tuple[int, SimSeenStore]]:
+    """Yield the tables of seen events of all lanes that are open in a generation, with their partitions.
+
+    One of an earlier generation belongs to a worker that has not heard yet that it was replaced.
+    """
     for worker in workers:
         if worker is None or not worker.alive or worker.process.stopped:
             continue
         for (_, number), placed in sorted(worker.ownership.placed.items()):
             store = placed.transport.seen
-            if placed.lane.state is LaneState.OPEN and isinstance(store, SimSeenStore):
+            current = placed.lane.state is LaneState.OPEN and placed.transport.generation == generation
+            if current and isinstance(store, SimSeenStore):
                 yield number, store

@@ -109,3 +109,13 @@ def test_of_a_batch_only_the_rows_are_written() -> None:
     assert (table.find(row(2).identity), table.next_offset) == (row(2), 12)
     apply_seen(table, CHANGELOG, LaneBatch(publishes=[other]), LaneReceipt([91], None), NOW_MS)
     assert table.next_offset == 12
+
+
+async def test_a_table_is_made_anew_where_the_broker_took_a_transaction_back() -> None:
+    """It may have rows that its changelog never had for anybody else."""
+    tables = [Table([row(1)], next_offset=1), Table([], next_offset=0)]
+    first, second = tables
+    reader = Reader(logged(row(2)))
+    found: Any = await recover_seen(lambda: tables.pop(0), reader, CHANGELOG, now_ms=NOW_MS, rolled_back=True)
+    assert (found is second, first.calls, reader.starts) == (True, ["drop"], [0])
+    assert found.find(row(1).identity) is None

@@ -159,13 +159,32 @@ async def test_the_next_suspect_waits_until_the_mark_of_the_last_one_is_gone(sta
     assert gate.done == [b"a", b"b"]
 
 
-async def test_what_came_after_the_end_is_not_suspect(start: Start) -> None:
-    """It runs beside those that are."""
+async def test_what_came_after_the_end_is_not_suspect_and_waits_for_those_that_are(start: Start) -> None:
+    """Beside them it could end the worker in their stead; once their outcomes are durable it runs as ever."""
     gate = Gate()
     orders = await start(gate, 0, upto=2, concurrency=4)
     await orders.send(b"a", b"b", b"c", b"d")
-    assert sorted(gate.running) == [b"a", b"c", b"d"]
+    assert gate.running == [b"a"]
     assert marks(orders) == [(0, "s1")]
+    gate.open.set()
+    await orders.to_rest()
+    assert gate.done[:2] == [b"a", b"b"]
+    assert sorted(gate.done[2:]) == [b"c", b"d"]
+    assert marks(orders)[-1] == (2, "r0")
+
+
+async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable(start: Start) -> None:
+    """What is behind it may be the one that ended its workers: the offset has to move first."""
+    gate = Gate()
+    orders = await start(gate, 3, upto=1, concurrency=4)
+    burying = orders.transport.pause(Step.COMMIT)
+    await orders.send(b"a", b"b")
+    assert (burying.reached, gate.running) == (True, [])
+    burying.set()
+    await orders.settle()
+    await orders.advance(100)
+    assert gate.running == [b"b"]
+    assert len(orders.dead_letters) == 1
 
 
 async def test_a_session_that_ends_lets_its_suspects_go(start: Start) -> None:
