@@ -99,6 +99,14 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
             raise RuntimeError(f"Faust tried to commit {ours}, which only lanes may")
         return await super()._commit(offsets)
 
+    def close(self) -> None:
+        """Leave the closing to the thread's own stop, which follows.
+
+        A stopping app asks for it where a rebalance ends, and Faust's own way marks the client's consumer as closed and
+        awaits its tasks from the main loop, which is not theirs. The thread's stop then takes it for done: the group is
+        not left, its tasks go on, and the worker may wait for them for ever.
+        """
+
     async def on_thread_stop(self) -> None:
         """Stop the client's consumer.
 

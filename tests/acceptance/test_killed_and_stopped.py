@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 
 import pytest
@@ -167,3 +168,24 @@ def test_term_gives_back_what_does_not_finish(stage: Stage) -> None:
 def attempts(stage: Stage, pid: int | None = None) -> set[tuple[str, int]]:
     """Return the (id, attempt) pairs seen, of one worker or of all."""
     return {(v.facts["id"], v.attempt) for v in list(stage.service.visits) if pid in (None, v.pid)}
+
+
+def test_term_in_a_rebalance(stage: Stage) -> None:
+    """Told to stop while it gives its partitions back, a worker leaves the group: nobody waits for its session."""
+    gate = Gate()
+    topic = stage.main_topic(partitions=4)
+    stage.program(HandlerSpec(topic=topic, policy=POLICY, concurrency=4), options={"drain": "10s"})
+    leaving = stage.worker("leaving")
+    stage.service.rule = lambda visit: Answer(gate=gate if visit.pid == leaving.pid else None)
+    stage.produce(topic, [{"id": n, "fail": 0} for n in range(40)], 4)
+    wait_for(lambda: stage.service.visits, "handlers run")
+    staying = stage.worker("staying", ready=False)
+    wait_for(lambda: leaving.log.count("Revoking previously assigned") == 2, "its partitions are taken away")
+    leaving.signal(signal.SIGTERM)
+    wait_for(lambda: "Signal received" in leaving.log, "it has heard")
+    gate.open()
+    assert leaving.wait(20) == 0
+    assert "LeaveGroup request succeeded" in leaving.log
+    staying.wait_ready()
+    stage.wait_settled(topic)
+    assert stage.service.done(topic) == set(range(40))
