@@ -62,19 +62,10 @@ def broker(cache_dir: Path) -> Iterator[Broker]:
 
     Where it cannot start (no Java, offline), the tests are skipped on a laptop and fail where CI is set.
     """
-    from retryapp.broker import Broker as RealBroker
-    from retryapp.core.errors import EnvironmentFault
+    from harness.brokers import running_broker
 
-    started = RealBroker(cache_dir)
-    try:
-        started.start()
-    except EnvironmentFault as error:
-        started.close()
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no broker: {error}")
-    yield started
-    started.close()
+    with running_broker(cache_dir) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -18,33 +18,16 @@ MakeStage = Callable[..., "Stage"]
 @pytest.fixture(scope="module")
 def make_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeStage]:
     """Make stages that live as long as the test module."""
-    from harness import Service
-    from harness import Stage as RealStage
+    from harness import open_stage
 
     with ExitStack() as stack:
-
-        def make(bootstrap: str) -> Stage:
-            service = Service()
-            service.start()
-            stack.callback(service.stop)
-            made = RealStage(bootstrap, tmp_path_factory.mktemp("stage"), service)
-            stack.callback(made.close)
-            return made
-
-        yield make
+        yield lambda bootstrap: stack.enter_context(open_stage(bootstrap, tmp_path_factory.mktemp("stage")))
 
 
 @pytest.fixture
 def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
     """A stage of this test alone."""
-    from harness import Service
-    from harness import Stage as RealStage
+    from harness import open_stage
 
-    service = Service()
-    service.start()
-    made = RealStage(bootstrap, tmp_path, service)
-    try:
+    with open_stage(bootstrap, tmp_path) as made:
         yield made
-    finally:
-        made.close()
-        service.stop()

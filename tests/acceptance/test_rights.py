@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,10 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from harness import HandlerSpec, Service, Stage, wait_for
+from harness import HandlerSpec, Stage, open_stage, wait_for
+from harness.brokers import running_broker
 
 from retryapp.broker import Broker
-from retryapp.core.errors import EnvironmentFault
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
@@ -35,29 +34,15 @@ def guarded(cache_dir: Path) -> Iterator[Broker]:
         "allow.everyone.if.no.acl.found": "true",
         "group.min.session.timeout.ms": "1000",
     }
-    started = Broker(cache_dir, settings=settings)
-    try:
-        started.start()
-    except EnvironmentFault as error:
-        started.close()
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no broker: {error}")
-    yield started
-    started.close()
+    with running_broker(cache_dir, settings=settings) as started:
+        yield started
 
 
 @pytest.fixture
 def inside(guarded: Broker, tmp_path: Path) -> Iterator[Stage]:
     """A stage on that broker."""
-    service = Service()
-    service.start()
-    stage = Stage(guarded.bootstrap, tmp_path, service)
-    try:
+    with open_stage(guarded.bootstrap, tmp_path) as stage:
         yield stage
-    finally:
-        stage.close()
-        service.stop()
 
 
 @contextmanager

@@ -8,15 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import HandlerSpec, Service, Stage, wait_for
+from harness import HandlerSpec, Stage, open_stage, wait_for
+from harness.brokers import skip_without_broker
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
-
-from retryapp.core.errors import EnvironmentFault
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
@@ -65,28 +65,17 @@ WAYS = {
 @pytest.fixture(scope="module")
 def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker with a listener for each way in."""
-    running = secured_broker(cache_dir, tmp_path_factory.mktemp("certificates"))
-    try:
-        broker = running.__enter__()
-    except EnvironmentFault as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no broker: {error}")
-    yield broker
-    running.__exit__(None, None, None)
+    with ExitStack() as stack:
+        with skip_without_broker():
+            broker = stack.enter_context(secured_broker(cache_dir, tmp_path_factory.mktemp("certificates")))
+        yield broker
 
 
 @pytest.fixture
 def inside(secured: SecuredBroker, tmp_path: Path) -> Iterator[Stage]:
     """A stage whose own looks go through the open listener."""
-    service = Service()
-    service.start()
-    stage = Stage(secured.plain, tmp_path, service)
-    try:
+    with open_stage(secured.plain, tmp_path) as stage:
         yield stage
-    finally:
-        stage.close()
-        service.stop()
 
 
 def write_program(

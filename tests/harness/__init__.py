@@ -2,8 +2,19 @@
 
 from harness.evidence import Evidence
 from harness.service import Answer, Gate, Service, Visit
-from harness.stage import HandlerSpec, Stage
+from harness.stage import HandlerSpec, Stage, open_stage
 from harness.waiting import wait_for
 from harness.workers import Worker
 
-__all__ = ["Answer", "Evidence", "Gate", "HandlerSpec", "Service", "Stage", "Visit", "Worker", "wait_for"]
+__all__ = [
+    "Answer",
+    "Evidence",
+    "Gate",
+    "HandlerSpec",
+    "Service",
+    "Stage",
+    "Visit",
+    "Worker",
+    "open_stage",
+    "wait_for",
+]

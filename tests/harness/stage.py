@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,16 @@ class Stage:
             worker.kill()
         for worker in {worker.log_file: worker for worker in self.workers}.values():
             print(f"----- {worker.log_file.name} -----\n{worker.log[-8000:]}")  # noqa: T201 - for the failure report
+
+
+@contextmanager
+def open_stage(bootstrap: str, folder: Path) -> Iterator[Stage]:
+    """Have a stage with a running service while the block runs."""
+    service = Service()
+    service.start()
+    stage = Stage(bootstrap, folder, service)
+    try:
+        yield stage
+    finally:
+        stage.close()
+        service.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 import time
@@ -15,11 +14,10 @@ import faust
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from harness.brokers import running_broker
 
 from retryapp import Retries
-from retryapp.broker import Broker
 from retryapp.cli.doctor import PROTOCOLS
-from retryapp.core.errors import EnvironmentFault
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import Finding, Subject, examine, quick_findings
@@ -196,16 +194,8 @@ HALF_CONFIGURED = {
 @pytest.fixture
 def half_configured(cache_dir: Path) -> Iterator[str]:
     """A broker with these settings, of one test alone."""
-    started = Broker(cache_dir, settings=HALF_CONFIGURED)
-    try:
-        started.start()
-    except EnvironmentFault as error:
-        started.close()
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no broker: {error}")
-    yield started.bootstrap
-    started.close()
+    with running_broker(cache_dir, settings=HALF_CONFIGURED) as started:
+        yield started.bootstrap
 
 
 @pytest.mark.broker

@@ -27,10 +27,9 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from harness.brokers import running_broker
 
-from retryapp.broker import Broker
 from retryapp.broker.probe import free_ports
-from retryapp.core.errors import EnvironmentFault
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.topology import HandlerTopology
@@ -104,16 +103,8 @@ def secured(cache_dir: Path) -> Iterator[SecuredBroker]:
         "super.users": "User:ANONYMOUS",
         "allow.everyone.if.no.acl.found": "false",
     }
-    started = Broker(cache_dir, port=port, settings=settings)
-    try:
-        started.start()
-    except EnvironmentFault as error:
-        started.close()
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no broker: {error}")
-    yield SecuredBroker(started.bootstrap, f"127.0.0.1:{users_port}")
-    started.close()
+    with running_broker(cache_dir, port=port, settings=settings) as started:
+        yield SecuredBroker(started.bootstrap, f"127.0.0.1:{users_port}")
 
 
 def write_app(folder: Path, group: str, bootstrap: str, *, secured: bool) -> None:
