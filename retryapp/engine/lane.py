@@ -23,6 +23,7 @@ from enum import StrEnum
 
 from retryapp.core.errors import LaneClosedError, RetryAppError
 from retryapp.engine.limits import LaneLimits as LaneLimits
+from retryapp.engine.limits import within
 from retryapp.engine.turn import Turn
 from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, LaneTransport, Observation, Observer, TopicPartition
 
@@ -138,7 +139,7 @@ class Lane:
         try:
             while not self._ending():
                 try:
-                    async with asyncio.timeout(self._limits.open_s):
+                    async with within(self._limits.open_s, "opening it"):
                         await self._open()
                     await self._serve()
                 except (NotMemberError, RebalancingError) as exc:
@@ -212,7 +213,7 @@ class Lane:
         self._report(Event.LANE_FAILED, error_type=type(exc).__name__, message=str(exc))
         self._drop()
         try:
-            async with asyncio.timeout(self._limits.open_s):
+            async with within(self._limits.open_s, "holding its partitions"):
                 await self._transport.hold()
         except Exception as hold_error:  # noqa: BLE001 - the consumer may be gone
             self.last_error = f"{self.last_error}; then {type(hold_error).__name__}: {hold_error}"
@@ -289,7 +290,7 @@ class Lane:
             due = self._tick_due
             self._tick_due = bool(self._queue) and await self._transact() and due
             if self._ending() and not self._queue:
-                async with asyncio.timeout(self._limits.commit_s):
+                async with within(self._limits.commit_s, "its last request"):
                     await self._transport.rest()
                 return
             if self._queue and not self._urgent and self._timer is None:
@@ -302,7 +303,7 @@ class Lane:
         turns, batch = self._take()
         more = bool(self._queue)
         try:
-            async with asyncio.timeout(self._limits.commit_s):
+            async with within(self._limits.commit_s, "a commit"):
                 receipt = await self._transport.commit(batch)
             self._transport.apply(batch, receipt)
         except BaseException:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,3 +50,23 @@ class LaneLimits:
     """Longest such wait. A session that committed something and lasted longer than this ends the doubling."""
     steady_s: float = 60.0
     """So does any session that lasted this long."""
+
+
+@asynccontextmanager
+async def within(seconds: float, what: str) -> AsyncIterator[None]:
+    """End the block after so long.
+
+    Args:
+        seconds: how long it may take.
+        what: said of it.
+
+    Raises:
+        TimeoutError: it took longer; the text says what did, unless the error came from inside and tells more.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        if str(exc):
+            raise
+        raise TimeoutError(f"{what} took longer than {seconds:g} s") from exc

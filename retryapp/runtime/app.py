@@ -36,6 +36,7 @@ from retryapp.engine.placement import Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.runtime import repeats
 from retryapp.runtime.agents import register_agent, to_record
 from retryapp.runtime.clients import COMPRESSION, ClientSettings
 from retryapp.runtime.clock import SystemClock
@@ -233,6 +234,7 @@ class Runtime(Ownership):
         for handler in logging.getLogger().handlers:
             if not isinstance(handler.formatter, FactsFormatter):
                 handler.setFormatter(FactsFormatter(handler.formatter))
+        repeats.install()
         logger.info("Faust settings changed by retryapp: %s", self._changed)
         settings = self._client_settings()
         self._reader = TailReader(settings)

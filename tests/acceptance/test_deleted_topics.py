@@ -88,3 +88,27 @@ def test_a_retry_topic_that_was_made_again(stage: Stage) -> None:
     goes_on = stage.worker()
     wait_for(lambda: stage.service.done(topic) == HEALTHY | WAITING, "what waits fires", timeout_s=60)
     assert goes_on.stop() == 0
+
+
+def test_a_changelog_that_goes_away_under_a_running_worker(stage: Stage) -> None:
+    """The log names it, and not at each of the client's tries; once it is back and decided, what waits fires."""
+    topic = stage.main_topic(partitions=2)
+    stage.program(HandlerSpec(topic=topic, policy="4s"), partitions=2)
+    topology = stage.topology(topic)
+    worker = stage.worker()
+    stage.produce(topic, [{"id": n, "fail": 1} for n in sorted(WAITING)])
+    evidence = stage.evidence(topic)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, len(WAITING)), "all wait")
+    delete(stage, topology.pending_changelog)
+    stage.produce(topic, [{"id": n} for n in sorted(HEALTHY)])
+    wait_for(lambda: worker.log.count("retryapp.lane_failed") >= 2, "both lanes have heard of it", timeout_s=60)
+    assert worker.log.count(f"Topic {topology.pending_changelog} not found") <= 3, "the client names it at each try"
+    assert worker.stop() == 0
+
+    again = stage.worker(ready=False)
+    wait_for(lambda: again.log.count("ChangelogReplacedError") >= 2, "both lanes say it")
+    assert again.stop() == 0
+    set_offsets(stage, topology.retry_topics[0], {0: 0, 1: 0})
+    goes_on = stage.worker()
+    wait_for(lambda: stage.service.done(topic) == HEALTHY | WAITING, "nothing is lost", timeout_s=60)
+    assert goes_on.stop() == 0

@@ -95,6 +95,7 @@ async def test_a_transaction_that_hangs_is_given_up_at_its_deadline(make_rig: Ma
     assert rig.state == "open"
     await rig.advance(1)
     assert (rig.settled, rig.transport.calls[-2:]) == ([("a", False, ())], GIVEN_UP)
+    assert rig.lane.last_error == "TimeoutError: a commit took longer than 30 s"
 
 
 async def test_holding_that_fails_does_not_keep_the_lane_from_closing(rig: Rig) -> None:

@@ -136,7 +136,15 @@ async def test_an_opening_that_hangs_is_given_up_at_its_deadline(make_rig: MakeR
     assert Step.CLOSE not in rig.transport.calls
     await rig.advance(1)
     assert rig.transport.calls[-2:] == GIVEN_UP
-    assert str(rig.lane.last_error).startswith("TimeoutError")
+    assert rig.lane.last_error == "TimeoutError: opening it took longer than 30 s"
+
+
+async def test_a_time_out_that_says_more_is_told_in_its_own_words(make_rig: MakeRig) -> None:
+    """A reader names the partition that nothing comes from."""
+    rig = make_rig(open_s=30)
+    rig.transport.fail(Step.RECOVER, TimeoutError("log[3]: nothing came"))
+    await rig.start()
+    assert rig.lane.last_error == "TimeoutError: log[3]: nothing came"
 
 
 @pytest.mark.parametrize("error", [NotMemberError("left"), RebalancingError("ending")])

@@ -1,0 +1,77 @@
+"""Lines that repeat: shown once in a while, with how often they were said."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+from retryapp.runtime import repeats
+from retryapp.runtime.repeats import LOGGERS, Seldom
+
+
+@dataclass
+class Ticker:
+    """Seconds, as told."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        """Return them."""
+        return self.now_s
+
+
+@pytest.fixture
+def ticker() -> Ticker:
+    """Time at zero."""
+    return Ticker()
+
+
+@pytest.fixture
+def shown(ticker: Ticker) -> list[str]:
+    """Lines that pass; say them with the logger `repeats`."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger = logging.getLogger("tests.repeats")
+    logger.handlers, logger.filters = [Keep()], [Seldom(30.0, ticker)]
+    return lines
+
+
+def say(topic: str) -> None:
+    """Say a line of the client library."""
+    logging.getLogger("tests.repeats").error("Topic %s not found", topic)
+
+
+def test_the_same_line_comes_once_in_a_while_with_its_count(shown: list[str], ticker: Ticker) -> None:
+    """The first at once, the next after the rest; others are not held back by it."""
+    for _ in range(5):
+        say("a")
+    say("b")
+    assert shown == ["Topic a not found", "Topic b not found"]
+    ticker.now_s = 29.9
+    say("a")
+    ticker.now_s = 31.0
+    say("a")
+    say("b")
+    assert shown[2:] == ["Topic a not found (said 5 times more in the last 31 s)", "Topic b not found"]
+
+
+def test_what_is_remembered_has_a_bound(shown: list[str]) -> None:
+    """A thousand lines later it is shown again rather than kept for ever."""
+    for number in range(1_001):
+        say(str(number))
+    say("0")
+    assert len(shown) == 1_002
+
+
+def test_installing_twice_is_once() -> None:
+    """Apps that start twice in a process do not stack filters."""
+    repeats.install()
+    repeats.install()
+    for name in LOGGERS:
+        assert sum(isinstance(one, Seldom) for one in logging.getLogger(name).filters) == 1
