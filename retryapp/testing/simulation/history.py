@@ -30,6 +30,7 @@ from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from retryapp.testing.simulation.network import Network
 from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation, step
 from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
+from retryapp.testing.simulation.quiet import check_quiet
 from retryapp.testing.simulation.sessions import opening_of, seen_stores
 from retryapp.testing.simulation.worker import SimWorker
 
@@ -37,8 +38,6 @@ POLICY: Final = RetryPolicy("300ms 1s 3s", timeout="2s")
 EVENTS: Final = Deduplicate("header:event-id", window="1h")
 WAITS_MS: Final = (300, 1_000, 3_000)
 LATER_MS: Final = 700
-LATE_MS: Final = 8_000.0
-"""Longest lateness where nothing went wrong: handlers that hang hold others up."""
 REST_S: Final = 240.0
 """Longest time to come to rest after everything has healed."""
 SKEW_MS: Final = 20.0
@@ -383,10 +382,8 @@ class History:
                 raise Violation(f"I12: {self.observed[event]} observed as {event.value}, {visible[topic]} are visible")
         if self.observed[Event.SKIPPED] > self.oracle.skips + self.broker.taken_back[self.topology.events]:
             raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
-        if quiet and self.oracle.latest_ms > LATE_MS:
-            raise Violation(f"I4: {self.oracle.latest_ms:.0f} ms late without a fault")
-        if quiet and self.oracle.repeated:
-            raise Violation(f"I5: {self.oracle.repeated} calls repeated without a fault")
+        if quiet:
+            check_quiet(self.oracle)
 
 
 def simulate(seed: int, *, transactional: bool | None = None) -> Result:

@@ -16,12 +16,13 @@ from unittest.mock import patch
 from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
-from retryapp.engine import deliver, fire, firing, suspects, transport
+from retryapp.engine import deliver, fire, firing, pool, suspects, transport
 from retryapp.engine.copies import Copies, Outcomes
 from retryapp.engine.duplicates import Duplicates
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
 from retryapp.engine.progress import OffsetWindow
+from retryapp.engine.run import Run
 from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, Standing, TopicPartition
 from retryapp.testing.simulation.broker import Broker
@@ -238,6 +239,17 @@ def _unheard(_self: firing.Firing, _due_at_ms: int) -> None:
     """A row that was parked does not wake the firing task."""
 
 
+async def _sleep_it_off(run: Run) -> Any:
+    """The delay of a record that has failed is slept where healthy ones would be delivered."""
+    outcome = await _deliver(run)
+    if not isinstance(outcome, int):
+        await asyncio.sleep(3.0)
+    return outcome
+
+
+_deliver = deliver.deliver
+
+
 def _for_ever(policy: Any, **told: Any) -> Any:
     """No attempt is the last one."""
     decision = _decide(policy, **told)
@@ -333,6 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("records are handled again that wait already", False, ((Copies, "first", _handle_all),)),
     Mutant("a store is trusted whose last write was rolled back", True,
            ((SimPendingStore, "last_written", property(_not_looked_for)),)),
+    Mutant("a failure keeps its runner for as long as it waits", True, ((pool, "deliver", _sleep_it_off),)),
     Mutant("no attempt is the last", True, ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

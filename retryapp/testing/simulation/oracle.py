@@ -70,6 +70,8 @@ class Story:
     """Due times of visible tier records, by the attempt that failed."""
     settled_ms: dict[int, float] = field(default_factory=dict)
     """When an outcome of an attempt was visible first; of all that follow, at 0, when its end was."""
+    taken_in: tuple[float, Opening] | None = None
+    """When its first delivery began, and in whose session."""
     runs: set[tuple[int, str, float]] = field(default_factory=set)
     """Attempts that have begun, by worker and opening."""
     first: Origin | None = None
@@ -169,6 +171,8 @@ class Oracle:
         record = story.record
         if opening is not None:
             self._check_again(origin, story, attempt, opening)
+        if attempt == 1 and story.taken_in is None and opening is not None:
+            story.taken_in = now_ms, opening
         _must(story.first is None, "I5", origin, f"a duplicate of {story.first} was handled")
         _must(seen == (record.key, record.value, record.headers, record.timestamp_ms), "I8", origin, f"saw {seen}")
         _must(1 <= attempt <= self.max_attempts, "I5", origin, f"attempt {attempt}")

@@ -1,0 +1,51 @@
+"""What must hold where nothing went wrong: invariants I4 (bounded late), I5 (no repetition) and I9 (healthy flow)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from retryapp.testing.simulation.oracle import Oracle, Story, Violation
+
+LATE_MS: Final = 8_000.0
+"""Longest lateness: handlers that hang hold others up."""
+IDLE_MS: Final = 1_500.0
+"""Longest wait for a first delivery while none runs; what there is of it comes from openings, half a second each."""
+
+
+def check_quiet(oracle: Oracle) -> None:
+    """Judge a history without faults, once it is at rest.
+
+    Raises:
+        Violation: an invariant does not hold.
+    """
+    if oracle.latest_ms > LATE_MS:
+        raise Violation(f"I4: {oracle.latest_ms:.0f} ms late without a fault")
+    if oracle.repeated:
+        raise Violation(f"I5: {oracle.repeated} calls repeated without a fault")
+    idle_ms = longest_idle_wait_ms(oracle.stories.values())
+    if idle_ms > IDLE_MS:
+        raise Violation(f"I9: a record waited {idle_ms:.0f} ms for its first delivery while none was running")
+
+
+def longest_idle_wait_ms(stories: Collection[Story]) -> float:
+    """Return how long a record waited for its first delivery while no other first delivery ran at its worker.
+
+    Counted from its lane's opening. Whatever waits or is delivered again meanwhile is no reason to wait.
+
+    Returns:
+        Milliseconds; of the record that waited longest.
+    """
+    calls = sorted((call for story in stories for call in story.calls.get(1, ())), key=lambda call: call.started_ms)
+    longest_ms = 0.0
+    for story in stories:
+        if story.taken_in is None:
+            continue
+        began_ms, opening = story.taken_in
+        at_ms, idle_ms = max(float(story.record.timestamp_ms), opening.fenced_ms), 0.0
+        for call in calls:
+            if call.worker == opening.worker and call.ended_ms > at_ms and call.started_ms < began_ms:
+                idle_ms += max(0.0, call.started_ms - at_ms)
+                at_ms = call.ended_ms
+        longest_ms = max(longest_ms, idle_ms + max(0.0, began_ms - at_ms))
+    return longest_ms
