@@ -250,6 +250,10 @@ async def _sleep_it_off(run: Run) -> Any:
 _deliver = deliver.deliver
 
 
+def _silent(_self: Lane) -> None:
+    """A broker that took the last transaction back is not found out."""
+
+
 def _for_ever(policy: Any, **told: Any) -> Any:
     """No attempt is the last one."""
     decision = _decide(policy, **told)
@@ -346,6 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a store is trusted whose last write was rolled back", True,
            ((SimPendingStore, "last_written", property(_not_looked_for)),)),
     Mutant("a failure keeps its runner for as long as it waits", True, ((pool, "deliver", _sleep_it_off),)),
+    Mutant("an idle lane does not confirm what it handed off last", True, ((Lane, "_confirm", _silent),)),
     Mutant("no attempt is the last", True, ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 
