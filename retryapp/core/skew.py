@@ -5,10 +5,14 @@ time of append less ``b`` bounds from below how far the broker is ahead of us, a
 "Probabilistic clock synchronization"; here with both bounds instead of their middle). Bounds of many records are met
 with each other, and loosen with time as crystals drift.
 
-The correction that follows moves no further than the bounds make it: records that were acknowledged late do not pull
-it about. An acknowledgement that contradicts what was known by more than ``DOUBT_MS`` is not believed at once: nobody
-can tell whether our clock jumped or the broker's. Until ``AGREEING`` of them in a row agree with each other, or one
-agrees with what was known, the correction stays and is doubted.
+The correction stays while it lies within the bounds: records that were acknowledged late do not pull it about. Where it
+does not, it becomes the lower bound. The broker's time is then never taken for later than it is, or the records of a
+machine whose clock is ahead would fire early, by as long as its acknowledgements take (found by the campaign of real
+faults: 3 ms).
+
+An acknowledgement that contradicts what was known by more than ``DOUBT_MS`` is not believed at once: nobody can tell
+whether our clock jumped or the broker's. Until ``AGREEING`` of them in a row agree with each other, or one agrees with
+what was known, the correction stays and is doubted.
 """
 
 from __future__ import annotations
@@ -85,5 +89,5 @@ class BrokerSkew:
     def _take(self, low: float, high: float, *, at_s: float) -> bool:
         before = self.correction_ms
         self._low_ms, self._high_ms, self._at_s = low, high, at_s
-        self.correction_ms = min(max(before, low), high)
+        self.correction_ms = before if low <= before <= high else low
         return abs(self.correction_ms - before) > DOUBT_MS

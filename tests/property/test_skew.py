@@ -44,6 +44,16 @@ def test_the_error_is_what_it_says(ahead_ms: float, drift: float, exchanges: lis
     assert skew.error_ms <= max(there + kept + back for _, there, kept, back in exchanges) + 3_600 * 1000 * DRIFT + 3
 
 
+@given(st.one_of(st.floats(-1e10, -2_000), st.floats(2_000, 1e10)), exchanges)
+def test_a_machine_that_is_off_takes_the_brokers_time_for_no_later_than_it_is(
+    ahead_ms: float, exchanges: list[Exchange]
+) -> None:
+    """What it fires is due by the broker's clock, whichever way its own is off; a millisecond of rounding aside."""
+    skew = BrokerSkew()
+    truth_ms = run(skew, ahead_ms, 0.0, exchanges)
+    assert skew.correction_ms <= truth_ms + 1
+
+
 @given(st.floats(-1e9, 1e9), exchanges)
 def test_the_quickest_acknowledgement_decides(ahead_ms: float, exchanges: list[Exchange]) -> None:
     """Slow ones take nothing away from it, as long as no time passes for drift."""
