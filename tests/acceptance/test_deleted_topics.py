@@ -101,7 +101,7 @@ def test_a_changelog_that_goes_away_under_a_running_worker(stage: Stage) -> None
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, len(WAITING)), "all wait")
     delete(stage, topology.pending_changelog)
     stage.produce(topic, [{"id": n} for n in sorted(HEALTHY)])
-    wait_for(lambda: worker.log.count("retryapp.lane_failed") >= 2, "both lanes have heard of it", timeout_s=60)
+    wait_for(lambda: "retryapp.lane_failed" in worker.log, "a lane has heard of it", timeout_s=60)
     assert worker.log.count(f"Topic {topology.pending_changelog} not found") <= 3, "the client names it at each try"
     assert worker.stop() == 0
 
