@@ -199,9 +199,9 @@ async def _no_events(open_seen: Callable[[], Any], *_where: Any, **_when: Any) -
     return open_seen()
 
 
-async def _anew(_self: LaneProtocol, _missing: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+async def _anew(_self: LaneProtocol, _missing: Sequence[TopicPartition]) -> tuple[Mapping[TopicPartition, int], str]:
     """Offsets that are gone begin anew."""
-    return {}
+    return {}, ""
 
 
 def _lose_the_start(self: SimPendingStore, records: Any, next_offset: int) -> None:
