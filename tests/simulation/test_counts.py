@@ -15,7 +15,7 @@ from retryapp.testing.simulation.loop import VirtualLoop
 from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation
 
 TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
-MAIN, EVENTS = TopicPartition("orders", 0), TopicPartition("events", 0)
+MAIN, EVENTS, CHANGELOG = (TopicPartition(name, 0) for name in ("orders", "events", "changelog"))
 
 
 class Told:
@@ -72,6 +72,15 @@ def test_nothing_beside_an_offset_that_an_event_has_reached_is_right(told: Told)
     """There is nothing to say."""
     told.say(0, 4)
     told.commit(4)
+    assert told.judge() == 1
+
+
+def test_a_group_that_is_forgotten_goes_on_by_its_changelog(told: Told) -> None:
+    """There it is said as well, of the last transaction."""
+    told.say(0, 1)
+    for offset in (3, 4):
+        value = json.dumps({"next": {"orders": offset}, "tally": f"p1:1-{offset}@7:{offset - 1},{offset - 1},0"})
+        told.broker.append(CHANGELOG, Outgoing(*CHANGELOG, b"progress", value.encode(), ()))
     assert told.judge() == 1
 
 
