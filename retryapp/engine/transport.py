@@ -90,6 +90,7 @@ class LaneProtocol(ABC):
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
     _notes: Notes | None = None
+    """What stands beside the offsets."""
     _set_by_hand: bool = False
     """The main topic's offset has no mark of ours beside it."""
     _proved_s: float = -math.inf
