@@ -137,7 +137,7 @@ def wrong_beside(told: Told) -> None:
 def test_what_is_wrong_is_found(told: Told, fault: Callable[[Told], None]) -> None:
     """Each by itself."""
     fault(told)
-    with pytest.raises(Violation, match="I9 0/"):
+    with pytest.raises(Violation, match="I12 0/"):
         told.judge()
 
 

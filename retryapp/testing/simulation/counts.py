@@ -1,4 +1,4 @@
-"""What workers say that they have counted, judged at the end of a history (I9).
+"""What workers say that they have counted, judged at the end of a history (I12).
 
 The ranges of `progress` events, and behind them the one that stands beside the committed offset, follow each other
 without a hole, nothing in two of them, and their counts are those of the records that lie there. Like the oracle this
@@ -53,7 +53,7 @@ def check_counts(broker: Broker, oracle: Oracle, topics: Topics, *, transactiona
         reached = check_ranges(number, told, transactional=transactional)
         beside = _beside(note, reached)
         if (beside.first, beside.end) != (reached, committed) if transactional else beside.first > reached:
-            raise Violation(f"I9 {number}/{committed}: events reach {reached}, and {beside} stands beside the offset")
+            raise Violation(f"I12 {number}/{committed}: events reach {reached}, and {beside} stands beside the offset")
         for each in [*told, beside]:
             _check_range(oracle.stories, number, each)
     return events
@@ -78,7 +78,7 @@ def check_ranges(number: int, told: list[Range], *, transactional: bool) -> int:
     reached = 0
     for each in told:
         if each.first != reached if transactional else each.first > reached:
-            raise Violation(f"I9 {number}/{each.first}: counted from here, and before it up to {reached}")
+            raise Violation(f"I12 {number}/{each.first}: counted from here, and before it up to {reached}")
         reached = max(reached, each.end)
     return reached
 
@@ -103,4 +103,4 @@ def _check_range(stories: Mapping[Origin, Story], number: int, told: Range) -> N
     skipped = sum(story.first is not None for story in there)
     ok = sum(not story.fates and not story.tiers[1] for story in there)
     if (told.received, told.ok, told.skipped) != (len(there), ok, skipped):
-        raise Violation(f"I9 {number}/{told.first}: {told}, and there are {len(there)}, {ok} and {skipped}")
+        raise Violation(f"I12 {number}/{told.first}: {told}, and there are {len(there)}, {ok} and {skipped}")
