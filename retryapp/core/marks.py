@@ -22,9 +22,16 @@ def clock_probe(changelog: str, partition: int) -> Outgoing:
     return Outgoing(changelog, partition, CLOCK, b"", ())
 
 
-def progress_value(positions: Mapping[str, int], topic_id: str) -> bytes:
-    """Return what a progress mark says: the next offset by topic, and the id of the main topic."""
-    return json.dumps({"v": 1, "main": topic_id, "next": positions}).encode()
+def progress_value(positions: Mapping[str, int], topic_id: str, tally: str = "") -> bytes:
+    """Return what a progress mark says.
+
+    Args:
+        positions: the next offset by topic.
+        topic_id: id of the main topic.
+        tally: what was counted up to the main topic's offset (`core.tally`); empty: nothing.
+    """
+    counted = {"tally": tally} if tally else {}
+    return json.dumps({"v": 1, "main": topic_id, "next": positions, **counted}).encode()
 
 
 def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
@@ -33,3 +40,9 @@ def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
         return {}
     told = json.loads(value)
     return {topic: offset for topic, offset in told["next"].items() if topic != main or told["main"] == topic_id}
+
+
+def read_tally(value: bytes, topic_id: str) -> str:
+    """Return what was counted up to the main topic's offset; empty where nothing says it."""
+    told = json.loads(value) if value else {}
+    return str(told.get("tally", "")) if told.get("main") == topic_id else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from retryapp.core.durations import format_duration_ms
+from retryapp.core.tally import MAX_NOTE_CHARS
 from retryapp.core.topology import METADATA_ROOM_BYTES
 from retryapp.doctor.cluster import ClusterFacts
 from retryapp.doctor.findings import Finding, Severity, note, ok
@@ -124,6 +125,14 @@ RULES: Final = (
         value=lambda needs: str(max(1_800_000, needs.session_timeout_ms)),
         severity=Severity.PROBLEM,
         why="the group refuses a member with so long a session",
+    ),
+    Rule(
+        setting="offset.metadata.max.bytes",
+        serves=lambda value, _: int(value) >= MAX_NOTE_CHARS,
+        expected=lambda _: f"{MAX_NOTE_CHARS} or more (what we write beside an offset)",
+        value=lambda _: "4096",
+        severity=Severity.PROBLEM,
+        why="commits of offsets are refused",
     ),
     Rule(
         setting="message.max.bytes",

@@ -353,9 +353,11 @@ class Lane:
             if turn.source is not None:
                 reached = batch.offsets.get(turn.source, self._positions.get(turn.source, 0))
                 batch.offsets[turn.source] = max(reached, turn.next_offset)  # offsets never move back
-                batch.notes.pop(turn.source, None)
+                if turn.next_offset > reached:
+                    batch.notes.pop(turn.source, None)  # it was about the former one
                 if turn.note is not None:
                     batch.notes[turn.source] = turn.note
+            batch.tally = turn.tally or batch.tally
             batch.publishes.extend(turn.publishes)
             batch.puts.extend(turn.puts)
             batch.removes.extend(turn.removes)

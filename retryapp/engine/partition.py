@@ -16,13 +16,14 @@ from retryapp.core.errors import LaneClosedError
 from retryapp.core.lives import Suspected
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
+from retryapp.core.tally import Tally
 from retryapp.engine.copies import Copies, Outcomes
 from retryapp.engine.duplicates import TURN_ROWS, Duplicates
 from retryapp.engine.firing import Firing
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
 from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.progress import OffsetWindow, ProgressTally
+from retryapp.engine.progress import Counting, OffsetWindow
 from retryapp.engine.run import Outcome, Run, Station
 from retryapp.engine.suspects import Suspects
 from retryapp.engine.turn import Turn
@@ -46,6 +47,7 @@ class PartitionEngine:
         first: DeliveryPool,
         again: DeliveryPool,
         source: Source,
+        progress_ms: int = PROGRESS_MS,
     ) -> None:
         self.station = station
         self.partition = partition
@@ -69,8 +71,8 @@ class PartitionEngine:
         self._suspects: dict[TopicPartition, Suspects] = {}
         self._duplicates: Duplicates | None = None
         self._copies: Copies | None = None
-        self._tally = ProgressTally(0, 0)
-        self._last_main = 0
+        self._progress_ms = progress_ms
+        self._counting = Counting(station.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
         self._unreleased: dict[TopicPartition, None] = {}
 
     # -- session ------------------------------------------------------------------------------------------------
@@ -119,6 +121,7 @@ class PartitionEngine:
         suspicions: Mapping[TopicPartition, Suspected] | None = None,
         seen: SeenTable | None = None,
         outcomes: Outcomes | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """Begin a session; the lane has just opened.
 
@@ -129,6 +132,7 @@ class PartitionEngine:
             suspicions: what may have ended a worker, by source.
             seen: events of the past, where the handler deduplicates.
             outcomes: how far records have come, where there may be copies.
+            tally: what was counted before, and nobody has said yet.
 
         Raises:
             RuntimeError: it does, and they are missing.
@@ -139,7 +143,9 @@ class PartitionEngine:
         self.firing = Firing(self.station, self.lane, self.partition, session, pending)
         self._duplicates = self._begin_duplicates(seen)
         self._copies = None if outcomes is None else Copies(self.station, outcomes, pending)
-        self._tally = ProgressTally(starts[self._main], self.station.clock.wall_ms())
+        start = starts[self._main]
+        tally = tally or Tally(from_offset=start, since_ms=self.station.clock.wall_ms())
+        self._counting = Counting(self.station.handler, self._main, tally, start)
         self._suspects = {
             tp: Suspects(self.station, self.lane, session, found=found, submit=self._pool(tp).submit)
             for tp, found in (suspicions or {}).items()
@@ -314,20 +320,17 @@ class PartitionEngine:
         outcomes = window.release()
         if not outcomes:
             return
-        turns = (
-            [*self._turns(tp, outcomes)] if self._duplicates is None else self._noted(self._duplicates, tp, outcomes)
-        )
+        duplicates = self._duplicates
+        turns = [*self._turns(tp, outcomes)] if duplicates is None else self._noted(duplicates, tp, outcomes)
+        if tp == self._main:
+            self._counting.settle(turns)
         try:
             for turn in turns:
                 self.lane.submit(session, turn)
         except LaneClosedError:
             return  # the session is over; the records will be read again
         if tp == self._main:
-            fine = sum(isinstance(outcome, int) or outcome.fine for outcome in outcomes)
-            skipped = 0 if self._duplicates is None else sum(turn.skipped for turn in turns)
-            self._tally.count(received=len(outcomes), ok=fine, skipped=skipped)
-            self._last_main = turns[-1].next_offset
-            if self.station.clock.wall_ms() - self._tally.since_ms >= PROGRESS_MS:
+            if self._counting.due(self.station.clock.wall_ms(), self._progress_ms):
                 self._note_progress(session)
         elif tp == self._redelivery:
             self.firing.delivered(turns[-1].next_offset)
@@ -369,19 +372,15 @@ class PartitionEngine:
             attempt=1,
             count=count,
         )
-        return Turn(source=tp, next_offset=next_offset, observations=(seen,))
+        return Turn(source=tp, next_offset=next_offset, settles=count, fine=True, observations=(seen,))
 
     def _note_progress(self, session: int) -> None:
         """Say on the events topic what was counted since the last time."""
-        if not self._tally.received:
-            return
-        station = self.station
-        now_ms = station.clock.wall_ms()
-        turn = self._tally.turn(station.handler, partition=self.partition, to_offset=self._last_main, now_ms=now_ms)
         try:
-            self.lane.submit(session, turn)
+            if (turn := self._counting.say(self.station.clock.wall_ms())) is not None:
+                self.lane.submit(session, turn)
         except LaneClosedError:
-            return  # what was counted is counted again when the records are read again
+            return  # who opens the lane next knows what is counted of what is durable
 
     def on_room(self) -> None:
         """The lane has committed: there may be room for what waited."""

@@ -17,7 +17,7 @@ from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import Lane, LaneState
 from retryapp.engine.limits import CONFIRM_S, LaneLimits
-from retryapp.engine.partition import PartitionEngine
+from retryapp.engine.partition import PROGRESS_MS, PartitionEngine
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.run import Station
 from retryapp.engine.transport import LaneProtocol
@@ -85,6 +85,8 @@ class Placer:
     """Longest wait of an offset that comes with nothing else; the more lanes, the longer."""
     life: str
     """Names this process among all that ever were."""
+    progress_ms: int = PROGRESS_MS
+    """Longest time between two `progress` events of a partition that has traffic."""
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a record runs that may have killed a worker."""
     pump: Callable[[TopicPartition], None]
@@ -114,6 +116,7 @@ class Placer:
             first=served.first,
             again=served.again,
             source=_Pump(self.pump),
+            progress_ms=self.progress_ms,
         )
         transport = self.make_transport(served, engine, membership)
         lane = engine.lane = self._lane(served.handler, engine, transport)
@@ -125,7 +128,15 @@ class Placer:
         def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
             if transport.pending is None:
                 raise RuntimeError(f"lane {transport.place.name} opened without its table")
-            engine.begin(session, starts, transport.pending, transport.suspicions, transport.seen, transport.outcomes)
+            engine.begin(
+                session,
+                starts,
+                transport.pending,
+                transport.suspicions,
+                transport.seen,
+                transport.outcomes,
+                transport.tally,
+            )
             for tp in engine.sources:
                 self.forget(tp)
             self._note_policy(handler, transport.place.partition, engine, session)

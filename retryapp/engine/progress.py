@@ -1,4 +1,4 @@
-"""Which prefix of a partition's offsets has an outcome.
+"""Which prefix of a partition's offsets has an outcome, and what was counted of it.
 
 Handlers finish in any order; offsets may only be committed as a prefix, and what a record publishes must not become
 visible before everything ahead of it is done, or a crash would repeat it. `OffsetWindow` holds outcomes back until all
@@ -8,12 +8,14 @@ earlier records have theirs. Gaps in offsets (transaction markers, compaction) a
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from retryapp.core.lifecycle import Progress
+from retryapp.core.tally import Tally
 from retryapp.engine.handler import Handler
 from retryapp.engine.turn import Turn, to_event
+from retryapp.ports import TopicPartition
 
 T = TypeVar("T")
 
@@ -105,63 +107,64 @@ class OffsetWindow(Generic[T]):
         return out
 
 
-@dataclass(slots=True)
-class ProgressTally:
-    """Counts of one main-topic partition since the last `progress` event.
+class Counting:
+    """Counts what one session settles of a partition of the main topic, and says it now and then.
 
-    Offsets have gaps (transaction markers), so an offset range is never a count: records are counted as they are
-    settled.
+    Each turn takes along what is counted once it has taken effect, and an event's turn that nothing is. The lane puts
+    that beside the offset (`engine.notes`): whoever opens it next goes on from there, in the next range.
     """
 
-    next_offset: int
-    """The last event, or the session's start, ended here."""
-    since_ms: int
-    received: int = 0
-    first_try_ok: int = 0
-    failed: int = 0
-    skipped: int = 0
-
-    def count(self, *, received: int, ok: int, skipped: int = 0) -> None:
-        """Count settled first deliveries.
+    def __init__(self, handler: Handler, main: TopicPartition, tally: Tally, next_offset: int) -> None:
+        """Begin where a lane has opened.
 
         Args:
-            received: how many.
-            ok: how many of them were fine at once.
-            skipped: how many were passed over without a delivery.
+            handler: whose partition it is.
+            main: the partition.
+            tally: what was counted before, and is in no event yet.
+            next_offset: where the session begins.
         """
-        self.received += received
-        self.first_try_ok += ok
-        self.skipped += skipped
-        self.failed += received - ok - skipped
+        self._handler = handler
+        self._main = main
+        self._tally = tally
+        self._next_offset = next_offset
 
-    def event(self, *, group: str, handler: str, main: str, partition: int, to_offset: int, now_ms: int) -> Progress:
-        """Return the event for what was counted, and begin to count anew."""
+    def settle(self, turns: Iterable[Turn]) -> None:
+        """Count the records that turns settle, in the order of offsets."""
+        for turn in turns:
+            ok, skipped = (turn.settles if each else 0 for each in (turn.fine, turn.skipped))
+            turn.tally = self._tally = self._tally.plus(received=turn.settles, ok=ok, skipped=skipped)
+            self._next_offset = turn.next_offset
+
+    def due(self, now_ms: int, every_ms: int) -> bool:
+        """Tell whether it is time for an event."""
+        return now_ms - self._tally.since_ms >= every_ms
+
+    def say(self, now_ms: int) -> Turn | None:
+        """Return the turn that says what was counted, and begin to count anew; None where that is nothing.
+
+        It moves no offset, but it takes one along: what stands beside that is not counted any more.
+        """
+        tally, to_ms = self._tally, max(now_ms, self._tally.since_ms)
+        if not tally.received:
+            return None
         event = Progress(
-            group=group,
-            handler=handler,
-            main=main,
-            partition=partition,
-            from_offset=self.next_offset,
-            to_offset=to_offset,
-            from_ms=self.since_ms,
-            to_ms=max(now_ms, self.since_ms),
-            received=self.received,
-            first_try_ok=self.first_try_ok,
-            failed=self.failed,
-            skipped=self.skipped,
+            group=self._handler.group,
+            handler=self._handler.name,
+            main=self._handler.main,
+            partition=self._main.partition,
+            from_offset=tally.from_offset,
+            to_offset=self._next_offset,
+            from_ms=tally.since_ms,
+            to_ms=to_ms,
+            received=tally.received,
+            first_try_ok=tally.first_try_ok,
+            failed=tally.failed,
+            skipped=tally.skipped,
         )
-        self.next_offset, self.since_ms = to_offset, event.to_ms
-        self.received = self.first_try_ok = self.failed = self.skipped = 0
-        return event
-
-    def turn(self, handler: Handler, *, partition: int, to_offset: int, now_ms: int) -> Turn:
-        """Return the turn that says what was counted, and begin to count anew."""
-        event = self.event(
-            group=handler.group,
-            handler=handler.name,
-            main=handler.main,
-            partition=partition,
-            to_offset=to_offset,
-            now_ms=now_ms,
+        self._tally = Tally(from_offset=self._next_offset, since_ms=to_ms)
+        return Turn(
+            source=self._main,
+            next_offset=self._next_offset,
+            publishes=(to_event(event, topology=self._handler.topology, partition=self._main.partition),),
+            tally=self._tally,
         )
-        return Turn(publishes=(to_event(event, topology=handler.topology, partition=partition),))

@@ -32,11 +32,13 @@ from typing import Any, ClassVar
 from retryapp.core import marks
 from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
+from retryapp.core.lives import Suspected, parse_mark
 from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.core.tally import Tally, split_note
 from retryapp.engine.copies import Outcomes, read_outcomes
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.engine.notes import Notes
 from retryapp.engine.recovery import catch_up, check_changelog
 from retryapp.engine.seen import apply_seen, recover_seen
 from retryapp.engine.site import LaneSite
@@ -87,8 +89,8 @@ class LaneProtocol(ABC):
     """How far records had come at the opening; None with transactions, which leave no copies."""
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
-    _notes: dict[TopicPartition, str] = field(default_factory=dict)
-    """What stands beside the offsets of the delivering sources."""
+    _notes: Notes | None = None
+    """What stands beside the offsets."""
     _set_by_hand: bool = False
     """The main topic's offset has no mark of ours beside it."""
     _proved_s: float = -math.inf
@@ -183,10 +185,11 @@ class LaneProtocol(ABC):
         sources = self.place.sources
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
-        unnamed = check_changelog(self.place, offsets)
+        unnamed, counted = check_changelog(self.place, offsets), ""
         missing = [tp for tp in sources if tp not in found]
         if missing:
-            found |= await self._written_down(missing)
+            written, counted = await self._written_down(missing)
+            found |= written
         bounds = await self.reader.bounds(sources)
         starts: dict[TopicPartition, int] = {}
         for tp in sources:
@@ -200,22 +203,16 @@ class LaneProtocol(ABC):
                 starts[tp] = committed
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         main = offsets.get(self.place.main)
-        self._set_by_hand = main is not None and parse_mark(main.note) is None
-        self.suspicions, told = {}, {}
-        for tp in self.place.delivering:
-            self._notes[tp] = text = offsets[tp].note if tp in offsets else ""
-            mark, suspected = suspicion(parse_mark(text), self.life, start=starts[tp], end=bounds[tp][1])
-            if suspected is not None:
-                self.suspicions[tp] = suspected
-            if mark is not None and mark.text != text:
-                told[tp] = mark.text
+        self._set_by_hand = main is not None and parse_mark(split_note(main.note).mark) is None
+        ends = {tp: end for tp, (_, end) in bounds.items()}
+        self.suspicions, told = self._beside().read(offsets, starts, ends, counted)
         # a start that is not written down would be decided anew after a crash, and a mark comes before what it tells of
         if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing or tp in unnamed}:
             await self.commit(LaneBatch(offsets=noted, notes=told))
         return starts
 
-    async def _written_down(self, missing: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return where the lane was by its changelog, for sources without a committed offset.
+    async def _written_down(self, missing: Sequence[TopicPartition]) -> tuple[Mapping[TopicPartition, int], str]:
+        """Return where the lane was by its changelog, for sources without a committed offset, and what was counted.
 
         Raises:
             OffsetsMissingError: the lane has worked, all its offsets are gone, and an earlier retryapp, which wrote
@@ -235,7 +232,8 @@ class LaneProtocol(ABC):
         noted = marks.read_progress(last, self.place.topic_id, self.place.main.topic)
         if rows and not noted and len(missing) == len(self.place.sources):
             raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
-        return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}
+        counted = marks.read_tally(last, self.place.topic_id)
+        return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, counted
 
     async def recover(self) -> None:
         """See `ports.LaneTransport.recover`."""
@@ -309,16 +307,19 @@ class LaneProtocol(ABC):
             await self._commit_offsets(self._noted(batch))
         return LaneReceipt(published, max(written, default=None))
 
+    @property
+    def tally(self) -> Tally | None:
+        """What was counted of the main topic before its committed offset, and is in no event."""
+        return self._beside().tally
+
+    def _beside(self) -> Notes:
+        if self._notes is None:
+            self._notes = Notes(self.place, self.life)
+        return self._notes
+
     def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
         """Return the offsets of a batch with what stands beside them."""
-        goes_on = Mark(alone=False, count=0, life=self.life).text
-        told = {
-            tp: batch.notes.get(tp, goes_on) if tp in self.place.delivering else self.place.changelog_id
-            for tp in batch.offsets
-        }
-        # a commit that fails ends the session, and the next one reads what stands there
-        self._notes |= {tp: told[tp] for tp in told if tp in self.place.delivering}
-        return {tp: Committed(offset, told[tp]) for tp, offset in batch.offsets.items()}
+        return self._beside().beside(batch)
 
     async def rest(self) -> None:
         """See `ports.LaneTransport.rest`.
@@ -326,8 +327,7 @@ class LaneProtocol(ABC):
         A mark that counts nothing may stay: who finds it counts one, and only the second is held against a record. Most
         lanes have no other, and a transaction for each would make every rebalance wait.
         """
-        counting = [tp for tp, text in self._notes.items() if (mark := parse_mark(text)) is not None and mark.counts]
-        if counting:
+        if counting := self._beside().counting():
             offsets = {tp: self._progress[tp.topic] for tp in counting}
             await self.commit(LaneBatch(offsets=offsets, notes=dict.fromkeys(counting, "")))
 
@@ -339,7 +339,8 @@ class LaneProtocol(ABC):
         changes = [*((row.key, row.value) for row in batch.puts), *((removal.key, None) for removal in batch.removes)]
         if batch.offsets:
             self._progress |= {tp.topic: offset for tp, offset in batch.offsets.items()}
-            changes.append((marks.PROGRESS, marks.progress_value(self._progress, self.place.topic_id)))
+            counted = self._beside().counted(batch)
+            changes.append((marks.PROGRESS, marks.progress_value(self._progress, self.place.topic_id, counted)))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
     async def _commit_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import LifecycleEvent
 from retryapp.core.record import held_bytes
+from retryapp.core.tally import Tally
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Observation, Removal, Row, TopicPartition
 
@@ -34,8 +35,12 @@ class Turn:
     removes: tuple[Removal, ...] = ()
     observations: tuple[Observation, ...] = ()
     """Reported once the turn is durable."""
+    settles: int = 1
+    """Records that it settles, where it has a source."""
     fine: bool = False
-    """Whether it settles a first delivery whose handler ended well (and published something: else it needs no turn)."""
+    """Whether it settles first deliveries whose handlers ended well: one that has published something, or several."""
+    tally: Tally | None = None
+    """What is counted of the main topic once this turn has taken effect; None: what was counted before it."""
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from retryapp.core.deduplicate import Seen
 from retryapp.core.hops import Outgoing
+from retryapp.core.tally import Tally
 from retryapp.core.values import keyword_value_type
 
 
@@ -147,6 +148,8 @@ class LaneBatch:
     removes: list[Removal] = field(default_factory=list)
     notes: dict[TopicPartition, str] = field(default_factory=dict)
     """What is to stand beside an offset; what a worker that goes on says there, unless given."""
+    tally: Tally | None = None
+    """What is counted of the main topic once this has taken effect; None: nothing else than before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
+from retryapp.core.tally import Tally, parse_tally
 from retryapp.engine.copies import Outcomes
 from retryapp.engine.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
@@ -107,6 +108,10 @@ class MemoryLaneTransport:
         """Where rows of seen events go; None where the handler does not deduplicate."""
         self.seen: MemorySeenTable | None = None
         """The table of seen events while the lane is open; each opening reads it anew."""
+        self.tally: Tally | None = None
+        """What was counted of the main topic at the opening, and is in no event; None where nothing says it."""
+        self.counted = ""
+        """What stands beside the main topic's offset of that, as text."""
         self.site: LaneSite | None = None
         """The topics, for who looks at them when it opens."""
         self.outcomes: Outcomes | None = None
@@ -211,6 +216,8 @@ class MemoryLaneTransport:
     async def committed(self) -> Mapping[TopicPartition, int]:
         """See `ports.LaneTransport.committed`."""
         await self._step(Step.COMMITTED)
+        if self.site is not None:
+            self.tally = parse_tally(self.counted, self.offsets[self.site.main])
         return dict(self.offsets)
 
     async def recover(self) -> None:
@@ -312,12 +319,19 @@ class MemoryLaneTransport:
 
     def _take_effect(self, batch: LaneBatch) -> LaneReceipt:
         self.batches.append(batch)
-        self.offsets.update(batch.offsets)
+        self._move(batch)
         published = [self._publish(out) for out in batch.publishes]
         for tp in {TopicPartition(out.topic, out.partition) for out in batch.publishes}:
             self._topics[tp].end += 1  # the transaction's marker
         self.changelog += [*batch.puts, *batch.removes]
         return self._receipt(batch, published)
+
+    def _move(self, batch: LaneBatch) -> None:
+        """Move offsets, and what stands beside them."""
+        self.offsets.update(batch.offsets)
+        self.tally = batch.tally or self.tally
+        if self.site is not None and self.tally is not None and self.site.main in batch.offsets:
+            self.counted = self.tally.text(batch.offsets[self.site.main])
 
     def _publish(self, out: Outgoing) -> int:
         return self.append(TopicPartition(out.topic, out.partition), out.key, out.value, out.headers).offset

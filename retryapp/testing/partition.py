@@ -289,7 +289,12 @@ class MemoryPartition:
             raise RuntimeError("the lane opened without its table")
         self._next = dict(starts)
         self.engine.begin(
-            session, starts, self.transport.pending, seen=self.transport.seen, outcomes=self.transport.outcomes
+            session,
+            starts,
+            self.transport.pending,
+            seen=self.transport.seen,
+            outcomes=self.transport.outcomes,
+            tally=self.transport.tally,
         )
 
     def _on_room(self) -> None:

@@ -55,7 +55,7 @@ class MemoryPlainTransport(MemoryLaneTransport):
             self.changelog.append(change)
         if batch.offsets:
             await self._step(Step.MOVE)
-            self.offsets.update(batch.offsets)
+            self._move(batch)
         self.batches.append(batch)
         if fault is not None and fault.durable:
             await self._carry_out(fault)

@@ -164,7 +164,7 @@ def test_keys_beyond_those_shown_are_not_denied() -> None:
 
 
 def test_what_workers_did_not_tell_is_taken_from_the_topics_or_said() -> None:
-    """A killed worker's counts are gone: the sums are those of the other count, or are called too low."""
+    """Where ranges have holes, the sums are those of the other count, or are called too low."""
     whole = facts()["ledger"]
     holes = [whole[0] | {"from_offset": 30_000, "received": 20_000}, whole[1]]
     tables = {name: value for name, value in facts(ledger=holes).items() if name not in {"totals", "headline", "todo"}}

@@ -197,7 +197,7 @@ def all_checks(
             "ledger: workers counted without holes",
             ledger,
             F.col("gaps") > 0,
-            "partitions with offsets that no progress event covers: a worker died before it said what it had counted",
+            "partitions with offsets that no progress event covers: they were set by hand, or an event is missing",
             *place,
             "gaps",
             severity=WARN,

@@ -85,7 +85,7 @@ def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -
     Args:
         tables: as ``collect`` reads them.
         counted: ``received``, ``first_try_ok`` and ``done`` as the topics have them. Workers tell of what they counted
-            once in a minute, and one that was killed no more: where that leaves holes these totals are used.
+            once in a minute: where what they told does not reach the cut, or leaves holes, these totals are used.
     """
     totals = {name: sum(row[name] for row in tables["ledger"]) for name in _SUMS}
     covered = all(is_covered(row) for row in tables["ledger"])

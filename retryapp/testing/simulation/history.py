@@ -25,6 +25,7 @@ from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler import Delivery, Handler
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.testing.simulation.broker import Broker
+from retryapp.testing.simulation.counts import check_counts
 from retryapp.testing.simulation.disk import Disk, SimPendingStore
 from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from retryapp.testing.simulation.network import Network
@@ -76,7 +77,7 @@ class History:
             seen_window_ms=None if self.rule is None else self.rule.window_ms,
         )
         topology = self.topology
-        names = Topics(
+        names = self.names = Topics(
             topology.main, topology.retry_topics[0], topology.redelivery, topology.dlq, topology.events,
             topology.pending_changelog, topology.seen_changelog,
         )  # fmt: skip
@@ -372,6 +373,8 @@ class History:
 
     def _judge(self) -> None:
         self.oracle.at_rest()
+        said = check_counts(self.broker, self.oracle, self.names, transactional=self.plan.transactional)
+        self.reached["a progress event"] += said
         for number, store in seen_stores(self.slots, self.broker.generation):
             self.oracle.remembered(number, store.rows())
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)

@@ -21,9 +21,10 @@ from retryapp.engine.copies import Copies, Outcomes
 from retryapp.engine.duplicates import Duplicates
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
-from retryapp.engine.progress import OffsetWindow
+from retryapp.engine.progress import Counting, OffsetWindow
 from retryapp.engine.run import Run
 from retryapp.engine.transport import LaneProtocol
+from retryapp.engine.turn import Turn
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, Standing, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.consumer import SimConsumer
@@ -199,9 +200,9 @@ async def _no_events(open_seen: Callable[[], Any], *_where: Any, **_when: Any) -
     return open_seen()
 
 
-async def _anew(_self: LaneProtocol, _missing: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+async def _anew(_self: LaneProtocol, _missing: Sequence[TopicPartition]) -> tuple[Mapping[TopicPartition, int], str]:
     """Offsets that are gone begin anew."""
-    return {}
+    return {}, ""
 
 
 def _lose_the_start(self: SimPendingStore, records: Any, next_offset: int) -> None:
@@ -309,6 +310,19 @@ def _kept(self: LaneProtocol, batch: LaneBatch, receipt: LaneReceipt) -> None:
 
 _apply = LaneProtocol.apply
 
+
+def _forgotten(_self: LaneProtocol) -> None:
+    """What was counted beside the offset is not taken up again."""
+
+
+def _said_apart(self: Counting, now_ms: int) -> Turn | None:
+    """An event goes without the offset beside which its counts stand."""
+    turn = _say(self, now_ms)
+    return None if turn is None else Turn(publishes=turn.publishes)
+
+
+_say = Counting.say
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("offsets before the hand-off", False, ((LaneProtocol, "_go_in_steps", _offsets_first),)),
     Mutant("tombstone before the redelivery", False, ((LaneProtocol, "_go_in_steps", _tombstone_first),)),
@@ -351,6 +365,8 @@ MUTANTS: tuple[Mutant, ...] = (
            ((SimPendingStore, "last_written", property(_not_looked_for)),)),
     Mutant("a failure keeps its runner for as long as it waits", True, ((pool, "deliver", _sleep_it_off),)),
     Mutant("an idle lane does not confirm what it handed off last", True, ((Lane, "_confirm", _silent),)),
+    Mutant("counts are forgotten at an opening", True, ((LaneProtocol, "tally", property(_forgotten)),)),
+    Mutant("counts stay when they were said", True, ((Counting, "say", _said_apart),)),
     Mutant("no attempt is the last", True, ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

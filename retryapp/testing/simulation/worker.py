@@ -28,6 +28,7 @@ TOPIC_ID = "simulated"
 MAX_BYTES = 1 << 20
 GRACE_S = 4.0
 CONCURRENCY = 2
+PROGRESS_MS = 2_000
 
 
 class SimClock:
@@ -172,6 +173,7 @@ class SimWorker:
             random=self.random,
             observer=self,
             tick_s=0.25,
+            progress_ms=PROGRESS_MS,
             pump=feed.pump,
             forget=feed.forget,
         )

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from doubles import MakeStation
+
+from retryapp.core.lifecycle import Progress, decode_event
+from retryapp.core.tally import Tally
 from retryapp.engine.fire import Ahead
-from retryapp.engine.progress import OffsetWindow, ProgressTally
+from retryapp.engine.progress import Counting, OffsetWindow
+from retryapp.engine.turn import Turn
+from retryapp.ports import TopicPartition
+
+MAIN = TopicPartition("orders", 0)
 
 
 def window(*offsets: int) -> OffsetWindow[str]:
@@ -74,25 +83,65 @@ def test_an_outcome_of_an_unknown_record_is_refused() -> None:
         made.finish(5, "b")
 
 
-def test_progress_events_have_ranges_without_gaps_and_counts_of_their_own() -> None:
+@pytest.fixture
+def counting(make_station: MakeStation) -> Counting:
+    """A session that begins at offset 100."""
+
+    async def fine(_: Any) -> None:
+        pass
+
+    tally = Tally(from_offset=100, since_ms=1_000)
+    return Counting(make_station(fine).handler, MAIN, tally, 100)
+
+
+def said(turn: Turn | None) -> Progress:
+    """Return the event that a turn publishes."""
+    assert turn is not None
+    (out,) = turn.publishes
+    event = decode_event(out.value or b"")
+    assert isinstance(event, Progress)
+    return event
+
+
+def test_progress_events_have_ranges_without_gaps_and_counts_of_their_own(counting: Counting) -> None:
     """What was counted once is not counted again."""
-    tally = ProgressTally(100, 1_000)
-    tally.count(received=2, ok=1)
-    tally.count(received=1, ok=1)
-    first = tally.event(group="app", handler="h", main="orders", partition=3, to_offset=140, now_ms=5_000)
-    tally.count(received=1, ok=1)
-    second = tally.event(group="app", handler="h", main="orders", partition=3, to_offset=150, now_ms=9_000)
+    counting.settle(
+        [Turn(source=MAIN, next_offset=120, settles=1), Turn(source=MAIN, next_offset=140, settles=2, fine=True)]
+    )
+    first = said(counting.say(5_000))
+    counting.settle([Turn(source=MAIN, next_offset=150, skipped=True)])
+    second = said(counting.say(9_000))
     assert (first.from_offset, first.to_offset, first.from_ms, first.to_ms) == (100, 140, 1_000, 5_000)
-    assert (first.received, first.first_try_ok, first.failed) == (3, 2, 1)
+    assert (first.received, first.first_try_ok, first.failed, first.skipped) == (3, 2, 1, 0)
     assert (second.from_offset, second.to_offset, second.from_ms, second.to_ms) == (140, 150, 5_000, 9_000)
-    assert (second.received, second.first_try_ok, second.failed) == (1, 1, 0)
+    assert (second.received, second.first_try_ok, second.failed, second.skipped) == (1, 0, 0, 1)
 
 
-def test_a_progress_event_never_ends_before_it_begins() -> None:
+def test_a_progress_event_never_ends_before_it_begins(counting: Counting) -> None:
     """Whatever the clock did meanwhile."""
-    tally = ProgressTally(0, 5_000)
-    event = tally.event(group="app", handler="h", main="orders", partition=0, to_offset=1, now_ms=4_000)
-    assert (event.from_ms, event.to_ms) == (5_000, 5_000)
+    counting.settle([Turn(source=MAIN, next_offset=101)])
+    event = said(counting.say(400))
+    assert (event.from_ms, event.to_ms) == (1_000, 1_000)
+
+
+def test_each_turn_takes_along_what_is_counted_once_it_is_durable(counting: Counting) -> None:
+    """A lane may commit any number of them, and whoever comes next goes on behind the last one."""
+    turns = [Turn(source=MAIN, next_offset=at, fine=at == 102) for at in (101, 102)]
+    counting.settle(turns)
+    tallies = [turn.tally for turn in turns]
+    assert tallies == [
+        Tally(from_offset=100, since_ms=1_000, received=1),
+        Tally(from_offset=100, since_ms=1_000, received=2, first_try_ok=1),
+    ]
+    event = counting.say(5_000)
+    assert event is not None
+    assert (event.source, event.next_offset) == (MAIN, 102), "beside which the count stands that is over with it"
+    assert event.tally == Tally(from_offset=102, since_ms=5_000)
+
+
+def test_nothing_counted_is_nothing_to_say(counting: Counting) -> None:
+    """An idle partition publishes nothing."""
+    assert counting.say(5_000) is None
 
 
 def test_fired_records_count_from_the_turn_to_the_end_of_their_delivery() -> None:

@@ -1,0 +1,101 @@
+"""What stands beside the committed offsets of a lane's sources, in the metadata that Kafka keeps with each.
+
+===============  ================================================================================================
+source           what
+===============  ================================================================================================
+main             a mark of who works behind the offset (`core.lives`), and what was counted before it (`core.tally`)
+redelivery       a mark
+retry topics     whose changelog has the rows of what is before it (`engine.recovery.check_changelog`)
+===============  ================================================================================================
+
+It moves with the offset, whole or not at all, so it is always about this one. A commit that does not move an offset
+leaves our own mark there alone: it is about the record behind it, which may be running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
+from retryapp.core.tally import Note, Tally, parse_tally, split_note
+from retryapp.engine.site import LaneSite
+from retryapp.ports import Committed, LaneBatch, TopicPartition
+
+
+@dataclass(slots=True)
+class Notes:
+    """Those of one lane. A commit that fails ends the session, and the next one reads what stands there."""
+
+    site: LaneSite
+    life: str
+    """That of this process."""
+    tally: Tally | None = None
+    """What was counted of the main topic before its offset; None: nothing says it."""
+    _counted: str = ""
+    """The same as text."""
+    _marks: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
+    """The mark beside the offset of each delivering source, and the offset."""
+
+    def read(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        written_down: str,
+    ) -> tuple[dict[TopicPartition, Suspected], dict[TopicPartition, str]]:
+        """Take in what a lane finds where it opens.
+
+        Args:
+            offsets: the group's on its sources, as far as there are any.
+            starts: where each source begins.
+            ends: where it ends.
+            written_down: what the changelog says was counted; asked where the group has no offset in the main topic.
+
+        Returns:
+            What may have ended a worker, by source; and the marks that have to be there before a record runs.
+        """
+        main, suspicions, marks = self.site.main, dict[TopicPartition, Suspected](), dict[TopicPartition, str]()
+        note = split_note(offsets[main].note if main in offsets else "")
+        self.tally = parse_tally(note.tally if main in offsets else written_down, starts[main])
+        self._counted = "" if self.tally is None else self.tally.text(starts[main])
+        for tp in self.site.delivering:
+            text = note.mark if tp == main else offsets[tp].note if tp in offsets else ""
+            self._marks[tp] = starts[tp], text
+            mark, suspected = suspicion(parse_mark(text), self.life, start=starts[tp], end=ends[tp])
+            if suspected is not None:
+                suspicions[tp] = suspected
+            if mark is not None and mark.text != text:
+                marks[tp] = mark.text
+        return suspicions, marks
+
+    def beside(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
+        """Return the offsets of a batch with what stands beside them, once it is committed."""
+        told = {}
+        counted = self.counted(batch)
+        for tp, offset in batch.offsets.items():
+            text = self.site.changelog_id
+            if tp in self.site.delivering:
+                text = batch.notes[tp] if tp in batch.notes else self._going_on(tp, offset)
+                self._marks[tp] = offset, text
+            told[tp] = Committed(offset, Note(text, counted).text if tp == self.site.main else text)
+        return told
+
+    def counted(self, batch: LaneBatch) -> str:
+        """Return what is counted before the main topic's offset once a batch is committed, as text."""
+        self.tally = batch.tally or self.tally
+        offset = batch.offsets.get(self.site.main)
+        if offset is not None:
+            self._counted = "" if self.tally is None else self.tally.text(offset)
+        return self._counted
+
+    def counting(self) -> list[TopicPartition]:
+        """Return the sources whose mark holds something against what is behind the offset."""
+        return [tp for tp, (_, text) in self._marks.items() if (mark := parse_mark(text)) is not None and mark.counts]
+
+    def _going_on(self, tp: TopicPartition, offset: int) -> str:
+        at, text = self._marks.get(tp, (-1, ""))
+        mark = parse_mark(text)
+        if at == offset and mark is not None and mark.life == self.life:
+            return text
+        return Mark(alone=False, count=0, life=self.life).text

@@ -1,0 +1,155 @@
+"""The judge of what workers count finds a hole, an overlap and a wrong count, and nothing where all is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from retryapp.core.hops import Outgoing
+from retryapp.ports import Committed, TopicPartition
+from retryapp.testing.simulation.broker import Broker
+from retryapp.testing.simulation.counts import check_counts
+from retryapp.testing.simulation.loop import VirtualLoop
+from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation
+
+TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
+MAIN, EVENTS, CHANGELOG = (TopicPartition(name, 0) for name in ("orders", "events", "changelog"))
+
+
+class Told:
+    """A partition with four records, all fine; short ways to say what workers have counted."""
+
+    def __init__(self, loop: VirtualLoop, *, transactional: bool = True) -> None:
+        self.transactional = transactional
+        self.broker = Broker(loop, TOPICS, 1)
+        self.oracle = Oracle(TOPICS, (100,), later_ms=50, transactional=transactional, skew_ms=0)
+        for offset in range(4):
+            self.broker.append(MAIN, Outgoing(*MAIN, b"k", b"v", ()))
+            self.oracle.add(self.broker.logs[MAIN].entries[-1].record, "S")
+            self.oracle.ended((0, offset), 1, Call("w", 0, 1, fine=True))
+
+    def say(self, first: int, end: int, received: int | None = None, ok: int | None = None) -> None:
+        """Publish an event."""
+        received = end - first if received is None else received
+        told = {"received": received, "first_try_ok": received if ok is None else ok, "skipped": 0}
+        value = json.dumps({"kind": "progress", "from_offset": first, "to_offset": end, **told}).encode()
+        self.broker.append(EVENTS, Outgoing(*EVENTS, b"", value, ()))
+
+    def commit(self, offset: int, note: str = "r0:life") -> None:
+        """Move the group."""
+        self.broker._move({MAIN: Committed(offset, note)})
+
+    def judge(self) -> int:
+        """Judge it."""
+        return check_counts(self.broker, self.oracle, TOPICS, transactional=self.transactional)
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    """Time."""
+    made = VirtualLoop()
+    yield made
+    made.abandon()
+
+
+@pytest.fixture
+def told(loop: VirtualLoop) -> Told:
+    """A partition in the mode with transactions."""
+    return Told(loop)
+
+
+def test_ranges_that_join_are_right(told: Told) -> None:
+    """Events, and what stands beside the offset."""
+    told.say(0, 1)
+    told.say(1, 3)
+    told.commit(4, "r0:life p1:3-4@7:1,1,0")
+    assert told.judge() == 2
+
+
+def test_nothing_beside_an_offset_that_an_event_has_reached_is_right(told: Told) -> None:
+    """There is nothing to say."""
+    told.say(0, 4)
+    told.commit(4)
+    assert told.judge() == 1
+
+
+def test_a_group_that_is_forgotten_goes_on_by_its_changelog(told: Told) -> None:
+    """There it is said as well, of the last transaction."""
+    told.say(0, 1)
+    for offset in (3, 4):
+        value = json.dumps({"next": {"orders": offset}, "tally": f"p1:1-{offset}@7:{offset - 1},{offset - 1},0"})
+        told.broker.append(CHANGELOG, Outgoing(*CHANGELOG, b"progress", value.encode(), ()))
+    assert told.judge() == 1
+
+
+def hole(told: Told) -> None:
+    """Somebody died with what was counted."""
+    told.say(0, 1)
+    told.say(2, 4)
+    told.commit(4)
+
+
+def hole_behind(told: Told) -> None:
+    """The same, and nobody has said anything since."""
+    told.say(0, 2)
+    told.commit(4, "r0:life p1:3-4@7:1,1,0")
+
+
+def forgotten(told: Told) -> None:
+    """Nothing stands beside the offset."""
+    told.say(0, 2)
+    told.commit(4)
+
+
+def overlap(told: Told) -> None:
+    """What was said is said again."""
+    told.say(0, 2)
+    told.say(1, 4)
+    told.commit(4)
+
+
+def twice(told: Told) -> None:
+    """What was said still stands beside the offset."""
+    told.say(0, 4)
+    told.commit(4, "r0:life p1:0-4@7:4,4,0")
+
+
+def too_few(told: Told) -> None:
+    """A record is not counted."""
+    told.say(0, 4, received=3)
+    told.commit(4)
+
+
+def wrong_outcome(told: Told) -> None:
+    """All were fine."""
+    told.say(0, 4, ok=3)
+    told.commit(4)
+
+
+def wrong_beside(told: Told) -> None:
+    """The same, beside the offset."""
+    told.commit(4, "p1:0-4@7:4,3,0")
+
+
+@pytest.mark.parametrize("fault", [hole, hole_behind, forgotten, overlap, twice, too_few, wrong_outcome, wrong_beside])
+def test_what_is_wrong_is_found(told: Told, fault: Callable[[Told], None]) -> None:
+    """Each by itself."""
+    fault(told)
+    with pytest.raises(Violation, match="I12 0/"):
+        told.judge()
+
+
+@pytest.mark.parametrize(("fault", "found"), [(overlap, False), (twice, False), (hole, True), (too_few, True)])
+def test_without_transactions_a_part_may_be_said_twice(
+    loop: VirtualLoop, fault: Callable[[Told], None], found: bool
+) -> None:
+    """An event may be durable before its offset is."""
+    told = Told(loop, transactional=False)
+    fault(told)
+    if not found:
+        told.judge()
+        return
+    with pytest.raises(Violation):
+        told.judge()

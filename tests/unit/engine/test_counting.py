@@ -1,0 +1,152 @@
+"""What a partition has counted is said once, in ranges that join, whatever becomes of its workers."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import MAIN, Rig, reopen
+
+from retryapp.core.lifecycle import Progress, decode_event
+from retryapp.engine.partition import PROGRESS_MS
+from retryapp.engine.turn import Turn
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
+
+Said = tuple[int, int, int, int, int]
+"""From and to offset, received, fine, failed."""
+
+
+async def picky(value: bytes) -> None:
+    """Fail for some."""
+    if value == b"bad":
+        raise ConnectionError("503")
+
+
+def make(transport: MemoryLaneTransport | None = None, delivery: str = "exactly_once") -> MemoryPartition:
+    """Return a partition whose records wait for long once they have failed."""
+    return MemoryPartition(picky, "1h", transport=transport, delivery=delivery)
+
+
+def said(orders: MemoryPartition) -> list[Said]:
+    """Return what the visible events say."""
+    events = [decode_event(record.value or b"") for record in orders.records(orders.handler.topology.events)]
+    return [
+        (each.from_offset, each.to_offset, each.received, each.first_try_ok, each.failed)
+        for each in events
+        if isinstance(each, Progress)
+    ]
+
+
+async def feed(orders: MemoryPartition, *values: bytes) -> None:
+    """Send records, and let the lane commit them."""
+    await orders.send(*values)
+    await orders.advance(1_000)
+    assert orders.transport.offsets[MAIN] == orders.transport.bounds(MAIN)[1]
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+async def test_a_worker_that_is_killed_takes_no_count_along(delivery: str) -> None:
+    """The next one says what both have counted, in one range."""
+    async with make(delivery=delivery) as orders:
+        await feed(orders, b"good", b"bad", b"good")
+        assert said(orders) == []
+    async with make(orders.transport) as orders:
+        await feed(orders, b"bad")
+        await orders.finish()
+        assert said(orders) == [(0, 4, 4, 2, 2)]
+
+
+async def test_what_was_not_committed_is_counted_once_it_is() -> None:
+    """A worker that dies before its commit has counted for nothing; the records are read again."""
+    async with make() as orders:
+        await feed(orders, b"good")
+        orders.transport.pause(Step.COMMIT)
+        await orders.send(b"good", b"bad")
+        await orders.advance(1_000)
+        assert orders.transport.offsets[MAIN] == 1
+    async with make(orders.transport) as orders:
+        await orders.advance(1_000)
+        await orders.finish()
+        assert said(orders) == [(0, 3, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_worker_that_dies_while_it_says_what_it_counted(durable: bool) -> None:
+    """Its event is visible, and what it counted is not counted any more; or neither, and the next one says it."""
+    async with make() as orders:
+        await feed(orders, b"good", b"bad")
+        await orders.advance(PROGRESS_MS)
+        pause = orders.transport.pause(Step.COMMIT, durable=durable)
+        await orders.send(b"good")
+        assert pause.reached
+        assert said(orders) == [(0, 3, 3, 2, 1)] * durable
+    async with make(orders.transport) as orders:
+        await feed(orders, b"good")
+        await orders.finish()
+        assert said(orders) == [(0, 3, 3, 2, 1), (3, 4, 1, 1, 0)]
+
+
+async def test_a_lane_that_opens_again_counts_on() -> None:
+    """In the same worker as well."""
+    async with make() as orders:
+        await feed(orders, b"good", b"bad")
+        await reopen(orders)
+        await feed(orders, b"good")
+        await orders.advance(PROGRESS_MS)
+        await feed(orders, b"good")
+        assert said(orders) == [(0, 4, 4, 3, 1)]
+
+
+async def test_what_was_counted_is_said_at_the_end_though_nothing_came_since() -> None:
+    """The worker that stops in order is another one than the one that counted."""
+    async with make() as orders:
+        await feed(orders, b"good", b"bad")
+    async with make(orders.transport) as orders:
+        await orders.finish()
+        assert said(orders) == [(0, 2, 2, 1, 1)]
+
+
+async def test_ranges_join_where_only_a_marker_lies_between() -> None:
+    """The lane passes it, and nothing is said of it; the next range begins where the last one ended."""
+    async with make() as orders:
+        await feed(orders, b"good")
+        await orders.advance(PROGRESS_MS)
+        await feed(orders, b"good")
+        assert said(orders) == [(0, 2, 2, 2, 0)]
+        orders.transport._topics[MAIN].end += 1
+        orders.lane.submit(orders.lane.session, Turn(source=MAIN, next_offset=3))
+        await orders.advance(1_000)
+        await orders.finish()
+    async with make(orders.transport) as orders:
+        await feed(orders, b"bad")
+        await orders.finish()
+        assert said(orders) == [(0, 2, 2, 2, 0), (2, 4, 1, 0, 1)]
+
+
+@pytest.mark.parametrize("offset", [1, 4])
+async def test_an_offset_that_was_moved_by_hand_drops_what_was_counted_before_it(offset: int) -> None:
+    """It belongs to another one: what was counted would be counted twice, or what was passed not at all."""
+    async with make() as orders:
+        await feed(orders, b"good", b"good", b"bad", b"good", b"good")
+    orders.transport.offsets[MAIN] = offset
+    async with make(orders.transport) as orders:
+        await orders.advance(1_000)
+        await orders.finish()
+        (only,) = said(orders)
+        assert only[:3] == (offset, 5, 5 - offset)
+
+
+async def test_a_mark_outlasts_turns_that_move_no_offset(rig: Rig) -> None:
+    """A record that runs alone is known by it, and an event may go in the same transaction."""
+    rig.lane.submit(1, Turn(source=MAIN, next_offset=5, note="s1:life"))
+    rig.lane.submit(1, Turn(source=MAIN, next_offset=4))
+    await rig.settle()
+    batch = rig.transport.batches[-1]
+    assert (batch.offsets, batch.notes) == ({MAIN: 5}, {MAIN: "s1:life"})
+
+
+async def test_a_mark_ends_with_its_offset(rig: Rig) -> None:
+    """The next record is another one."""
+    rig.lane.submit(1, Turn(source=MAIN, next_offset=5, note="s1:life"))
+    rig.lane.submit(1, Turn(source=MAIN, next_offset=6))
+    await rig.settle()
+    batch = rig.transport.batches[-1]
+    assert (batch.offsets, batch.notes) == ({MAIN: 6}, {})
