@@ -9,7 +9,8 @@ import pytest
 
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
-from retryapp.testing.simulation.oracle import Call, Opening, Oracle, Topics, Violation
+from retryapp.testing.simulation.oracle import Oracle, Topics
+from retryapp.testing.simulation.story import Call, Opening, Violation
 
 TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
 WAITS_MS = (100, 200)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from retryapp.ports import TopicPartition
 from retryapp.testing.simulation.broker import Broker
-from retryapp.testing.simulation.oracle import Oracle, Origin, Story, Topics, Violation
+from retryapp.testing.simulation.oracle import Oracle, Topics
+from retryapp.testing.simulation.story import Origin, Story, Violation
 
 _NOTE = re.compile(r"p1:(\d+)-(\d+)@\d+:(\d+),(\d+),(\d+)")
 

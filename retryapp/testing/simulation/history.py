@@ -29,10 +29,11 @@ from retryapp.testing.simulation.counts import check_counts
 from retryapp.testing.simulation.disk import Disk, SimPendingStore
 from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from retryapp.testing.simulation.network import Network
-from retryapp.testing.simulation.oracle import Call, Oracle, Topics, Violation, step
+from retryapp.testing.simulation.oracle import Oracle, Topics, step
 from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
 from retryapp.testing.simulation.quiet import check_quiet
 from retryapp.testing.simulation.sessions import opening_of, seen_stores
+from retryapp.testing.simulation.story import Call, Violation
 from retryapp.testing.simulation.worker import SimWorker
 
 POLICY: Final = RetryPolicy("300ms 1s 3s", timeout="2s")

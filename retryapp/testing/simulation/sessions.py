@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from retryapp.engine.lane import LaneState
 from retryapp.testing.simulation.disk import SimSeenStore
 from retryapp.testing.simulation.lanes import SimLane
-from retryapp.testing.simulation.oracle import Opening
+from retryapp.testing.simulation.story import Opening
 from retryapp.testing.simulation.worker import SimWorker
 
 

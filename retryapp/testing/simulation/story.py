@@ -1,0 +1,66 @@
+"""What a history shows of one input record, for those who judge it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from retryapp.core.record import Record
+
+Origin = tuple[int, int]
+"""Partition and offset of the first delivery."""
+
+
+class Violation(Exception):  # noqa: N818 - what a history shows, not a fault of the oracle
+    """An invariant does not hold."""
+
+
+class Call(NamedTuple):
+    """A handler call that has ended."""
+
+    worker: str
+    started_ms: float
+    ended_ms: float
+    fine: bool
+
+
+class Opening(NamedTuple):
+    """The opening of a lane in whose session a handler is called."""
+
+    worker: str
+    fenced_ms: float
+    """Whatever was visible by then, it has read."""
+    told: bool
+    """It has read all of it, and believes it."""
+
+
+@dataclass(slots=True)
+class Story:
+    """What is known of one input record."""
+
+    record: Record
+    script: str
+    calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """By attempt."""
+    begun: Counter[int] = field(default_factory=Counter)
+    tiers: Counter[int] = field(default_factory=Counter)
+    """Visible tier records, by the attempt that failed."""
+    redelivered: Counter[int] = field(default_factory=Counter)
+    """The same of the redelivery topic."""
+    stopped: bool = False
+    """A call that would have ended in time was told to stop, so its script does not say how it ends."""
+    fates: list[str] = field(default_factory=list)
+    """Visible ends: `dead` or `done` (after a failure)."""
+    parked: set[int] = field(default_factory=set)
+    """Due times that were put into the changelog."""
+    dues: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Due times of visible tier records, by the attempt that failed."""
+    settled_ms: dict[int, float] = field(default_factory=dict)
+    """When an outcome of an attempt was visible first; of all that follow, at 0, when its end was."""
+    taken_in: tuple[float, Opening] | None = None
+    """When its first delivery began, and in whose session."""
+    runs: set[tuple[int, str, float]] = field(default_factory=set)
+    """Attempts that have begun, by worker and opening."""
+    first: Origin | None = None
+    """The record that this one repeats; None: it is the first of its event."""
