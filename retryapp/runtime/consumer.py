@@ -30,6 +30,7 @@ from aiokafka.errors import KafkaError
 from faust.transport.conductor import Conductor
 from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
+from mode import Service
 from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Intake
@@ -39,6 +40,8 @@ from retryapp.runtime.consumer_thread import RetryConsumerThread
 
 logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02
+_WATCH_S = 1.0
+"""Between two looks for errors of the group."""
 _FETCH_REST_S = 0.005
 """Pause before the next fetch while fetches are small: each costs two wake-ups across threads, a request and a round of
 the event loop, whatever it brings. Measured at 1,000 retries a second: the worker's time 89 % of a core without, 79 %
@@ -100,6 +103,18 @@ class RetryConsumer(Consumer):
         if self.intake.on_assigned is not None:
             await self.intake.on_assigned(generation, member_id, actives & {TopicPartition(*tp) for tp in assigned})
         self.add_future(self._see_topics(generation_id))
+
+    @Service.task
+    async def _watch_group(self) -> None:
+        """End the worker on an error of the group that the client waits to be asked about.
+
+        Until then it neither heartbeats nor joins, for ever. Faust fetches past the client's own question, so it hears
+        of such an error only where a fetch waits at that moment: not in a rebalance, and not between two fetches.
+        """
+        while not self.should_stop:
+            await self.sleep(_WATCH_S)
+            if self._thread._consumer is not None and not self.should_stop:
+                await self.in_thread(lambda consumer: consumer._coordinator.check_errors())
 
     async def _see_topics(self, generation_id: int) -> None:
         """Have the client ask for topics that it does not know until it does; it then joins again by itself."""

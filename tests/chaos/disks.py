@@ -74,7 +74,7 @@ def _fill(folder: Path, spare: int) -> Path:
     """Fill a disk up but for so many bytes; return the file that does it."""
     filler = folder / "filler"
     left = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize - spare
-    with filler.open("wb") as file, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), filler.open("wb") as file:  # closing writes too
         while left > 0:
             left -= file.write(bytes(min(left, 1 << 20)))
     return filler

@@ -11,10 +11,12 @@ from typing import Any
 import aiokafka
 import pytest
 from aiokafka.consumer.fetcher import OffsetResetStrategy
+from aiokafka.errors import GroupAuthorizationFailedError
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from retryapp.ports import TopicPartition
+from retryapp.runtime import consumer as consumer_module
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.consumer_thread import RetryConsumerThread
 
@@ -103,6 +105,25 @@ async def test_a_worker_with_nothing_to_fetch_does_not_look_idle(
     async with asyncio.timeout(5):
         assert [found async for found in consumer.getmany(1.0)] == []
     assert subscription._last_fetch_ended > 0
+
+
+async def test_an_error_of_the_group_ends_the_worker_also_when_nothing_is_fetched(
+    consumer: RetryConsumer, client: Any, elsewhere: threading.Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client keeps it until it is asked, and neither heartbeats nor joins before; Faust never asks."""
+    asked: list[threading.Thread] = []
+
+    def check_errors(_client: Any) -> None:
+        asked.append(threading.current_thread())
+        if len(asked) == 2:
+            raise GroupAuthorizationFailedError("app")
+
+    monkeypatch.setattr(type(client), "check_errors", check_errors, raising=False)
+    monkeypatch.setattr(consumer_module, "_WATCH_S", 0.001)
+    async with asyncio.timeout(5):
+        with pytest.raises(GroupAuthorizationFailedError):
+            await consumer._watch_group.fun(consumer)
+    assert asked == [elsewhere, elsewhere]
 
 
 async def test_the_worker_reads_what_is_committed(stopped_thread: RetryConsumerThread) -> None:
