@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -67,6 +70,8 @@ class SessionOptions:
     """Heap of the driver, as Java writes it; not on a platform's own session."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Further settings; they win."""
+    scratch: Path | None = None
+    """For what Spark would leave in the working folder; None: it does."""
 
 
 def brought_along() -> bool:
@@ -121,9 +126,12 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),
     }
+    if options.scratch is not None:
+        conf["spark.sql.warehouse.dir"] = (options.scratch / "warehouse").as_uri()
     for name, value in {**conf, **options.conf}.items():
         builder = builder.config(name, value)
-    return _get(builder, str(home))
+    with _deaf_to_sigterm():
+        return _get(builder, str(home))
 
 
 def java_flags(*more: str) -> str:
@@ -136,6 +144,32 @@ def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the flag of our garbage collector, none where the environment names one: Java starts with two of none."""
     given = " ".join(environment.get(name, "") for name in _JAVA_OPTIONS)
     return () if _ANY_COLLECTOR.search(given) else (_COLLECTOR,)
+
+
+_LAUNCHING = threading.local()
+
+
+def _ignore_sigterm() -> None:
+    if getattr(_LAUNCHING, "jvm", False):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ignore_sigterm)  # once: it cannot be taken back
+
+
+@contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Have a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
+
+    Supervisors signal all processes of a service at once. A JVM that obeys is gone before its query could be stopped.
+    PySpark makes it ignore Ctrl-C for the same reason, in the child between fork and exec; so runs this.
+    """
+    _LAUNCHING.jvm = True
+    try:
+        yield
+    finally:
+        _LAUNCHING.jvm = False
 
 
 def _get(builder: SparkSession.Builder, java: str) -> SparkSession:
