@@ -95,33 +95,33 @@ def analyse(
     pipeline archive' is at work on the lake, its round is waited for, and what it has archived is not archived again.
 
     \b
-    Exit codes: 0 every check holds, 1 one does not (or the ledger differs), 130 stopped by Ctrl-C.
+    Exit codes: 0 every check holds, 1 one does not (or the ledger differs), 130 stopped by Ctrl-C or SIGTERM.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     clock = SystemClock()
-    with spark_session(session) as spark, stopped_by_signals() as stopped:
-        from retryapp.pipeline.analysis.job import Analysis
-        from retryapp.pipeline.archive import Archive, ArchiveOptions
-        from retryapp.pipeline.lake import open_lake
+    try:
+        with spark_session(session) as spark, stopped_by_signals() as stopped:
+            from retryapp.pipeline.analysis.job import Analysis
+            from retryapp.pipeline.archive import Archive, ArchiveOptions
+            from retryapp.pipeline.lake import open_lake
 
-        opened = open_lake(spark, lake, wanted=table_format)
-        job = Analysis(spark, connection, opened, now_ms=clock.wall_ms)
-        archives = [
-            Archive(spark, connection, opened, ArchiveOptions(group=group), now_ms=clock.wall_ms)
-            for group in sorted(set(groups))
-        ]
-        try:
+            opened = open_lake(spark, lake, wanted=table_format)
+            job = Analysis(spark, connection, opened, now_ms=clock.wall_ms)
+            archives = [
+                Archive(spark, connection, opened, ArchiveOptions(group=group), now_ms=clock.wall_ms)
+                for group in sorted(set(groups))
+            ]
             with job.hold():
                 taken = job.cut([archive.group for archive in archives])
                 archived = _archive(archives, taken, stopped)
-                with cancelled_by(stopped, spark), _unchanged(opened, archives, stopped):
+                with cancelled_by(stopped, spark), unchanged(opened, archives, stopped):
                     _say("analysing")
                     analysed = job.run(taken, full=full)
                     compared = _compare(spark, opened, connection, taken) if compare_ledger else None
                     counted = None if compared is None or not compared.at_rest else compared.counted
                     shown = None if page is None else _collect(spark, opened, clock.wall_ms(), DAY_MS, counted)
-        except KeyboardInterrupt:
-            emit_error("Interrupted", INTERRUPTED, ExitCode.INTERRUPTED, as_json=as_json)
-            return ExitCode.INTERRUPTED
+    except KeyboardInterrupt:
+        emit_error("Interrupted", INTERRUPTED, ExitCode.INTERRUPTED, as_json=as_json)
+        return ExitCode.INTERRUPTED
     facts = {"lake": opened.uri, **analysed_facts(analysed), "archived": [_archived_facts(each) for each in archived]}
     text = "\n".join([*_waited(archived), analysed_text(analysed, compared)])
     if page is not None and shown is not None:
@@ -177,7 +177,7 @@ def _archive(archives: Sequence[Archive], taken: Sequence[TakenCut], stopped: th
     for archive, cut in zip(archives, taken, strict=True):
         _say(f"{archive.group}: archiving")
         try:
-            result = archive.run_once(stopped=stopped, wait_s=WAIT_S, on_wait=_say_waiting, enough=cut.ends)
+            result = archive.run_once(stopped=stopped, wait_s=WAIT_S, on_wait=say_waiting, enough=cut.ends)
         except HeldError:
             if stopped.is_set():
                 raise KeyboardInterrupt from None
@@ -189,16 +189,17 @@ def _archive(archives: Sequence[Archive], taken: Sequence[TakenCut], stopped: th
 
 
 @contextmanager
-def _unchanged(lake: Lake, archives: Sequence[Archive], stopped: threading.Event) -> Iterator[None]:
+def unchanged(lake: Lake, archives: Sequence[Archive], stopped: threading.Event) -> Iterator[None]:
     """Keep the archive as it is while the body reads it: Delta has versions, Parquet has not."""
     with ExitStack() as stack:
         if lake.format != "delta":
             for archive in archives:
-                stack.enter_context(archive.hold(wait_s=WAIT_S, on_wait=_say_waiting, stopped=stopped))
+                stack.enter_context(archive.hold(wait_s=WAIT_S, on_wait=say_waiting, stopped=stopped))
         yield
 
 
-def _say_waiting(holder: str) -> None:
+def say_waiting(holder: str) -> None:
+    """Say who is waited for."""
     stderr_console.print(f"waiting for another run: {holder}", highlight=False)
 
 

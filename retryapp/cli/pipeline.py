@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from retryapp.cli._analyse import analyse, report
+from retryapp.cli._analyse import analyse, report, say_waiting
 from retryapp.cli._metrics import heard, metrics_options, tell_round
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
@@ -118,7 +118,8 @@ def archive(
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     clock, code = SystemClock(), ExitCode.FINE
-    wait_s = 0.0 if every is None else inf  # a round comes after that of another run; a single run is not for queues
+    # a round comes after that of another run; a single run does not queue
+    wait_s, on_wait = (0.0, None) if every is None else (inf, say_waiting)
     with spark_session(session) as spark, stopped_by_signals() as stopped, heard(metrics, spark):
         from retryapp.pipeline.archive import Archive, ArchiveOptions
         from retryapp.pipeline.lake import open_lake
@@ -140,7 +141,9 @@ def archive(
                 began_ms = clock.wall_ms()
                 with _progress(job.group) as on_progress:
                     try:
-                        results.append(job.run_once(on_progress=on_progress, stopped=stopped, wait_s=wait_s))
+                        results.append(
+                            job.run_once(on_progress=on_progress, stopped=stopped, wait_s=wait_s, on_wait=on_wait)
+                        )
                     except HeldError:
                         if stopped.is_set():
                             break

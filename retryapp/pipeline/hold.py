@@ -157,11 +157,11 @@ class Holds:
     def _holder(self, name: str) -> str:
         """Return who holds it, for messages."""
         place = self._place(name)
-        files = [file for file in self._files.names(place) if file.endswith(".json")]
         try:
+            files = [file for file in self._files.names(place) if file.endswith(".json")]
             facts = json.loads(self._files.read(f"{place}/{max(files)}") or "") if files else {}
             return Holder(**{field: facts[field] for field in ("job", "host", "pid", "since_ms")}).text
-        except (ValueError, KeyError, TypeError):  # it is being written
+        except (ValueError, KeyError, TypeError, LakeUnusableError):  # it is being written, or has just gone
             return "another run"
 
 
@@ -285,5 +285,5 @@ def _until_ms(files: Files, file: str, lease_ms: int) -> float:
     try:
         facts: Mapping[str, Any] = json.loads(files.read(file) or "")
         return float(facts["until_ms"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, LakeUnusableError):  # the last: checksums of a file that is being written
         return float(files.modified_ms(file) or 0) + lease_ms

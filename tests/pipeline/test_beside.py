@@ -20,10 +20,12 @@ from delta import rows_of
 from history import Group
 from samples import dead
 
+from retryapp.cli._analyse import unchanged
 from retryapp.cli.main import run
 from retryapp.core.headers import encode_metadata
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
+from retryapp.pipeline.analysis.job import Analysis
 from retryapp.pipeline.archive import Archive, ArchiveOptions
 from retryapp.pipeline.errors import HeldError, OtherRunError
 from retryapp.pipeline.hold import Held, Holds
@@ -79,18 +81,16 @@ def finished(lake: Path) -> int:
     return len(list((lake / "runs").glob("*finished.json")))
 
 
-@pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_an_analysis_beside_an_archive_that_goes_on(
     spark: SparkSession,
     group: Group,
     feeding: threading.Event,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    kind: str,
 ) -> None:
     """Both do their work; the archive goes on, and each record is there once."""
     lake, log = tmp_path / "lake", tmp_path / "archive.log"
-    words = ("--every", "50ms", "--format", kind, "--master", "local[1]")
+    words = ("--every", "50ms", "--master", "local[1]")
     with log.open("wb") as output:
         process = subprocess.Popen(
             command(group, lake, "archive", *words), start_new_session=True, stdout=output, stderr=output
@@ -126,11 +126,7 @@ def test_an_analysis_beside_an_archive_that_goes_on(
         spark, group.connection, open_lake(spark, str(lake)), ArchiveOptions(group=group.topology.group), now_ms=now_ms
     )
     job.run_once()
-    if kind == "delta":
-        found = Counter(rows_of(lake / "records", ("topic", "partition", "offset")))
-    else:
-        rows = spark.read.parquet(str(lake / "records")).select("topic", "partition", "offset").collect()
-        found = Counter((row[0], row[1], row[2]) for row in rows)
+    found = Counter(rows_of(lake / "records", ("topic", "partition", "offset")))
     read = read_offsets(group.connection, group.topology.dlq)
     assert found == Counter((group.topology.dlq, partition, offset) for partition, offset, _ in read)
 
@@ -163,6 +159,26 @@ def test_two_first_runs_write_each_record_once(spark: SparkSession, group: Group
     waiting.join(PATIENCE_S)
     assert (rows, len(seen)) == ([50], 1)
     assert len(rows_of(tmp_path / "lake" / "records", ("offset",))) == 50
+
+
+def test_nothing_is_archived_under_an_analysis_without_versions(
+    spark: SparkSession, group: Group, tmp_path: Path
+) -> None:
+    """A Parquet lake is read several times while it is analysed; Delta keeps the version that it began with."""
+    options = ArchiveOptions(group=group.topology.group)
+    for kind, refused in (("parquet", True), ("delta", False)):
+        lake = open_lake(spark, str(tmp_path / kind), wanted=kind)
+        first, second = (Archive(spark, group.connection, lake, options, now_ms=now_ms) for _ in range(2))
+        with unchanged(lake, [first], threading.Event()):
+            if refused:
+                with pytest.raises(HeldError):
+                    second.run_once()
+            else:
+                assert second.run_once().rows == 0
+        assert second.run_once().rows == 0
+    analyses = [Analysis(spark, group.connection, lake, now_ms=now_ms) for _ in range(2)]
+    with analyses[0].hold(), pytest.raises(HeldError, match="the analyse run"), analyses[1].hold():
+        pass
 
 
 def test_what_another_run_has_archived_is_not_archived_again(
