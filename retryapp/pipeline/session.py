@@ -33,9 +33,12 @@ _ANYWHERE: Final = {
     # Java never compiles a method of more than 8,000 bytes; beyond that Spark has to split what it generates.
     "spark.sql.codegen.hugeMethodLimit": "8000",
 }
-_OURS: Final = {
+_DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_OURS: Final = {
+    **_DELTA,
     "spark.ui.showConsoleProgress": "false",
     # A run's records are of one day or two: as many open files cost less than a sort of whole records by day.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
@@ -111,7 +114,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
 
     builder = Session.builder.appName("retryapp")
     if brought_along():
-        for name, value in {**_ANYWHERE, **options.conf}.items():
+        for name, value in {**_submitted(), **_ANYWHERE, **options.conf}.items():
             builder = builder.config(name, value)
         return builder.getOrCreate()
     jars = ensure_jars(options.cache_dir, spark_jars(), progress=progress)
@@ -132,6 +135,18 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         builder = builder.config(name, value)
     with _deaf_to_sigterm():
         return _get(builder, str(home))
+
+
+def _submitted() -> dict[str, str]:
+    """Return what has to be set beside our jars, where ``spark-submit --jars`` got them and nobody has set it."""
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # type: ignore[attr-defined]  # noqa: SLF001 - else a configuration is empty
+    given = SparkConf()  # with what spark-submit was told
+    ours = any(Path(jar).name.startswith("delta-spark") for jar in str(given.get("spark.jars", "")).split(","))
+    return {name: value for name, value in _DELTA.items() if ours and not given.contains(name)}
 
 
 def java_flags(*more: str) -> str:
