@@ -143,7 +143,7 @@ def _submitted() -> dict[str, str]:
         return {}
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # type: ignore[attr-defined]  # noqa: SLF001 - else a configuration is empty
+    SparkContext._ensure_initialized()  # noqa: SLF001 - else a configuration is empty
     given = SparkConf()  # with what spark-submit was told
     ours = any(Path(jar).name.startswith("delta-spark") for jar in str(given.get("spark.jars", "")).split(","))
     return {name: value for name, value in _DELTA.items() if ours and not given.contains(name)}
