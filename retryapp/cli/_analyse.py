@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,12 +14,21 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from retryapp.cli._output import table
-from retryapp.cli._spark import broker_options, format_option, lake_options, spark_session, stopped_by_signals
-from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.cli._spark import (
+    broker_options,
+    cancelled_by,
+    format_option,
+    interruptible,
+    lake_options,
+    spark_session,
+    stopped_by_signals,
+)
+from retryapp.cli.console import ExitCode, emit, emit_error, json_option, stderr_console
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
+from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
 
@@ -28,10 +39,14 @@ if TYPE_CHECKING:
     from retryapp.pipeline.analysis.comparison import Difference
     from retryapp.pipeline.analysis.cuts import TakenCut
     from retryapp.pipeline.analysis.job import Analysed
+    from retryapp.pipeline.archive import Archive, Archived
     from retryapp.pipeline.lake import Lake
 
 REPORT: Final = "retryapp-report.html"
 DAY_MS: Final = 86_400_000
+WAIT_S: Final = 600.0
+"""A run of 'archive' that is at work on the lake is waited for so long, in seconds."""
+INTERRUPTED: Final = "interrupted: what was archived stays, and a rerun continues"
 
 
 @click.command()
@@ -76,32 +91,39 @@ def analyse(
 
     Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake: journeys,
     funnel, lateness, causes, outages, offenders, cost, retention, ledger, checks. Only journeys that new records
-    concern are made anew. 'retryapp pipeline report' shows them, --report does so at once.
+    concern are made anew. 'retryapp pipeline report' shows them, --report does so at once. Where a run of 'retryapp
+    pipeline archive' is at work on the lake, its round is waited for, and what it has archived is not archived again.
 
     \b
-    Exit codes: 0 every check holds, 1 one does not (or the ledger differs), 130 stopped by Ctrl-C.
+    Exit codes: 0 every check holds, 1 one does not (or the ledger differs), 130 stopped by Ctrl-C or SIGTERM.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     clock = SystemClock()
-    with spark_session(session) as spark, stopped_by_signals() as stopped:
-        from retryapp.pipeline.analysis.job import Analysis
-        from retryapp.pipeline.archive import Archive, ArchiveOptions
-        from retryapp.pipeline.lake import open_lake
+    try:
+        with spark_session(session) as spark, stopped_by_signals() as stopped:
+            from retryapp.pipeline.analysis.job import Analysis
+            from retryapp.pipeline.archive import Archive, ArchiveOptions
+            from retryapp.pipeline.lake import open_lake
 
-        opened = open_lake(spark, lake, wanted=table_format)
-        job = Analysis(spark, connection, opened, now_ms=clock.wall_ms)
-        taken = job.cut(sorted(set(groups)))
-        for cut in taken:
-            _say(f"{cut.mains.group}: archiving")
-            archive = Archive(spark, connection, opened, ArchiveOptions(group=cut.mains.group), now_ms=clock.wall_ms)
-            if archive.run_once(stopped=stopped).interrupted or stopped.is_set():
-                return ExitCode.INTERRUPTED
-        _say("analysing")
-        analysed = job.run(taken, full=full)
-        compared = _compare(spark, opened, connection, taken) if compare_ledger else None
-        counted = None if compared is None or not compared.at_rest else compared.counted
-        shown = None if page is None else _collect(spark, opened, clock.wall_ms(), DAY_MS, counted)
-    facts = {"lake": opened.uri, **analysed_facts(analysed)}
-    text = analysed_text(analysed, compared)
+            opened = open_lake(spark, lake, wanted=table_format)
+            job = Analysis(spark, connection, opened, now_ms=clock.wall_ms)
+            archives = [
+                Archive(spark, connection, opened, ArchiveOptions(group=group), now_ms=clock.wall_ms)
+                for group in sorted(set(groups))
+            ]
+            with job.hold():
+                taken = job.cut([archive.group for archive in archives])
+                archived = _archive(archives, taken, stopped)
+                with cancelled_by(stopped, spark), unchanged(opened, archives, stopped):
+                    _say("analysing")
+                    analysed = job.run(taken, full=full)
+                    compared = _compare(spark, opened, connection, taken) if compare_ledger else None
+                    counted = None if compared is None or not compared.at_rest else compared.counted
+                    shown = None if page is None else _collect(spark, opened, clock.wall_ms(), DAY_MS, counted)
+    except KeyboardInterrupt:
+        emit_error("Interrupted", INTERRUPTED, ExitCode.INTERRUPTED, as_json=as_json)
+        return ExitCode.INTERRUPTED
+    facts = {"lake": opened.uri, **analysed_facts(analysed), "archived": [_archived_facts(each) for each in archived]}
+    text = "\n".join([*_waited(archived), analysed_text(analysed, compared)])
     if page is not None and shown is not None:
         text += f"\n\n{_write(page, shown)}"
         facts["report"] = {"path": page.absolute(), "headline": shown["headline"], "totals": shown["totals"]}
@@ -140,13 +162,57 @@ def report(*, out: Path, fresh_within: str, lake: str, session: SessionOptions, 
     except InvalidDurationError as error:
         raise click.BadParameter(str(error), param_hint="--fresh-within") from error
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark:
+    with spark_session(session) as spark, interruptible(spark):
         from retryapp.pipeline.lake import open_lake
 
         facts = _collect(spark, open_lake(spark, lake), now_ms, within_ms)
     click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _write(out, facts))
     failed = any(check["severity"] == "error" and check["failures"] for check in facts["checks"])
     return ExitCode.FINDING if failed else ExitCode.FINE
+
+
+def _archive(archives: Sequence[Archive], taken: Sequence[TakenCut], stopped: threading.Event) -> list[Archived]:
+    """Archive up to the cuts; where another run is at work, wait for it and take what it has archived."""
+    done = []
+    for archive, cut in zip(archives, taken, strict=True):
+        _say(f"{archive.group}: archiving")
+        try:
+            result = archive.run_once(stopped=stopped, wait_s=WAIT_S, on_wait=say_waiting, enough=cut.ends)
+        except HeldError:
+            if stopped.is_set():
+                raise KeyboardInterrupt from None
+            raise
+        if result.interrupted or stopped.is_set():
+            raise KeyboardInterrupt
+        done.append(result)
+    return done
+
+
+@contextmanager
+def unchanged(lake: Lake, archives: Sequence[Archive], stopped: threading.Event) -> Iterator[None]:
+    """Keep the archive as it is while the body reads it: Delta has versions, Parquet has not."""
+    with ExitStack() as stack:
+        if lake.format != "delta":
+            for archive in archives:
+                stack.enter_context(archive.hold(wait_s=WAIT_S, on_wait=say_waiting, stopped=stopped))
+        yield
+
+
+def say_waiting(holder: str) -> None:
+    """Say who is waited for."""
+    stderr_console.print(f"waiting for another run: {holder}", highlight=False)
+
+
+def _archived_facts(result: Archived) -> dict[str, Any]:
+    return {"group": result.group, "rows": result.rows, "by_another": result.by_another}
+
+
+def _waited(archived: Sequence[Archived]) -> list[str]:
+    return [
+        f"{each.group}: archived by another run, {each.by_another}; analysed is what it has published"
+        for each in archived
+        if each.by_another is not None
+    ]
 
 
 def _collect(

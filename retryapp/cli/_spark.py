@@ -6,9 +6,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,6 +32,8 @@ R = TypeVar("R")
 LAKE: Final = "lake"
 """Folder of the default lake, in ``RETRYAPP_DATADIR``."""
 CONNECTORS: Final = "Spark's connectors"
+STOP_S: Final = 15.0
+CANCEL_POLL_S: Final = 0.1
 
 
 format_option = click.option(
@@ -94,16 +98,39 @@ def _setting(text: str) -> tuple[str, str]:
 
 @contextmanager
 def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
-    """Yield a session, and stop it if it was made here."""
+    """Yield a session, and stop it if it was made here; nothing is left where the user stands."""
     if brought_along() or active_session() is not None:
         yield start_session(options)
         return
-    with download_progress(spark_jars(), CONNECTORS) as progress:
-        session = start_session(options, progress=progress)
+    with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
+        with download_progress(spark_jars(), CONNECTORS) as progress, _ended_by_sigterm():
+            session = start_session(replace(options, scratch=Path(scratch)), progress=progress)
+        try:
+            yield session
+        except KeyboardInterrupt:  # this thread may wait for an answer of Java's that it will not hear any more
+            stopping = threading.Thread(target=session.stop, daemon=True)
+            stopping.start()
+            stopping.join(STOP_S)
+            raise
+        except BaseException:
+            session.stop()
+            raise
+        else:
+            session.stop()
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the body as Ctrl-C does."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_signal)
     try:
-        yield session
+        yield
     finally:
-        session.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -125,3 +152,38 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None]:
+    """Cancel what Spark does for the body once an event is set; the body then ends as by Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: the body was cancelled; what it was about to write is not there.
+    """
+    over = threading.Event()
+
+    def cancel() -> None:
+        while not over.wait(CANCEL_POLL_S):
+            if stopped.is_set():  # again and again: between two jobs there is nothing to cancel
+                spark.sparkContext.setLogLevel("OFF")  # pages about jobs that were cancelled
+                spark.sparkContext.cancelAllJobs()
+
+    canceller = threading.Thread(target=cancel, name="retryapp-cancel", daemon=True)
+    canceller.start()
+    try:
+        yield
+    except Exception as error:  # whatever a job that was cancelled raises in the code around it
+        if stopped.is_set():
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        over.set()
+        canceller.join()
+
+
+@contextmanager
+def interruptible(spark: SparkSession) -> Iterator[None]:
+    """End the body by Ctrl-C and SIGTERM, for commands that have no better place to stop at."""
+    with stopped_by_signals() as stopped, cancelled_by(stopped, spark):
+        yield

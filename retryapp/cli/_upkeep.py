@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retryapp.cli._spark import lake_options, spark_session
+from retryapp.cli._spark import interruptible, lake_options, spark_session
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import parse_duration_ms
@@ -31,7 +31,7 @@ _day = click.DateTime(["%Y-%m-%d"])
 
 @contextmanager
 def _upkeep(lake: str, session: SessionOptions) -> Iterator[Upkeep]:
-    with spark_session(session) as spark:
+    with spark_session(session) as spark, interruptible(spark):
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.upkeep import Upkeep
 

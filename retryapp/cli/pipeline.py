@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from retryapp.cli._analyse import analyse, report
+from retryapp.cli._analyse import analyse, report, say_waiting
 from retryapp.cli._metrics import heard, metrics_options, tell_round
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
     CONNECTORS,
     broker_options,
     format_option,
+    interruptible,
     lake_options,
     spark_session,
     stopped_by_signals,
@@ -28,6 +30,7 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
 from retryapp.settings import current_settings
@@ -115,6 +118,8 @@ def archive(
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     clock, code = SystemClock(), ExitCode.FINE
+    # a round comes after that of another run; a single run does not queue
+    wait_s, on_wait = (0.0, None) if every is None else (inf, say_waiting)
     with spark_session(session) as spark, stopped_by_signals() as stopped, heard(metrics, spark):
         from retryapp.pipeline.archive import Archive, ArchiveOptions
         from retryapp.pipeline.lake import open_lake
@@ -135,7 +140,14 @@ def archive(
             for job in jobs:
                 began_ms = clock.wall_ms()
                 with _progress(job.group) as on_progress:
-                    results.append(job.run_once(on_progress=on_progress, stopped=stopped))
+                    try:
+                        results.append(
+                            job.run_once(on_progress=on_progress, stopped=stopped, wait_s=wait_s, on_wait=on_wait)
+                        )
+                    except HeldError:
+                        if stopped.is_set():
+                            break
+                        raise
                 if metrics is not None and not results[-1].interrupted:
                     tell_round(
                         metrics, KafkaAdmin(connection), results[-1], began_ms=began_ms, ended_ms=clock.wall_ms()
@@ -170,7 +182,7 @@ def status(
     Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark:
+    with spark_session(session) as spark, interruptible(spark):
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.outlook import find_outlook
 

@@ -2,13 +2,14 @@
 
 Life of a run:
 
-1. Look: which topics there are, in which life (topic id), where each partition begins and ends.
-2. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
-3. Say that the run has begun (``runs``), and go on from the group's checkpoint. Where there is none that can be gone on
+1. Take the group's hold on the lake: of two runs at once one waits, or is refused.
+2. Look: which topics there are, in which life (topic id), where each partition begins and ends.
+3. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
+4. Say that the run has begun (``runs``), and go on from the group's checkpoint. Where there is none that can be gone on
    from, a new one starts from the table's own offsets: the table is the truth, checkpoints are disposable.
-4. Stream what is there, batch by batch, each one commit of ``records``: a batch that is repeated after a crash finds
+5. Stream what is there, batch by batch, each one commit of ``records``: a batch that is repeated after a crash finds
    its number committed and changes nothing.
-5. Look again: a topic that was re-created meanwhile is said. Publish the cut (``runs``).
+6. Look again: a topic that was re-created meanwhile is said. Publish the cut (``runs``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -26,11 +27,12 @@ from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
 from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.hold import Held, Holds, OnWait, either
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
-from retryapp.pipeline.runner import Driven, OnProgress, drive, query_name
-from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, Run, RunLog
+from retryapp.pipeline.runner import Driven, Flag, OnProgress, drive, query_name
+from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, LastRun, Run, RunLog
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
@@ -61,6 +63,8 @@ class Archived:
     interrupted: bool
     cut: Mapping[tuple[str, int], int]
     """Topic and partition → next offset: everything before it is in the table."""
+    by_another: str | None = None
+    """The run that was waited for and had archived enough, so that this one did nothing."""
 
     @property
     def rows_per_s(self) -> float:
@@ -108,28 +112,95 @@ class Archive:
         self._admin = KafkaAdmin(connection)
         self._facts = Facts(spark, lake)
         self._runs = RunLog(self._facts, now_ms)
+        self._holds = Holds(spark, lake, now_ms)
 
     @property
     def group(self) -> str:
         """The consumer group."""
         return self._options.group
 
-    def run_once(self, *, on_progress: OnProgress | None = None, stopped: threading.Event | None = None) -> Archived:
+    def hold(
+        self, *, wait_s: float = 0.0, on_wait: OnWait | None = None, stopped: threading.Event | None = None
+    ) -> AbstractContextManager[Held]:
+        """Keep other runs of the group from writing to the lake while the body runs; a run does so by itself.
+
+        Args:
+            wait_s: how long to wait for another run, in seconds.
+            on_wait: told who is waited for.
+            stopped: set by somebody who wants the waiting to end.
+
+        Raises:
+            HeldError: another run is at work.
+        """
+        name = f"{JOB} {self._admin.cluster_id()} {self.group}"
+        return self._holds.take(JOB, name, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
+
+    def run_once(
+        self,
+        *,
+        on_progress: OnProgress | None = None,
+        stopped: threading.Event | None = None,
+        wait_s: float = 0.0,
+        on_wait: OnWait | None = None,
+        enough: Mapping[tuple[str, int], int] | None = None,
+    ) -> Archived:
         """Archive what is there now.
 
         Args:
             on_progress: told after each batch.
             stopped: set by somebody who wants it to end early.
+            wait_s: how long to wait for another run of the group, in seconds.
+            on_wait: told who is waited for.
+            enough: topic and partition → offset up to which the records are wanted: where the run that was waited for
+                has published as much, nothing is done.
 
         Raises:
+            HeldError: another run of the group is at work.
             TopicMissingError: a group has no topics.
             TopicChangedError: a topic was re-created meanwhile.
             JobFailedError: Spark failed; what was committed stays.
         """
-        began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         sources = find_sources(self._admin, self._options.group)
-        self._tables.ensure_records()
-        last = self._runs.last(JOB, sources)
+        with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:
+            self._tables.ensure_records()
+            last = self._runs.last(JOB, sources)
+            if held.waited_for is not None and enough is not None and last is not None:
+                done = self._published(sources, last, enough, held.waited_for)
+                if done is not None:
+                    return done
+            return self._run(sources, last, held, on_progress, stopped)
+
+    def _published(
+        self, sources: Sources, last: LastRun, enough: Mapping[tuple[str, int], int], by: str
+    ) -> Archived | None:
+        """Return what another run has published where that is enough, else None."""
+        ids = {source.topic: source.topic_id for source in sources.topics}
+        if any(last.cut.get((ids.get(topic, ""), number), 0) < end for (topic, number), end in enough.items()):
+            return None
+        places = [(source.topic, number) for source in sources.topics for number in range(source.partitions)]
+        return Archived(
+            group=sources.group,
+            run_id="",
+            rows=0,
+            batches=0,
+            elapsed_ms=0,
+            topics=len(sources.topics),
+            gaps=(),
+            new_lives=(),
+            interrupted=False,
+            cut={place: last.cut.get((ids[place[0]], place[1]), 0) for place in places},
+            by_another=by,
+        )
+
+    def _run(
+        self,
+        sources: Sources,
+        last: LastRun | None,
+        held: Held,
+        on_progress: OnProgress | None,
+        stopped: threading.Event | None,
+    ) -> Archived:
+        began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         lives = find_lives(self._facts, sources, began_ms)
         start = find_start(self._tables, self._admin, sources, lives, last)
         self._note_gaps(start.gaps, run_id, began_ms)
@@ -139,7 +210,8 @@ class Archive:
             return self._result(run_id, began_ms, sources, lives, start, Driven())
         run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
         try:
-            driven = self._stream(sources, lives, start, run, on_progress, stopped)
+            driven = self._stream(sources, lives, start, run, on_progress, either(stopped, held.lost))
+            held.check(JOB)
             self._check_unchanged(lives, run_id, driven)
         except OtherRunError:
             self._runs.end(run, REFUSED, rows=0, cut={})
@@ -180,7 +252,7 @@ class Archive:
         start: Start,
         run: Run,
         on_progress: OnProgress | None,
-        stopped: threading.Event | None,
+        stopped: Flag | None,
     ) -> Driven:
         names = [source.topic for source in sources.topics]
         records = read_stream(

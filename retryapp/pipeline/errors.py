@@ -83,6 +83,20 @@ class OtherRunError(EnvironmentFault):
         )
 
 
+class HeldError(EnvironmentFault):
+    """Another run writes to the same part of the lake. Operator action: wait until it is through, or stop it."""
+
+    def __init__(self, job: str, holder: str, lake: str) -> None:
+        """Args: job: what was to be done. holder: who is at work. lake: its URI."""
+        self.job = job
+        self.holder = holder
+        self.lake = lake
+        super().__init__(
+            f"the {job} run would write to the lake {lake} beside another one: {holder}. Wait until that one is "
+            f"through, or stop it; nothing was changed"
+        )
+
+
 class TableMissingError(EnvironmentFault):
     """The lake has no archive yet. Operator action: run ``retryapp pipeline archive`` first, or correct ``--lake``."""
 

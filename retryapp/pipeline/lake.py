@@ -147,6 +147,29 @@ class Files:
             raise LakeUnusableError(self._uri, _java_message(error)) from error
         return True
 
+    def replace(self, uri: str, text: str) -> None:
+        """Write a file, over what is there."""
+        try:
+            stream = self._system.create(self._path(uri), True)
+            stream.write(bytearray(text.encode("utf-8")))
+            stream.close()
+        except self._failure as error:
+            raise LakeUnusableError(self._uri, _java_message(error)) from error
+
+    def modified_ms(self, uri: str) -> int | None:
+        """Return when a file was last written, epoch milliseconds; None where there is none."""
+        try:
+            return int(self._system.getFileStatus(self._path(uri)).getModificationTime())
+        except self._failure as error:
+            if "FileNotFound" in error.java_exception.getClass().getName():
+                return None
+            raise LakeUnusableError(self._uri, _java_message(error)) from error
+
+    def local_folder(self, uri: str) -> Path | None:
+        """Return the folder of this machine that a URI names; None where it is on another file system."""
+        named = self._path(uri).toUri()
+        return Path(named.getPath()) if named.getScheme() == "file" else None
+
     def exists(self, uri: str) -> bool:
         """Tell whether something is there."""
         try:

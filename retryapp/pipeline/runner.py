@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from retryapp.pipeline.failures import named_failure
 
@@ -45,13 +45,20 @@ class Driven:
 OnProgress = Callable[[RunProgress], None]
 
 
+class Flag(Protocol):
+    """Something that can be asked whether it is time to end; a `threading.Event` is one."""
+
+    def is_set(self) -> bool:
+        """Tell whether it is."""
+
+
 def drive(
     query: StreamingQuery,
     *,
     job: str,
     resumed: bool = False,
     on_progress: OnProgress | None = None,
-    stopped: threading.Event | None = None,
+    stopped: Flag | None = None,
 ) -> Driven:
     """Wait for a query that ends by itself, or stop it when told to.
 
@@ -60,7 +67,8 @@ def drive(
         job: its name, for messages.
         resumed: it was to go on from a checkpoint.
         on_progress: told after each batch.
-        stopped: set by somebody who wants it to end; so does Ctrl-C. The batch under way is finished if it is quick.
+        stopped: set by somebody who wants it to end; so does Ctrl-C. The batch under way is finished if it is quick. A
+            query that fails once this is set was stopped: whoever stops a service ends its Python workers too.
 
     Raises:
         JobFailedError, or what `failures` finds: the query failed.
@@ -78,6 +86,9 @@ def drive(
                 break
     except PySparkException as error:
         _take(query, seen, done, on_progress)
+        if stopped is not None and stopped.is_set():
+            done.interrupted = True
+            return done
         raise named_failure(error, job=job, stuck=resumed and not done.batches) from error
     except KeyboardInterrupt:
         pass

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -30,9 +33,12 @@ _ANYWHERE: Final = {
     # Java never compiles a method of more than 8,000 bytes; beyond that Spark has to split what it generates.
     "spark.sql.codegen.hugeMethodLimit": "8000",
 }
-_OURS: Final = {
+_DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_OURS: Final = {
+    **_DELTA,
     "spark.ui.showConsoleProgress": "false",
     # A run's records are of one day or two: as many open files cost less than a sort of whole records by day.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
@@ -67,6 +73,8 @@ class SessionOptions:
     """Heap of the driver, as Java writes it; not on a platform's own session."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Further settings; they win."""
+    scratch: Path | None = None
+    """For what Spark would leave in the working folder; None: it does."""
 
 
 def brought_along() -> bool:
@@ -106,7 +114,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
 
     builder = Session.builder.appName("retryapp")
     if brought_along():
-        for name, value in {**_ANYWHERE, **options.conf}.items():
+        for name, value in {**_submitted(), **_ANYWHERE, **options.conf}.items():
             builder = builder.config(name, value)
         return builder.getOrCreate()
     jars = ensure_jars(options.cache_dir, spark_jars(), progress=progress)
@@ -121,9 +129,24 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),
     }
+    if options.scratch is not None:
+        conf["spark.sql.warehouse.dir"] = (options.scratch / "warehouse").as_uri()
     for name, value in {**conf, **options.conf}.items():
         builder = builder.config(name, value)
-    return _get(builder, str(home))
+    with _deaf_to_sigterm():
+        return _get(builder, str(home))
+
+
+def _submitted() -> dict[str, str]:
+    """Return what has to be set beside our jars, where ``spark-submit --jars`` got them and nobody has set it."""
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # noqa: SLF001 - else a configuration is empty
+    given = SparkConf()  # with what spark-submit was told
+    ours = any(Path(jar).name.startswith("delta-spark") for jar in str(given.get("spark.jars", "")).split(","))
+    return {name: value for name, value in _DELTA.items() if ours and not given.contains(name)}
 
 
 def java_flags(*more: str) -> str:
@@ -136,6 +159,32 @@ def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the flag of our garbage collector, none where the environment names one: Java starts with two of none."""
     given = " ".join(environment.get(name, "") for name in _JAVA_OPTIONS)
     return () if _ANY_COLLECTOR.search(given) else (_COLLECTOR,)
+
+
+_LAUNCHING = threading.local()
+
+
+def _ignore_sigterm() -> None:
+    if getattr(_LAUNCHING, "jvm", False):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ignore_sigterm)  # once: it cannot be taken back
+
+
+@contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Have a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
+
+    Supervisors signal all processes of a service at once. A JVM that obeys is gone before its query could be stopped.
+    PySpark makes it ignore Ctrl-C for the same reason, in the child between fork and exec; so runs this.
+    """
+    _LAUNCHING.jvm = True
+    try:
+        yield
+    finally:
+        _LAUNCHING.jvm = False
 
 
 def _get(builder: SparkSession.Builder, java: str) -> SparkSession:

@@ -22,7 +22,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_offsets
 from retryapp.pipeline.archive import Archive, ArchiveOptions
-from retryapp.pipeline.errors import OtherRunError
+from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.lake import open_lake
 from retryapp.pipeline.session import java_flags
 
@@ -141,7 +141,7 @@ def test_a_second_run_beside_the_first_is_refused(spark: SparkSession, group: Gr
         wait_until(lambda: bool(numbers_in(notes, "commits")), process)
         options = ArchiveOptions(group=group.topology.group)
         job = Archive(spark, group.connection, open_lake(spark, str(lake)), options, now_ms=lambda: 2**42)
-        with suppress(OtherRunError):
+        with suppress(HeldError):
             job.run_once()
         process.wait(PATIENCE_S)
     ticks = iter(range(2**42 + 1, 2**43))

@@ -6,11 +6,13 @@ import json
 import re
 from html.parser import HTMLParser
 
+import click
 import pytest
 from pages import DAY_MS, EVIL, NOON_MS, facts
 
 pytest.importorskip("altair", reason="the report's charts need altair: pip install 'retryapp[spark]'")
 
+from retryapp.cli.main import cli
 from retryapp.pipeline.report import to_page
 from retryapp.pipeline.report.charts import MARKERS
 from retryapp.pipeline.report.facts import build
@@ -95,6 +97,25 @@ def test_what_deserves_action_comes_first() -> None:
     page = to_page(shown)
     places = [page.index(f'<section id="{name}">') for name in ("todo", "causes", "outages", "retention", "ledger")]
     assert places == sorted(places)
+
+
+def test_every_command_that_the_page_names_exists() -> None:
+    """With the options that it names: advice that cannot be followed is none."""
+    named = [
+        words
+        for entry in facts()["todo"]
+        for text in (entry["text"], entry["command"] or "")
+        for words in re.findall(r"retryapp ((?:[a-z]+ )+[^']*)", text)
+    ]
+    assert {"dead list", "dead show", "pending list"} <= {" ".join(words.split()[:2]) for words in named}
+    for words in named:
+        found: click.Command | None = cli
+        rest = words.split()
+        while isinstance(found, click.Group):
+            found = found.get_command(click.Context(found), rest.pop(0))
+            assert found is not None, words
+        options = {name for parameter in found.params for name in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, words
 
 
 def test_nothing_to_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ from retryapp.pipeline.analysis.cuts import TakenCut, take_cut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
+from retryapp.pipeline.hold import Held, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.tables import GAPS_TABLE, Tables
 
@@ -63,6 +65,15 @@ class Analysis:
         self._tables = Tables(spark, lake)
         self._derived = Derived(spark, lake)
         self._now_ms = now_ms
+        self._holds = Holds(spark, lake, now_ms)
+
+    def hold(self) -> AbstractContextManager[Held]:
+        """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together.
+
+        Raises:
+            HeldError: another one is at work.
+        """
+        return self._holds.take(JOB, JOB)
 
     def cut(self, groups: Sequence[str]) -> list[TakenCut]:
         """Take the cuts of groups; to be followed by an archive run of each, and then by `run`.

@@ -15,6 +15,8 @@ MANY: Final = 5
 """So many causes and keys are named one by one."""
 MESSAGE: Final = 160
 """Characters of an error message that stand here; the table of causes has more."""
+_AGAIN: Final = "To try one again, publish its value ('retryapp dead show FAILURE_ID --raw') to the main topic."
+"""No command replays dead letters; this can be done."""
 
 Entry = dict[str, Any]
 
@@ -65,7 +67,7 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
         yield _entry(
             "act" if row["within_day"] else "look",
             f"{soon:,} dead letters leave {row['topic']} within {when}",
-            "Replay them or let them go knowingly; afterwards only the archive has them.",
+            f"Keep what is still wanted, or let them go knowingly. {_AGAIN} Afterwards only the archive has them.",
             _command("dead list", row),
         )
 
@@ -105,7 +107,7 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
         title = (
             f"{row['dead']:,} {'record is' if row['dead'] == 1 else 'records are'} dead of {_short(row['error_type'])}"
         )
-        yield _entry("look", title, f"{' '.join(parts)} Fix the cause, then replay.", _command("dead list", row))
+        yield _entry("look", title, f"{' '.join(parts)} Fix the cause. {_AGAIN}", _command("dead list", row))
 
 
 def _cut(message: str) -> str:

@@ -1,0 +1,289 @@
+"""Who may write to a lake: one archive run of a group at a time, and one analysis.
+
+Two runs with checkpoints of their own would each write the same records, and Spark tells nobody. So a run takes a hold
+first. Where the lake is a folder of this machine the hold is a lock of the operating system, taken by Spark's JVM: it
+writes, and its lock goes when it goes, however it ends. On other file systems, and where a folder takes no locks, the
+hold is a lease:
+
+1. The newest file in the lease's folder says who holds it, and until when. Later than that it is nobody's.
+2. To take it is to create the file with the next number, which only one can.
+3. Its holder says again and again that it holds it on. When it finds a newer file it was too late, and has to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from retryapp.pipeline.errors import HeldError, LakeUnusableError, OtherRunError
+from retryapp.pipeline.facts import fact_name
+from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.runner import Flag
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FOLDER: Final = "holds"
+LEASE_MS: Final = 60_000
+"""So long after its holder was last heard of a lease is nobody's; clocks of machines may differ by less than that."""
+RENEW_S: Final = 10.0
+POLL_S: Final = 0.2
+_DIGITS: Final = 9
+
+OnWait = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds it."""
+
+    job: str
+    host: str
+    pid: int
+    since_ms: int
+    """Epoch milliseconds."""
+
+    @property
+    def text(self) -> str:
+        """For messages."""
+        return f"{self.job} (process {self.pid} on {self.host})"
+
+
+@dataclass(slots=True)
+class Held:
+    """A hold that was taken."""
+
+    waited_for: str | None = None
+    """Who had it before, where it was waited for."""
+    lost: threading.Event | None = None
+    """Set when somebody else has taken a lease that was not renewed in time; a lock cannot be lost."""
+
+    def check(self, job: str) -> None:
+        """Find out whether it is still held.
+
+        Raises:
+            OtherRunError: it was lost.
+        """
+        if self.lost is not None and self.lost.is_set():
+            raise OtherRunError(job, "it took the lake over, because this one was not heard of for too long")
+
+
+class Holds:
+    """The holds of one lake."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        now_ms: Callable[[], int],
+        *,
+        lease_ms: int = LEASE_MS,
+        renew_s: float = RENEW_S,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            spark: the session.
+            lake: whose.
+            now_ms: the time, epoch milliseconds.
+            lease_ms: how long a lease is good that is not renewed.
+            renew_s: how often it is renewed, in seconds.
+        """
+        self._spark = spark
+        self._lake = lake
+        self._files = Files(spark, lake.uri)
+        self._now_ms = now_ms
+        self._lease_ms = lease_ms
+        self._renew_s = renew_s
+
+    @contextmanager
+    def take(
+        self,
+        job: str,
+        name: str,
+        *,
+        wait_s: float = 0.0,
+        on_wait: OnWait | None = None,
+        stopped: threading.Event | None = None,
+    ) -> Iterator[Held]:
+        """Hold a name while the body runs.
+
+        Args:
+            job: what is done, for those who find it held.
+            name: what is held; of any characters.
+            wait_s: how long to wait for another holder, in seconds.
+            on_wait: told once who is waited for.
+            stopped: set by somebody who wants the waiting to end.
+
+        Raises:
+            HeldError: another one holds it, and did so for ``wait_s``, or until ``stopped`` was set.
+            LakeUnusableError: the lake cannot be written to.
+        """
+        ours = Holder(job=job, host=socket.gethostname(), pid=os.getpid(), since_ms=self._now_ms())
+        left_s, waited_for = wait_s, None
+        pause = stopped or threading.Event()
+        while (hold := self._try(name, ours)) is None:
+            theirs = self._holder(name)
+            if on_wait is not None and waited_for is None:
+                on_wait(theirs)
+            waited_for = theirs
+            if left_s <= 0 or pause.wait(POLL_S):
+                raise HeldError(job, theirs, self._lake.uri)
+            left_s -= POLL_S
+        try:
+            yield Held(waited_for, hold.lost)
+        finally:
+            hold.release()
+
+    def _place(self, name: str) -> str:
+        return self._lake.table(f"{FOLDER}/{fact_name(name)}")
+
+    def _try(self, name: str, ours: Holder) -> _Lock | _Lease | None:
+        folder = self._files.local_folder(self._place(name))
+        if folder is not None:
+            with suppress(_NoLocksError):
+                return _Lock.take(self._spark, folder, ours)
+        return _Lease.take(
+            self._files, self._place(name), ours, self._now_ms, lease_ms=self._lease_ms, renew_s=self._renew_s
+        )
+
+    def _holder(self, name: str) -> str:
+        """Return who holds it, for messages."""
+        place = self._place(name)
+        try:
+            files = [file for file in self._files.names(place) if file.endswith(".json")]
+            facts = json.loads(self._files.read(f"{place}/{max(files)}") or "") if files else {}
+            return Holder(**{field: facts[field] for field in ("job", "host", "pid", "since_ms")}).text
+        except (ValueError, KeyError, TypeError, LakeUnusableError):  # it is being written, or has just gone
+            return "another run"
+
+
+@dataclass(frozen=True, slots=True)
+class _Either:
+    """Set where one of some events is."""
+
+    events: tuple[threading.Event, ...]
+
+    def is_set(self) -> bool:
+        return any(event.is_set() for event in self.events)
+
+
+def either(*events: threading.Event | None) -> Flag:
+    """Return a flag that is set where one of the events is."""
+    return _Either(tuple(event for event in events if event is not None))
+
+
+class _NoLocksError(Exception):
+    """The folder's file system takes no locks."""
+
+
+class _Lock:
+    """A lock of the operating system, held by the JVM."""
+
+    lost = None
+
+    def __init__(self, file: Any, lock: Any, note: Path) -> None:
+        self._file = file  # both are kept: with the last reference Java would close the file, and the lock be gone
+        self._lock = lock
+        self._note = note
+
+    @classmethod
+    def take(cls, spark: SparkSession, folder: Path, ours: Holder) -> _Lock | None:
+        from py4j.protocol import Py4JJavaError
+
+        jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = jvm.java.io.RandomAccessFile(str(folder / "lock"), "rw")
+        except (OSError, Py4JJavaError) as error:
+            raise LakeUnusableError(folder.as_uri(), str(error).splitlines()[0]) from error
+        try:
+            lock = file.getChannel().tryLock()
+        except Py4JJavaError as error:
+            file.close()
+            if "OverlappingFileLock" in error.java_exception.getClass().getName():
+                return None  # by another thread of this JVM
+            raise _NoLocksError from error
+        if lock is None:
+            file.close()
+            return None
+        note = folder / "holder.json"
+        with suppress(OSError):  # a full disk: it is only for messages
+            note.write_text(json.dumps(asdict(ours)))
+        return cls(file, lock, note)
+
+    def release(self) -> None:
+        self._note.unlink(missing_ok=True)
+        self._lock.release()
+        self._file.close()
+
+
+class _Lease:
+    """A file that says until when it holds, and a thread that says so again."""
+
+    def __init__(self, files: Files, place: str, number: int, facts: Callable[[], str], renew_s: float) -> None:
+        self.lost = threading.Event()
+        self._files = files
+        self._place = place
+        self._number = number
+        self._facts = facts
+        self._renew_s = renew_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="retryapp-lease", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def take(
+        cls, files: Files, place: str, ours: Holder, now_ms: Callable[[], int], *, lease_ms: int, renew_s: float
+    ) -> _Lease | None:
+        def facts() -> str:
+            return json.dumps({**asdict(ours), "until_ms": now_ms() + lease_ms})
+
+        newest = max(_numbers(files, place), default=0)
+        if newest and _until_ms(files, _file(place, newest), lease_ms) > now_ms():
+            return None
+        if not files.create(_file(place, newest + 1), facts()):
+            return None
+        for number in _numbers(files, place):
+            if number <= newest:
+                files.remove(_file(place, number))
+        return cls(files, place, newest + 1, facts, renew_s)
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._renew_s):
+            with suppress(LakeUnusableError):  # it is tried again; the lease is good for longer
+                if max(_numbers(self._files, self._place), default=0) != self._number:
+                    self.lost.set()
+                    return
+                self._files.replace(_file(self._place, self._number), self._facts())
+
+    def release(self) -> None:
+        self._over.set()
+        self._thread.join()
+        if not self.lost.is_set():
+            self._files.remove(_file(self._place, self._number))
+
+
+def _file(place: str, number: int) -> str:
+    return f"{place}/{number:0{_DIGITS}d}.json"
+
+
+def _numbers(files: Files, place: str) -> list[int]:
+    names = (name.removesuffix(".json") for name in files.names(place))
+    return [int(name) for name in names if name.isdigit()]
+
+
+def _until_ms(files: Files, file: str, lease_ms: int) -> float:
+    """Return until when a lease is held; of one that is half written, or was left so by a crash, by the file's age."""
+    try:
+        facts: Mapping[str, Any] = json.loads(files.read(file) or "")
+        return float(facts["until_ms"])
+    except (ValueError, KeyError, TypeError, LakeUnusableError):  # the last: checksums of a file that is being written
+        return float(files.modified_ms(file) or 0) + lease_ms

@@ -1,0 +1,248 @@
+"""Archive runs and analyses at once on one lake: they take turns, nothing is there twice, and nobody's run is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from delta import rows_of
+from history import Group
+from samples import dead
+
+from retryapp.cli._analyse import unchanged
+from retryapp.cli.main import run
+from retryapp.core.headers import encode_metadata
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
+from retryapp.pipeline.analysis.job import Analysis
+from retryapp.pipeline.archive import Archive, ArchiveOptions
+from retryapp.pipeline.errors import HeldError, OtherRunError
+from retryapp.pipeline.hold import Held, Holds
+from retryapp.pipeline.lake import Lake, open_lake
+from retryapp.pipeline.session import java_flags
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
+PATIENCE_S = 300.0
+
+
+@pytest.fixture
+def group(connection: KafkaConnection) -> Group:
+    """A handler's topics, its main topic among them."""
+    topology = HandlerTopology(group=f"g{os.urandom(4).hex()}", main=f"orders{os.urandom(4).hex()}")
+    KafkaAdmin(connection).create_main_topic(topology.main, partitions=2)
+    made = Group(connection, topology)
+    made.make(partitions=2)
+    return made
+
+
+@pytest.fixture
+def feeding(group: Group) -> Iterator[threading.Event]:
+    """Write dead letters until the event is set."""
+    enough = threading.Event()
+
+    def feed() -> None:
+        number = 0
+        while not enough.wait(0.02):
+            group.send(group.topology.dlq, number % 2, b"k", b"v", encode_metadata(dead(number)))
+            group.flush()
+            number += 1
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    yield enough
+    enough.set()
+    feeder.join()
+
+
+def command(group: Group, lake: Path, name: str, *words: str) -> list[str]:
+    """Return a command line."""
+    line = [sys.executable, "-m", "retryapp.cli.main", "pipeline", name, "--json", "--memory", "512m"]
+    line += ["--broker", group.connection.bootstrap, "--group", group.topology.group, "--lake", str(lake)]
+    return [*line, "--conf", f"spark.driver.extraJavaOptions={java_flags(*QUICK_JVM)}", *words]
+
+
+def finished(lake: Path) -> int:
+    """Return how many runs have ended in order."""
+    return len(list((lake / "runs").glob("*finished.json")))
+
+
+def test_an_analysis_beside_an_archive_that_goes_on(
+    spark: SparkSession,
+    group: Group,
+    feeding: threading.Event,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Both do their work; the archive goes on, and each record is there once."""
+    lake, log = tmp_path / "lake", tmp_path / "archive.log"
+    words = ("--every", "50ms", "--master", "local[1]")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(group, lake, "archive", *words), start_new_session=True, stdout=output, stderr=output
+        )
+    try:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while finished(lake) < 1:
+            assert process.poll() is None, log.read_text()[-3_000:]
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        before = finished(lake)
+        arguments = command(group, lake, "analyse")[3:]
+        code = run(arguments)
+        facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert code in {0, 1}, facts  # dead letters of no main record are findings
+        assert "verdicts" in facts, facts
+        assert [each["group"] for each in facts["archived"]] == [group.topology.group]
+        after = finished(lake)
+        while finished(lake) < after + 1:  # the archive has not been ended by it
+            assert process.poll() is None, log.read_text()[-3_000:]
+            assert time.monotonic() < deadline_s + PATIENCE_S
+            time.sleep(0.05)
+        assert after >= before
+        feeding.set()
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(60) in {0, 130}, log.read_text()[-3_000:]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    group.flush()
+    job = Archive(
+        spark, group.connection, open_lake(spark, str(lake)), ArchiveOptions(group=group.topology.group), now_ms=now_ms
+    )
+    job.run_once()
+    found = Counter(rows_of(lake / "records", ("topic", "partition", "offset")))
+    read = read_offsets(group.connection, group.topology.dlq)
+    assert found == Counter((group.topology.dlq, partition, offset) for partition, offset, _ in read)
+
+
+def now_ms() -> int:
+    """Return the time."""
+    return time.time_ns() // 1_000_000
+
+
+def test_two_first_runs_write_each_record_once(spark: SparkSession, group: Group, tmp_path: Path) -> None:
+    """Both would begin a checkpoint of their own, and Spark would not tell: the later one is refused, or waits."""
+    for number in range(50):
+        group.dead(number % 2, dead(number))
+    lake = open_lake(spark, str(tmp_path / "lake"))
+    options = ArchiveOptions(group=group.topology.group)
+    first, second = (Archive(spark, group.connection, lake, options, now_ms=now_ms) for _ in range(2))
+    with first.hold(), pytest.raises(HeldError, match=rf"archive \(process {os.getpid()} on ") as refused:
+        second.run_once()
+    assert refused.value.exit_code == 3
+    rows: list[int] = []
+    seen: list[str] = []
+    with first.hold():
+        waiting = threading.Thread(
+            target=lambda: rows.append(second.run_once(wait_s=PATIENCE_S, on_wait=seen.append).rows)
+        )
+        waiting.start()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not seen and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    waiting.join(PATIENCE_S)
+    assert (rows, len(seen)) == ([50], 1)
+    assert len(rows_of(tmp_path / "lake" / "records", ("offset",))) == 50
+
+
+def test_nothing_is_archived_under_an_analysis_without_versions(
+    spark: SparkSession, group: Group, tmp_path: Path
+) -> None:
+    """A Parquet lake is read several times while it is analysed; Delta keeps the version that it began with."""
+    options = ArchiveOptions(group=group.topology.group)
+    for kind, refused in (("parquet", True), ("delta", False)):
+        lake = open_lake(spark, str(tmp_path / kind), wanted=kind)
+        first, second = (Archive(spark, group.connection, lake, options, now_ms=now_ms) for _ in range(2))
+        with unchanged(lake, [first], threading.Event()):
+            if refused:
+                with pytest.raises(HeldError):
+                    second.run_once()
+            else:
+                assert second.run_once().rows == 0
+        assert second.run_once().rows == 0
+    analyses = [Analysis(spark, group.connection, lake, now_ms=now_ms) for _ in range(2)]
+    with analyses[0].hold(), pytest.raises(HeldError, match="the analyse run"), analyses[1].hold():
+        pass
+
+
+def test_what_another_run_has_archived_is_not_archived_again(
+    spark: SparkSession, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has waited asks first whether as much as it wants is published; else it archives the rest."""
+    group.dead(0, dead(0))
+    lake = open_lake(spark, str(tmp_path / "lake"))
+    options = ArchiveOptions(group=group.topology.group)
+    job = Archive(spark, group.connection, lake, options, now_ms=now_ms)
+    assert job.run_once().rows == 1
+    group.dead(0, dead(1))
+    real = Holds.take
+
+    @contextmanager
+    def after_another(self: Holds, job: str, name: str, **options: Any) -> Iterator[Held]:
+        with real(self, job, name, **options) as held:
+            held.waited_for = "somebody"
+            yield held
+
+    monkeypatch.setattr(Holds, "take", after_another)
+    place = (group.topology.dlq, 0)
+    spared = job.run_once(enough={place: 1})
+    assert (spared.rows, spared.by_another, spared.cut[place]) == (0, "somebody", 1)
+    done = job.run_once(enough={place: 2})
+    assert (done.rows, done.by_another, done.cut[place]) == (1, None, 2)
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> Lake:
+    """An empty lake."""
+    return open_lake(spark, str(tmp_path / "lake"))
+
+
+def test_a_lease_is_kept_lost_and_left_behind(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no locks: good while it is renewed, nobody's when it is not, and its late holder finds out."""
+    monkeypatch.setattr("retryapp.pipeline.lake.Files.local_folder", lambda files, uri: None)
+    clock = [1_000_000]
+    patient = Holds(spark, lake, lambda: clock[0], lease_ms=1_000, renew_s=3_600)
+    prompt = Holds(spark, lake, lambda: clock[0], lease_ms=1_000, renew_s=0.01)
+    with patient.take("archive", "one") as held:
+        with pytest.raises(HeldError, match="archive"), prompt.take("analyse", "one"):
+            pass
+        clock[0] += 1_001  # nobody has renewed it
+        with prompt.take("archive", "one") as later:
+            clock[0] += 500
+            deadline_s = time.monotonic() + 30
+            (file,) = Path(lake.uri.removeprefix("file://"), "holds", "one").glob("*.json")
+            while json.loads(file.read_text() or "{}").get("until_ms") != clock[0] + 1_000:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            later.check("archive")
+        held.check("archive")  # it does not know yet: it looks once in an hour
+    with prompt.take("archive", "two") as held:
+        (file,) = Path(lake.uri.removeprefix("file://"), "holds", "two").glob("*.json")
+        file.with_name("000000009.json").write_text("{}")
+        assert held.lost is not None
+        assert held.lost.wait(30)
+        with pytest.raises(OtherRunError, match="took the lake over"):
+            held.check("archive")
+    half = file.with_name("000000010.json")
+    half.write_text('{"until')  # a crash while it was written
+    with pytest.raises(HeldError), Holds(spark, lake, now_ms, lease_ms=60_000).take("archive", "two"):
+        pass
+    os.utime(half, (1, 1))
+    with Holds(spark, lake, now_ms, lease_ms=60_000).take("archive", "two"):
+        pass
