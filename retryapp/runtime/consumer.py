@@ -17,6 +17,7 @@ goes from one to the other past the thread's own queue, which an idle poll may b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
 from collections import defaultdict, deque
@@ -27,6 +28,7 @@ from typing import Any, ClassVar, cast
 
 import aiokafka
 from aiokafka.errors import KafkaError
+from faust.exceptions import ConsumerNotStarted
 from faust.transport.conductor import Conductor
 from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
@@ -113,8 +115,9 @@ class RetryConsumer(Consumer):
         """
         while not self.should_stop:
             await self.sleep(_WATCH_S)
-            if self._thread._consumer is not None and not self.should_stop:
-                await self.in_thread(lambda consumer: consumer._coordinator.check_errors())
+            if not self.should_stop:
+                with contextlib.suppress(ConsumerNotStarted):
+                    await self.in_thread(lambda consumer: consumer._coordinator.check_errors())
 
     async def _see_topics(self, generation_id: int) -> None:
         """Have the client ask for topics that it does not know until it does; it then joins again by itself."""
