@@ -377,7 +377,8 @@ class History:
         said = check_counts(self.broker, self.oracle, self.names, transactional=self.plan.transactional)
         self.reached["a progress event"] += said
         for number, store in seen_stores(self.slots, self.broker.generation):
-            self.oracle.remembered(number, store.rows())
+            taken_back = self.broker.taken_back[self.topology.seen_changelog] > 0
+            self.oracle.remembered(number, store.rows(), taken_back=taken_back)
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
         for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
             if self.observed[event] > visible[topic] + self.broker.taken_back[topic] or (
