@@ -178,11 +178,6 @@ def _again_behind_its_end(told: Told) -> None:
     told.begin(2, at_ms=9_000, due_ms=1, opening=Opening("w", 501.0, told=True))
 
 
-def _another_memory(told: Told) -> None:
-    told.oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, b"e", b"row", ())], 1.0)
-    told.oracle.remembered(0, {}, taken_back=False)
-
-
 def _lost(told: Told) -> None:
     told.oracle.at_rest()
 
