@@ -55,7 +55,7 @@ def lake_uri(text: str) -> str:
         raise LakeUnusableError(text, "it is empty")
     if _SCHEME.match(text):
         return text.rstrip("/")
-    return Path(text).absolute().as_uri().rstrip("/")
+    return f"file://{Path(text).absolute()}".rstrip("/")  # as it is: Hadoop's paths decode nothing
 
 
 def open_lake(spark: SparkSession, text: str, *, wanted: str | None = None) -> Lake:

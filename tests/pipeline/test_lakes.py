@@ -90,6 +90,20 @@ def test_parquet_instead_of_delta(spark: SparkSession, group: Group, tmp_path: P
     assert {row["metadata"]["reason"] for row in rows} == {"exhausted"}
 
 
+@pytest.mark.parametrize("wanted", ["delta", "parquet"])
+def test_a_lake_lies_in_the_folder_that_was_named(
+    spark: SparkSession, group: Group, tmp_path: Path, wanted: str
+) -> None:
+    """Whatever its name: nothing in it is taken for a URI's."""
+    folder = tmp_path / "what failed, 100%20 ü"
+    lake = open_lake(spark, str(folder), wanted=wanted)
+    group.dead(0, dead(0))
+    job = Archive(spark, group.connection, lake, ArchiveOptions(group=group.topology.group), now_ms=lambda: 1)
+    assert job.run_once().rows == 1
+    assert Tables(spark, open_lake(spark, str(folder))).read(RECORDS_TABLE).count() == 1
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
 def test_a_job_that_is_told_to_stop_ends_between_batches_and_goes_on_later(
     spark: SparkSession, group: Group, tmp_path: Path
 ) -> None:
