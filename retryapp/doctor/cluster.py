@@ -183,6 +183,7 @@ class ClusterReader:
             answers = self._client.list_consumer_group_offsets([request], request_timeout=self.timeout_s)
             return answers[group]
 
+        self.group(group)  # the coordinator is there then: see `describe_group`
         answer = self._patiently(ask, doing=f"read the offsets of group {group}")
         found: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
         for place in answer.topic_partitions:

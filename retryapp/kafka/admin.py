@@ -28,6 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
+from retryapp.kafka.coordinator import describe_group
 
 if TYPE_CHECKING:
     from retryapp.core.topology import TopicSpec
@@ -52,9 +53,6 @@ PASSING: Final = frozenset(
     }
 )
 """Names of errors of an existing partition that mean: no leader knows of it yet, ask again."""
-
-COORDINATOR_COMING: Final = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
-"""Names of errors that mean: the group's coordinator is being chosen or loads (on a new broker too)."""
 
 PAUSE_S: Final = 0.1
 TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
@@ -255,18 +253,11 @@ class KafkaAdmin:
 
     def group_protocol(self, group: str) -> str | None:
         """Return the protocol name under which a consumer group's members work; None when it has no members."""
-        budget_s = self.timeout_s
-        while True:
-            (future,) = self._client.describe_consumer_groups([group], request_timeout=self.timeout_s).values()
-            try:
-                found = future.result(self.timeout_s * 2)
-            except KafkaException as error:
-                if error.args[0].name() not in COORDINATOR_COMING or budget_s <= 0:
-                    raise self._named(error, doing=f"look at group {group}") from error
-                threading.Event().wait(PAUSE_S)
-                budget_s -= PAUSE_S
-            else:
-                return found.partition_assignor or None if found.members else None
+        try:
+            found = describe_group(self._client, group, timeout_s=self.timeout_s)
+        except KafkaException as error:
+            raise self._named(error, doing=f"look at group {group}") from error
+        return found.partition_assignor or None if found.members else None
 
     def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)

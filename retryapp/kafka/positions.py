@@ -20,8 +20,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 )
 
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault
-from retryapp.kafka.admin import COORDINATOR_COMING, EARLIEST, LATEST, PASSING, PAUSE_S
+from retryapp.kafka.admin import EARLIEST, LATEST, PASSING, PAUSE_S
 from retryapp.kafka.connection import KafkaConnection, named_error
+from retryapp.kafka.coordinator import COORDINATOR_COMING, describe_group
 
 Place = tuple[str, int]
 """Topic and partition number."""
@@ -142,12 +143,24 @@ class Positions:
         found: dict[Place, int | None] = {}
         patience = _Patience(self.transaction_s, on_wait)
         while todo:
+            self._await_coordinator(group)
             asked = [(row, self._ask_group(group, row)) for row in todo]
             todo = [row for row, future in asked if not self._take(group, future, found)]
             if not todo:
                 break
             patience.wait(f"offset of group {group} in {todo[0][0][0]}[{todo[0][0][1]}]")
         return found
+
+    def _await_coordinator(self, group: str) -> None:
+        doing = f"read the offsets of group {group}"
+        try:
+            describe_group(self._client, group, timeout_s=self.timeout_s)
+        except KafkaException as error:
+            raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
+        except FutureTimeoutError as error:
+            raise BrokerUnreachableError(
+                self.connection.bootstrap, f"could not {doing} within {self.timeout_s * 2:g} s"
+            ) from error
 
     def _ask_group(self, group: str, row: Collection[Place]) -> Future[Any]:
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in row])
