@@ -81,6 +81,7 @@ def finished(lake: Path) -> int:
     return len(list((lake / "runs").glob("*finished.json")))
 
 
+@pytest.mark.soak
 def test_an_analysis_beside_an_archive_that_goes_on(
     spark: SparkSession,
     group: Group,
