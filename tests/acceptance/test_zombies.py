@@ -127,6 +127,7 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
     place: Any = SimpleNamespace(
         name="app.orders.0",
         group="app",
+        main=TopicPartition("orders", 0),
         changelog=TopicPartition("changelog", 0),
         topic_id="",
         changelog_id="",
