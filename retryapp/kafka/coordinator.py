@@ -13,7 +13,7 @@ COORDINATOR_COMING: Final = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAIL
 _PAUSE_S: Final = 0.1
 
 
-def describe_group(client: AdminClient, group: str, *, timeout_s: float, **options: Any) -> Any:
+def describe_group(client: AdminClient, group: str, *, timeout_s: float) -> Any:
     """Return a consumer group as its coordinator describes it, once that is there; one that never was is ``dead``.
 
     To be called before a group's offsets are asked for: where the coordinator is not known yet, the client library
@@ -24,7 +24,6 @@ def describe_group(client: AdminClient, group: str, *, timeout_s: float, **optio
         group: its name.
         timeout_s: how long to ask again while the coordinator is being chosen, in seconds; a single answer may take
             twice as long.
-        options: further arguments of ``describe_consumer_groups``.
 
     Raises:
         KafkaException: the broker refuses.
@@ -32,7 +31,7 @@ def describe_group(client: AdminClient, group: str, *, timeout_s: float, **optio
     """
     budget_s = timeout_s
     while True:
-        (future,) = client.describe_consumer_groups([group], request_timeout=timeout_s, **options).values()
+        (future,) = client.describe_consumer_groups([group], request_timeout=timeout_s).values()
         try:
             return future.result(timeout_s * 2)
         except KafkaException as error:

@@ -8,9 +8,10 @@ transaction that moves them is under way; the broker is asked again until they a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from typing import Any, Final
 
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
@@ -154,13 +155,10 @@ class Positions:
     def _await_coordinator(self, group: str) -> None:
         doing = f"read the offsets of group {group}"
         try:
-            describe_group(self._client, group, timeout_s=self.timeout_s)
+            with self._answering(doing):
+                describe_group(self._client, group, timeout_s=self.timeout_s)
         except KafkaException as error:
             raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
-        except FutureTimeoutError as error:
-            raise BrokerUnreachableError(
-                self.connection.bootstrap, f"could not {doing} within {self.timeout_s * 2:g} s"
-            ) from error
 
     def _ask_group(self, group: str, row: Collection[Place]) -> Future[Any]:
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in row])
@@ -212,8 +210,13 @@ class Positions:
         return found
 
     def _result(self, future: Future[Any], *, doing: str) -> Any:
-        try:
+        with self._answering(doing):
             return future.result(self.timeout_s * 2)
+
+    @contextmanager
+    def _answering(self, doing: str) -> Iterator[None]:
+        try:
+            yield
         except FutureTimeoutError as error:
             raise BrokerUnreachableError(
                 self.connection.bootstrap, f"could not {doing} within {self.timeout_s * 2:g} s"

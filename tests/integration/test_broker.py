@@ -15,6 +15,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from harness import wait_for
 
 from retryapp.broker import Broker, BrokerFailedError, broker_status, start_kept_broker, stop_kept_broker
 from retryapp.broker.probe import broker_count, free_ports, port_is_free
@@ -39,8 +40,8 @@ def taken_port() -> Iterator[int]:
 
 
 def test_a_started_broker_serves_clients(broker: Broker) -> None:
-    """Start returns when a metadata request lists it."""
-    assert broker_count(broker.port) == 1
+    """A metadata request lists it alone."""
+    assert wait_for(lambda: broker_count(broker.port), "the broker serves clients") == 1
     metadata = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10)
     assert [f"{node.host}:{node.port}" for node in metadata.brokers.values()] == [broker.bootstrap]
 
@@ -120,14 +121,19 @@ def test_a_refused_setting_is_named_with_the_log(cache_dir: Path) -> None:
 
 
 def test_a_second_broker_on_one_folder_is_refused(cache_dir: Path, kept_data: Path) -> None:
-    """Also when started without the command that notices it first."""
+    """Also when started without the command that notices it first; the one that runs goes on.
+
+    It is asked until it answers: a controller that waits for a slow disk fences its broker for a moment.
+    """
     first = Broker(cache_dir, data=kept_data)
     try:
         first.start()
+        running = first.pid
         second = Broker(cache_dir, data=kept_data, log=kept_data / "second.log")
         with pytest.raises(BrokerFailedError, match="another one runs"):
             second.start()
-        assert broker_count(first.port) == 1
+        wait_for(lambda: broker_count(first.port) == 1, "the first broker serves clients", every_s=0.2)
+        assert first.pid == running, first.log.read_text()[-2_000:]
     finally:
         first.close()
 

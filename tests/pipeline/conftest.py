@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `history`
 
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
-"""Starts in half the time; long jobs would be slower. With one tier the code cache would be 48 MB: some hundred queries
-fill it, and Spark then dies of it."""
-
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Generating and compiling Java for each plan takes longer than ten rows take. What a user's session generates is tried
 by the tests that start commands, and by the property test of the reader."""
@@ -33,6 +29,8 @@ by the tests that start commands, and by the property test of the reader."""
 def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two threads with our jars; skipped on a laptop that cannot have one, an error where CI is set."""
     pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
+    from quick import QUICK_JVM
+
     from retryapp.pipeline.session import SessionOptions, java_flags, start_session
 
     folder = tmp_path_factory.mktemp("spark")

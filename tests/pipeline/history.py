@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -34,6 +35,15 @@ class Group:
     def admin(self) -> KafkaAdmin:
         """An administrator."""
         return KafkaAdmin(self.connection)
+
+    @classmethod
+    def with_main(cls, connection: KafkaConnection, partitions: int) -> Group:
+        """Return a fresh group whose main topic is there as well."""
+        topology = HandlerTopology(group=f"g{os.urandom(4).hex()}", main=f"orders{os.urandom(4).hex()}")
+        made = cls(connection, topology)
+        made.admin.create_main_topic(topology.main, partitions=partitions)
+        made.make(partitions=partitions)
+        return made
 
     def make(self, partitions: int = 2) -> None:
         """Make all topics as a plan would."""

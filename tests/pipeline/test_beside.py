@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from delta import rows_of
 from history import Group
+from quick import QUICK_JVM
 from samples import dead
 
 from retryapp.cli._analyse import unchanged
 from retryapp.cli.main import run
 from retryapp.core.headers import encode_metadata
-from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
+from retryapp.kafka import KafkaConnection, read_offsets
 from retryapp.pipeline.analysis.job import Analysis
 from retryapp.pipeline.archive import Archive, ArchiveOptions
 from retryapp.pipeline.errors import HeldError, OtherRunError
@@ -36,18 +36,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
 PATIENCE_S = 300.0
 
 
 @pytest.fixture
 def group(connection: KafkaConnection) -> Group:
     """A handler's topics, its main topic among them."""
-    topology = HandlerTopology(group=f"g{os.urandom(4).hex()}", main=f"orders{os.urandom(4).hex()}")
-    KafkaAdmin(connection).create_main_topic(topology.main, partitions=2)
-    made = Group(connection, topology)
-    made.make(partitions=2)
-    return made
+    return Group.with_main(connection, partitions=2)
 
 
 @pytest.fixture

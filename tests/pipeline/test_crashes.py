@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from delta import rows_of
 from history import Group
+from quick import QUICK_JVM
 from samples import dead, waiting
 
 from retryapp.core.headers import encode_metadata
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 RECORDS = 2_000
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
 PATIENCE_S = 240.0
 
 

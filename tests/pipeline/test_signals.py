@@ -17,18 +17,17 @@ import psutil
 import pytest
 from delta import rows_of
 from history import Group
+from quick import QUICK_JVM
 from samples import dead
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
+from retryapp.kafka import KafkaConnection, read_offsets
 from retryapp.pipeline.session import java_flags
 
 pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 RECORDS = 2_000
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
 PATIENCE_S = 300.0
 STOP_S = 90.0
 
@@ -36,12 +35,9 @@ STOP_S = 90.0
 @pytest.fixture
 def group(connection: KafkaConnection) -> Group:
     """Topics with four partitions and many dead letters, and their main topic."""
-    topology = HandlerTopology(group=f"g{os.urandom(4).hex()}", main=f"orders{os.urandom(4).hex()}")
-    KafkaAdmin(connection).create_main_topic(topology.main, partitions=4)
-    made = Group(connection, topology)
-    made.make(partitions=4)
+    made = Group.with_main(connection, partitions=4)
     for number in range(RECORDS):
-        made.send(topology.dlq, number % 4, b"k%d" % number, b"v" * 100, encode_metadata(dead(number)))
+        made.send(made.topology.dlq, number % 4, b"k%d" % number, b"v" * 100, encode_metadata(dead(number)))
     made.flush()
     return made
 
