@@ -88,6 +88,8 @@ class Lane:
         self._ready.set()
         self._renewal: asyncio.TimerHandle | None = None
         self._confirmation: asyncio.TimerHandle | None = None
+        self._following: asyncio.TimerHandle | None = None
+        self._behind = False
         self._idle = True
         self._positions: dict[TopicPartition, int] = {}
         self._opened_s: float | None = None
@@ -233,10 +235,11 @@ class Lane:
         turns, self._queue = self._queue, deque()
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
-        for timer in (self._timer, self._rest, self._renewal, self._confirmation):
+        for timer in (self._timer, self._rest, self._renewal, self._confirmation, self._following):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._rest = self._renewal = self._confirmation = None
+        self._timer = self._rest = self._renewal = self._confirmation = self._following = None
+        self._behind = False
         self._ready.set()
         if was_open:
             self.state = LaneState.OPENING
@@ -264,6 +267,16 @@ class Lane:
         """Use the producer once more, so that it is told if its last transaction was taken back."""
         self._confirmation = None
         self._repeat_offset()
+
+    def _follow(self) -> None:
+        """Have the offsets committed that were left behind, unless a later batch has taken them along."""
+        self._following = None
+        if self._behind and not self._ready.is_set():
+            self._following = asyncio.get_running_loop().call_later(self._limits.tick_s, self._follow)
+        elif self._behind:
+            self._repeat_offset()
+            self._tick_due = True
+            self._wake.set()
 
     def _repeat_offset(self) -> None:
         if self._positions and not self._queue and self._ready.is_set():  # else a turn is on its way
@@ -313,8 +326,12 @@ class Lane:
         self._committed = True
         self._idle = False
         self._positions |= batch.offsets
-        if self._limits.confirm_s > 0 and (batch.publishes or batch.puts or batch.removes):
-            self._confirmation = asyncio.get_running_loop().call_later(self._limits.confirm_s, self._confirm)
+        loop = asyncio.get_running_loop()
+        if self._limits.confirm_s > 0 and batch.changes:
+            self._confirmation = loop.call_later(self._limits.confirm_s, self._confirm)
+        self._behind = receipt.behind
+        if self._behind and self._following is None:
+            self._following = loop.call_later(self._limits.tick_s, self._follow)
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more
@@ -348,6 +365,7 @@ class Lane:
             self._queue.popleft()
             self._queued_bytes -= turn.size
             turns.append(turn)
+            batch.size += turn.size
             if turn.urgent:
                 self._urgent -= 1
             if turn.source is not None:

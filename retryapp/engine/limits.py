@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 CONFIRM_S: Final = 10.0
+PLAIN_REST: Final = 0.25
+"""`LaneLimits.rest` without transactions, whose steps are short. Measured at 1,000 retries a second with 8 lanes on one
+processor: lateness p99 59 ms with 1, 51 ms with 0.4, 47 ms with 0.25, 76 ms with 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

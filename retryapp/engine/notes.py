@@ -89,6 +89,10 @@ class Notes:
             self._counted = "" if self.tally is None else self.tally.text(offset)
         return self._counted
 
+    def said_by(self, batch: LaneBatch) -> bool:
+        """Tell whether an event in a batch says what is counted: it must not be found beside an offset any more."""
+        return batch.tally is not None and self.tally is not None and batch.tally.from_offset != self.tally.from_offset
+
     def counting(self) -> list[TopicPartition]:
         """Return the sources whose mark holds something against what is behind the offset."""
         return [tp for tp, (_, text) in self._marks.items() if (mark := parse_mark(text)) is not None and mark.counts]

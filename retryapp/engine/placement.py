@@ -16,7 +16,7 @@ from retryapp.core.errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import Lane, LaneState
-from retryapp.engine.limits import CONFIRM_S, LaneLimits
+from retryapp.engine.limits import CONFIRM_S, PLAIN_REST, LaneLimits
 from retryapp.engine.partition import PROGRESS_MS, PartitionEngine
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.run import Station
@@ -156,7 +156,9 @@ class Placer:
             on_open=begin,
             on_close=engine.end,
             on_room=room,
-            limits=LaneLimits(tick_s=self.tick_s, confirm_s=CONFIRM_S if transport.transactional else 0.0),
+            limits=LaneLimits(tick_s=self.tick_s, confirm_s=CONFIRM_S)
+            if transport.transactional
+            else LaneLimits(tick_s=self.tick_s, confirm_s=0.0, rest=PLAIN_REST),
         )
 
     def _note_policy(self, handler: Handler, partition: int, engine: PartitionEngine, session: int) -> None:

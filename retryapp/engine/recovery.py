@@ -9,10 +9,12 @@ and not in the table: they would wait for ever.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retryapp.core.errors import ChangelogReplacedError, StoreAheadError
+from retryapp.core import marks
+from retryapp.core.errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
+from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.site import LaneSite
 from retryapp.ports import Committed, PendingStore, TopicPartition, TopicReader
 
@@ -79,3 +81,34 @@ def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed])
     if strange := [tp.topic for tp, note in parked.items() if mine and note not in ("", mine)]:
         raise ChangelogReplacedError(site.name, site.changelog.topic, strange)
     return [tp for tp, note in parked.items() if note != mine]
+
+
+async def written_down(
+    site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
+) -> tuple[Mapping[TopicPartition, int], str]:
+    """Return where a lane was by its changelog, for sources without a committed offset, and what was counted.
+
+    Args:
+        site: the lane's.
+        reader: reads committed records.
+        missing: the sources whose offsets the group does not have.
+
+    Raises:
+        OffsetsMissingError: the lane has worked, all its offsets are gone, and an earlier retryapp, which wrote none
+            down, was the last to work.
+    """
+    rows, last = 0, b""
+
+    def look(records: list[Any], _position: int) -> None:
+        nonlocal rows, last
+        for record in records:
+            if record.key == marks.PROGRESS:
+                last = record.value or b""
+            else:
+                rows += len(record.key or b"") == ROW_KEY_BYTES
+
+    await reader.read(site.changelog, 0, look)
+    noted = marks.read_progress(last, site.topic_id, site.main.topic)
+    if rows and not noted and len(missing) == len(site.sources):
+        raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
+    return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, marks.read_tally(last, site.topic_id)

@@ -14,9 +14,10 @@ its steps is what keeps records; why stands in DESIGN section 4, rules 1 to 4, 1
 
 Without transactions the same batch goes out in steps: publish, await, changelog, await, offsets. Every crash in between
 repeats, none loses: what a record becomes is durable before the row that said it waits is gone, and both before its
-offset moves. There is no fence: what keeps a former owner from moving offsets back is that a commit carries the
-generation and member id of its assignment, and it asks before it publishes when it has not heard of the coordinator for
-a second. What it still publishes, in the moment between answer and record, are copies.
+offset moves. Under load the offsets of several batches move together (`engine.trailing`). There is no fence: what keeps
+a former owner from moving offsets back is that a commit carries the generation and member id of its assignment, and it
+asks before it publishes when it has not heard of the coordinator for a second. What it still publishes, in the moment
+between answer and record, are copies.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from retryapp.core import marks
-from retryapp.core.errors import OffsetsGoneError, OffsetsMissingError
+from retryapp.core.errors import OffsetsGoneError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Suspected, parse_mark
-from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.tally import Tally, split_note
 from retryapp.engine.copies import Outcomes, read_outcomes
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.engine.notes import Notes
-from retryapp.engine.recovery import catch_up, check_changelog
+from retryapp.engine.recovery import catch_up, check_changelog, written_down
 from retryapp.engine.seen import apply_seen, recover_seen
 from retryapp.engine.site import LaneSite
+from retryapp.engine.trailing import Trailing
 from retryapp.ports import (
     Acks,
     Clock,
@@ -95,6 +96,8 @@ class LaneProtocol(ABC):
     """The main topic's offset has no mark of ours beside it."""
     _proved_s: float = -math.inf
     """When the coordinator was last asked and said yes."""
+    _trailing: Trailing = field(default_factory=Trailing)
+    """Offsets of batches that have gone out without them; empty with transactions."""
     _doubted: bool = False
     _dead_keeper: DeadLetterKeeper | None = None
 
@@ -188,7 +191,7 @@ class LaneProtocol(ABC):
         unnamed, counted = check_changelog(self.place, offsets), ""
         missing = [tp for tp in sources if tp not in found]
         if missing:
-            written, counted = await self._written_down(missing)
+            written, counted = await written_down(self.place, self.reader, missing)
             found |= written
         bounds = await self.reader.bounds(sources)
         starts: dict[TopicPartition, int] = {}
@@ -210,30 +213,6 @@ class LaneProtocol(ABC):
         if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing or tp in unnamed}:
             await self.commit(LaneBatch(offsets=noted, notes=told))
         return starts
-
-    async def _written_down(self, missing: Sequence[TopicPartition]) -> tuple[Mapping[TopicPartition, int], str]:
-        """Return where the lane was by its changelog, for sources without a committed offset, and what was counted.
-
-        Raises:
-            OffsetsMissingError: the lane has worked, all its offsets are gone, and an earlier retryapp, which wrote
-                none down, was the last to work.
-        """
-        rows, last = 0, b""
-
-        def look(records: list[Any], _position: int) -> None:
-            nonlocal rows, last
-            for record in records:
-                if record.key == marks.PROGRESS:
-                    last = record.value or b""
-                else:
-                    rows += len(record.key or b"") == ROW_KEY_BYTES
-
-        await self.reader.read(self.place.changelog, 0, look)
-        noted = marks.read_progress(last, self.place.topic_id, self.place.main.topic)
-        if rows and not noted and len(missing) == len(self.place.sources):
-            raise OffsetsMissingError(self.place.name, rows, [tp.topic for tp in missing])
-        counted = marks.read_tally(last, self.place.topic_id)
-        return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, counted
 
     async def recover(self) -> None:
         """See `ports.LaneTransport.recover`."""
@@ -295,6 +274,9 @@ class LaneProtocol(ABC):
             standing = await self._ask(self.standing())
             if standing is not Standing.REBALANCING:  # then it is the owner until it joins again, and has to finish
                 self._check(standing)
+        if self._trailing.full(batch):
+            await self._commit_offsets(self._trailing.offsets)
+        waits = self._may_trail(batch)
         sent_ms = self.clock.counted_ms()
         sent = await self._publish(batch)
         self._anchor(sent_ms, sent)
@@ -303,9 +285,21 @@ class LaneProtocol(ABC):
         logged = await self._log(batch)
         self._anchor(sent_ms, logged)
         written = await logged.offsets()
-        if batch.offsets:
-            await self._commit_offsets(self._noted(batch))
-        return LaneReceipt(published, max(written, default=None))
+        self._trailing.add(batch, self._noted(batch))
+        if self._trailing.offsets and not waits:
+            await self._commit_offsets(self._trailing.offsets)
+        return LaneReceipt(published, max(written, default=None), behind=bool(self._trailing.offsets))
+
+    def _may_trail(self, batch: LaneBatch) -> bool:
+        """Tell whether the offsets of a batch may go along with those of a later one.
+
+        Not where they are what it is about, nor where what stands beside them must not be found as it was: a mark that
+        counts crashes, or counts that an event of this batch says.
+        """
+        notes = self._beside()
+        if not batch.changes or batch.notes or notes.counting() or notes.said_by(batch):
+            return False
+        return self._trailing.recent(self.clock.monotonic_s())
 
     @property
     def tally(self) -> Tally | None:
@@ -330,6 +324,8 @@ class LaneProtocol(ABC):
         if counting := self._beside().counting():
             offsets = {tp: self._progress[tp.topic] for tp in counting}
             await self.commit(LaneBatch(offsets=offsets, notes=dict.fromkeys(counting, "")))
+        elif self._trailing.offsets:
+            await self._commit_offsets(self._trailing.offsets)
 
     async def _publish(self, batch: LaneBatch) -> Acks:
         return await self.send(batch.publishes)
@@ -345,6 +341,7 @@ class LaneProtocol(ABC):
 
     async def _commit_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self._check(await self._ask(self.move_offsets(offsets)))
+        self._trailing.moved(self.clock.monotonic_s())
 
     def _anchor(self, sent_ms: float, *several: Acks) -> None:
         """Learn the broker's time from the first acknowledgement of several, the moment it comes."""
@@ -382,6 +379,7 @@ class LaneProtocol(ABC):
         """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
         tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
         keeper, self._dead_keeper = self._dead_keeper, None
+        self._trailing.drop()
         ends: set[asyncio.Task[None]] = set()
         if keeper is not None:
             keeper.task.cancel()  # it does not use the table again

@@ -150,6 +150,13 @@ class LaneBatch:
     """What is to stand beside an offset; what a worker that goes on says there, unless given."""
     tally: Tally | None = None
     """What is counted of the main topic once this has taken effect; None: nothing else than before."""
+    size: int = 0
+    """Bytes of what it changes, about."""
+
+    @property
+    def changes(self) -> int:
+        """Records in it, beside offsets."""
+        return len(self.publishes) + len(self.puts) + len(self.removes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,8 @@ class LaneReceipt:
     """Offset of each of `LaneBatch.publishes`, in order."""
     changelog_offset: int | None
     """Highest offset written to the changelog partition; None when nothing was."""
+    behind: bool = False
+    """Whether offsets, of this batch or of one before, wait for a later one. The lane sees to it that one comes."""
 
 
 class PendingTable(Protocol):

@@ -91,6 +91,11 @@ async def _acks_unawaited(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     return LaneReceipt(await sent.offsets(), max(await logged.offsets(), default=None))
 
 
+def _for_good(_self: LaneProtocol, batch: LaneBatch) -> bool:
+    """Offsets go along with a later batch, and that one's too; those that come alone go."""
+    return bool(batch.changes)
+
+
 async def _offsets_outside(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     """Offsets beside the transaction, as a plain commit of Faust's would move them."""
     if batch.offsets:
@@ -200,7 +205,7 @@ async def _no_events(open_seen: Callable[[], Any], *_where: Any, **_when: Any) -
     return open_seen()
 
 
-async def _anew(_self: LaneProtocol, _missing: Sequence[TopicPartition]) -> tuple[Mapping[TopicPartition, int], str]:
+async def _anew(*_: Any) -> tuple[Mapping[TopicPartition, int], str]:
     """Offsets that are gone begin anew."""
     return {}, ""
 
@@ -327,6 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("offsets before the hand-off", False, ((LaneProtocol, "_go_in_steps", _offsets_first),)),
     Mutant("tombstone before the redelivery", False, ((LaneProtocol, "_go_in_steps", _tombstone_first),)),
     Mutant("offsets before the acknowledgements", False, ((LaneProtocol, "_go_in_steps", _acks_unawaited),)),
+    Mutant("a mark that counts crashes waits for a later commit", False, ((LaneProtocol, "_may_trail", _for_good),)),
     Mutant("offsets outside of the transaction", True, ((LaneProtocol, "_transact", _offsets_outside),)),
     Mutant("an unknown commit is taken for done", True, ((LaneProtocol, "_transact", _unknown_is_done),)),
     Mutant("an unknown commit is repeated", True, ((Lane, "_transact", _repeat),)),
@@ -344,7 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("uncommitted records are read", True, ((SimConsumer, "isolated", False),)),
     Mutant("offsets pass what is running", True, ((OffsetWindow, "release", _finished_anywhere),)),
     Mutant("positions are not written down", True, ((marks, "PROGRESS", b"nothing"),
-                                                    (LaneProtocol, "_written_down", _anew))),
+                                                    (transport, "written_down", _anew))),
     Mutant("the store is not brought up to date", True, ((LaneProtocol, "recover", _no_recovery),)),
     Mutant("recovery begins too late", True, ((SimPendingStore, "recover", _lose_the_start),)),
     Mutant("seen events are not brought up to date", True, ((transport, "recover_seen", _no_events),)),

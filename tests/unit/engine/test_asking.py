@@ -1,15 +1,21 @@
-"""Without transactions a lane asks whether it still owns its partition before it publishes."""
+"""Without transactions a lane asks whether it still owns its partition before it publishes, and offsets may trail."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from doubles import MAIN, RETRY
 
+from retryapp.core.hops import Outgoing
+from retryapp.core.tally import Tally
 from retryapp.engine.lane import NotMemberError
+from retryapp.engine.limits import LaneLimits
+from retryapp.engine.trailing import TRAIL_S, Trailing
 from retryapp.engine.transport import LaneProtocol
-from retryapp.ports import LaneBatch, Standing
+from retryapp.ports import Committed, LaneBatch, Standing, TopicPartition
 
 
 class Acks:
@@ -20,10 +26,36 @@ class Acks:
         return [4, 5]
 
 
+class Passing:
+    """A clock that is set."""
+
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        """Return what it was set to."""
+        return self.now_s
+
+    def counted_ms(self) -> float:
+        """Return the start of time."""
+        return 0.0
+
+
 class Asking(SimpleNamespace):
     """A lane as far as its steps without transactions look at it."""
 
     _ask, _check, _go_in_steps = LaneProtocol._ask, LaneProtocol._check, LaneProtocol._go_in_steps
+    _may_trail, _commit_offsets, rest = LaneProtocol._may_trail, LaneProtocol._commit_offsets, LaneProtocol.rest
+
+    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
+        """Take offsets as the coordinator does."""
+        self.moved.append({tp: each.offset for tp, each in offsets.items()})
+        return self.answer
+
+    def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
+        return {tp: Committed(offset, "") for tp, offset in batch.offsets.items()}
+
+    def _beside(self) -> Any:
+        return SimpleNamespace(counting=lambda: self.counting, said_by=lambda batch: batch.tally is not None)
 
     async def standing(self) -> Standing:
         """Answer as the coordinator does."""
@@ -42,10 +74,10 @@ class Asking(SimpleNamespace):
 
 def lane(answer: Standing, *, silent_s: float) -> Any:
     """Return a lane that has not heard of its coordinator for so long."""
-    clock = SimpleNamespace(monotonic_s=lambda: 100.0, counted_ms=lambda: 0.0)
+    clock = Passing()
     return Asking(
-        clock=clock, answer=answer, asked=0, published=[], _proved_s=100.0 - silent_s, generation=3,
-        place=SimpleNamespace(name="app.orders.0"),
+        clock=clock, answer=answer, asked=0, published=[], moved=[], counting=[], _proved_s=100.0 - silent_s,
+        generation=3, place=SimpleNamespace(name="app.orders.0"), _trailing=Trailing(),
     )  # fmt: skip
 
 
@@ -65,3 +97,63 @@ async def test_an_owner_publishes(answer: Standing, silent_s: float, asked: int)
     owner = lane(answer, silent_s=silent_s)
     receipt = await owner._go_in_steps(LaneBatch())
     assert (owner.asked, len(owner.published), receipt.changelog_offset) == (asked, 2, 5)
+
+
+def handing_off(offset: int, changes: int = 1, **more: Any) -> LaneBatch:
+    """Return a batch that hands records off and settles the main topic up to an offset."""
+    out = Outgoing(*RETRY, b"k", b"v", ())
+    return LaneBatch(offsets={MAIN: offset}, publishes=[out] * changes, **more)
+
+
+async def test_offsets_of_hand_offs_move_together_under_load() -> None:
+    """The first goes at once; those behind it go with the first that is late enough, and the lane is told meanwhile."""
+    owner, behind = lane(Standing.MEMBER, silent_s=0), []
+    for at in range(5):
+        behind.append((await owner._go_in_steps(handing_off(at + 1))).behind)
+        owner.clock.now_s += TRAIL_S / 2
+    assert behind == [False, True, False, True, False]
+    assert owner.moved == [{MAIN: 1}, {MAIN: 3}, {MAIN: 5}]
+
+
+async def test_what_trails_goes_along_with_offsets_alone() -> None:
+    """That is how a lane that falls idle has it committed; offsets of other topics go as well."""
+    owner = lane(Standing.MEMBER, silent_s=0)
+    await owner._go_in_steps(handing_off(1))
+    await owner._go_in_steps(handing_off(2))
+    assert not (await owner._go_in_steps(LaneBatch(offsets={RETRY: 7}))).behind
+    assert owner.moved == [{MAIN: 1}, {MAIN: 2, RETRY: 7}]
+
+
+async def test_what_trails_is_committed_when_the_lane_ends() -> None:
+    """With its last request; a lane that has nothing behind asks for nothing."""
+    owner = lane(Standing.MEMBER, silent_s=0)
+    await owner._go_in_steps(handing_off(1))
+    await owner._go_in_steps(handing_off(2))
+    await owner.rest()
+    await owner.rest()
+    assert owner.moved == [{MAIN: 1}, {MAIN: 2}]
+
+
+@pytest.mark.parametrize(
+    ("more", "counting"),
+    [({"notes": {MAIN: "alone"}}, []), ({}, [MAIN]), ({"tally": Tally(from_offset=2, since_ms=0)}, [])],
+    ids=["a mark", "beside a mark that counts", "an event says the counts"],
+)
+async def test_what_stands_beside_an_offset_is_not_kept_waiting(more: Any, counting: list[TopicPartition]) -> None:
+    """Found as it was, it would hold a crash against a record once more, or count records twice."""
+    owner = lane(Standing.MEMBER, silent_s=0)
+    await owner._go_in_steps(handing_off(1))
+    owner.counting = counting
+    await owner._go_in_steps(handing_off(2, **more))
+    assert owner.moved == [{MAIN: 1}, {MAIN: 2}]
+
+
+@pytest.mark.parametrize("large", [{"changes": LaneLimits().changes}, {"size": LaneLimits().size}])
+async def test_no_more_trails_than_one_full_batch(large: Any) -> None:
+    """A lane that opens looks back that far for copies, so the offsets go before what would be too much."""
+    owner = lane(Standing.MEMBER, silent_s=0)
+    await owner._go_in_steps(handing_off(1))
+    await owner._go_in_steps(handing_off(2, size=1))
+    assert owner.moved == [{MAIN: 1}]
+    await owner._go_in_steps(handing_off(3, **large))
+    assert owner.moved == [{MAIN: 1}, {MAIN: 2}]
