@@ -53,7 +53,8 @@ from retryapp.ports import Event, Observation, PendingTable, TopicPartition, Top
 logger = logging.getLogger(__name__)
 
 KNOWN: Final = 10_000
-"""Records of which a session remembers how far they have come; some 300 bytes each."""
+"""Records of which a session remembers how far they have come, some 300 bytes each; more where there are so many topics
+that their ends alone have more."""
 TAIL_RECORDS: Final = 2_000
 """Records at the end of each topic that an opening lane looks at: as many as one batch of a lane holds."""
 TAIL_BYTES: Final = 8 << 20
@@ -98,10 +99,12 @@ def place_of(group: bytes, headers: Sequence[tuple[str, bytes | None]]) -> tuple
 
 
 class Outcomes:
-    """How far records have come. Bound: `KNOWN` records; those are forgotten of which nothing was heard for longest."""
+    """How far records have come. Bound: `most` records; those are forgotten of which nothing was heard for longest."""
 
     def __init__(self) -> None:
         """Begin with none."""
+        self.most = KNOWN
+        """Of how many records it is remembered."""
         self.complete = True
         """Whether everything that was to be read at the opening was read."""
         self.set_by_hand = False
@@ -118,7 +121,7 @@ class Outcomes:
         """Take note of a record that has come so far."""
         known = self._known
         known[place] = max(rank, known.pop(place, -1))
-        if len(known) > KNOWN:
+        if len(known) > self.most:
             del known[next(iter(known))]
 
     def rank(self, place: Place) -> int:
@@ -167,6 +170,7 @@ async def read_outcomes(site: LaneSite, reader: TopicReader, *, set_by_hand: boo
     ]
     if site.events is not None:
         tails.append((site.events, told))
+    outcomes.most = max(KNOWN, TAIL_RECORDS * len(tails))  # the newest of the first topic must not go for the last's
     try:
         async with asyncio.timeout(_TAIL_S):
             bounds = await reader.bounds([site.main, *(tp for tp, _ in tails)])

@@ -271,8 +271,11 @@ class Lane:
     def _follow(self) -> None:
         """Have the offsets committed that were left behind, unless a later batch has taken them along."""
         self._following = None
-        if self._behind and not self._ready.is_set():
-            self._following = asyncio.get_running_loop().call_later(self._limits.tick_s, self._follow)
+        if (
+            self._behind and not self._ready.is_set()
+        ):  # a rest is short, and what is being committed may take them along
+            seconds = max(self._limits.longest_rest_s, self._limits.follow_s / 10)
+            self._following = asyncio.get_running_loop().call_later(seconds, self._follow)
         elif self._behind:
             self._repeat_offset()
             self._tick_due = True
@@ -331,7 +334,7 @@ class Lane:
             self._confirmation = loop.call_later(self._limits.confirm_s, self._confirm)
         self._behind = receipt.behind
         if self._behind and self._following is None:
-            self._following = loop.call_later(self._limits.tick_s, self._follow)
+            self._following = loop.call_later(self._limits.follow_s, self._follow)
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more

@@ -30,6 +30,8 @@ class LaneLimits:
     """Bytes of turns that may wait, the same."""
     tick_s: float = 0.25
     """Longest wait of an offset that comes with nothing else."""
+    follow_s: float = 0.25
+    """Longest wait of offsets that a batch has left behind, once the lane has nothing more to do."""
     rest: float = 1.0
     """Rest after a transaction, as a multiple of its own length. Measured with 8 lanes on one processor at 1,000
     retries a second when that was all it could do: lateness p99 408 ms without, 189 ms with 1, 178 ms with 2."""

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from retryapp.core.errors import LaneClosedError
+from retryapp.core.errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.lives import Suspected
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
@@ -108,7 +108,10 @@ class PartitionEngine:
 
     def alive(self, run: Run) -> bool:
         """See `run.RunOwner.alive`."""
-        return self._alive(run.session)
+        alive = self._alive(run.session)
+        if lapsed := alive and self.station.lapsed():  # stopped, cut off: another may have done since what is at hand
+            self.lane.fail(MembershipLapsedError(self.lane.name))
+        return alive and not lapsed
 
     def _alive(self, session: int) -> bool:
         return session == self._session and not self._draining

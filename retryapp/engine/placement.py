@@ -74,6 +74,8 @@ class Placer:
     make_transport: MakeTransport
     settled: Callable[[], bool]
     """Whether the group is at rest: the rebalance of the last assignment is over."""
+    lapsed: Callable[[], bool]
+    """Whether the coordinator was silent for so long that it may have given our partitions to others."""
     end_process: Callable[[str], None]
     """Ends the process, which has to be started again; told why."""
     patience_s: float
@@ -111,6 +113,7 @@ class Placer:
                 max_bytes=served.max_bytes,
                 life=self.life,
                 alone=self.alone,
+                lapsed=self.lapsed,
             ),
             partition=partition,
             first=served.first,

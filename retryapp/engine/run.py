@@ -31,6 +31,8 @@ class Station:
     """Largest record that our topics take."""
     life: str = "?"
     """Names this process among all that ever were; see `core.lives`."""
+    lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Tells whether the group may have given the partition to another worker without this one having heard of it."""
     alone: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
     """Held while a record runs that may have killed a worker; shared by all partitions of this one."""
 

@@ -174,6 +174,8 @@ class LaneProtocol(ABC):
 
     def _check(self, standing: Standing) -> None:
         """Raise what the coordinator's answer means for this lane; nothing when all is well."""
+        if standing is not Standing.MEMBER:
+            self._trailing.drop()  # it is for the next owner to say how far the lane has come
         if standing is Standing.REBALANCING:
             raise RebalancingError(f"lane {self.place.name}: the group is rebalancing")
         if standing is Standing.GONE:
@@ -294,10 +296,10 @@ class LaneProtocol(ABC):
         """Tell whether the offsets of a batch may go along with those of a later one.
 
         Not where they are what it is about, nor where what stands beside them must not be found as it was: a mark that
-        counts crashes, or counts that an event of this batch says.
+        counts crashes or is of another life, or counts that an event of this batch says.
         """
         notes = self._beside()
-        if not batch.changes or batch.notes or notes.counting() or notes.said_by(batch):
+        if not batch.changes or batch.notes or notes.counting() or notes.unmarked(batch) or notes.said_by(batch):
             return False
         return self._trailing.recent(self.clock.monotonic_s())
 
@@ -379,8 +381,9 @@ class LaneProtocol(ABC):
         """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
         tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
         keeper, self._dead_keeper = self._dead_keeper, None
-        self._trailing.drop()
         ends: set[asyncio.Task[None]] = set()
+        if self._trailing.offsets:
+            ends.add(asyncio.create_task(self._trailing.catch_up(self._commit_offsets, self.place.name)))
         if keeper is not None:
             keeper.task.cancel()  # it does not use the table again
             ends.add(keeper.task)

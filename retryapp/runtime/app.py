@@ -248,6 +248,7 @@ class Runtime(Ownership):
                 consumer=lambda: self.consumer,
             ),
             settled=lambda: self.consumer.settled,
+            lapsed=lambda: self.consumer.lapsed(),
             end_process=end_process,
             patience_s=patience_s(self.app),
             life=secrets.token_hex(4),

@@ -27,7 +27,7 @@ ANCHOR_HOLDS_S = 3_600.0
 _CHECK_S = 1.0
 
 
-def _counted_s() -> float:
+def counted_s() -> float:
     """Return seconds that only grow, and that count the time in which the machine slept where the system tells it."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
@@ -39,7 +39,7 @@ class SystemClock:
     def __init__(self) -> None:
         self.skew = BrokerSkew()
         self._base_ms = time.time_ns() / 1_000_000
-        self._base_s = _counted_s()
+        self._base_s = counted_s()
         self._checked_s = self._base_s
         self._anchored_s: float | None = None
         self._normal_ms = 0.0
@@ -61,7 +61,7 @@ class SystemClock:
 
     def counted_ms(self) -> float:
         """Return our own epoch milliseconds, uncorrected: what `anchor` compares with the broker's."""
-        now_s = _counted_s()
+        now_s = counted_s()
         if now_s - self._checked_s >= _CHECK_S:
             self._follow(now_s)
         return self._base_ms + (now_s - self._base_s) * 1000
@@ -74,7 +74,7 @@ class SystemClock:
             acked_ms: `counted_ms` when its acknowledgement was there.
             appended_ms: when the broker appended it, by its own clock.
         """
-        self._anchored_s = _counted_s()
+        self._anchored_s = counted_s()
         first = not self.skew.known
         told = self.skew.observe(sent_ms=sent_ms, acked_ms=acked_ms, appended_ms=appended_ms, at_s=self._anchored_s)
         if not told:

@@ -38,7 +38,8 @@ from mode.utils.logging import get_logger
 from retryapp.engine.intake import Intake
 from retryapp.ports import TopicPartition
 from retryapp.runtime import unreadable, unseen
-from retryapp.runtime.consumer_thread import RetryConsumerThread
+from retryapp.runtime.clock import counted_s
+from retryapp.runtime.consumer_thread import RetryConsumerThread, listen
 
 logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02
@@ -70,6 +71,8 @@ class RetryConsumer(Consumer):
         """How often Faust has sought: a fetch from before is not what it wants."""
         self.settled = False
         """Whether the group is at rest: the rebalance of the last assignment is over."""
+        self._asked_s = -inf
+        """When the coordinator was last asked something that it answered with yes."""
 
     def _new_consumer_thread(self) -> RetryConsumerThread:
         return RetryConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -97,6 +100,8 @@ class RetryConsumer(Consumer):
 
         def member(consumer: aiokafka.AIOKafkaConsumer) -> tuple[int, str]:
             coordinator = consumer._coordinator
+            listen(coordinator, self.heard)
+            self.heard(counted_s())
             return coordinator.generation, coordinator.member_id
 
         generation, member_id = await self.in_thread(member)
@@ -105,6 +110,17 @@ class RetryConsumer(Consumer):
         if self.intake.on_assigned is not None:
             await self.intake.on_assigned(generation, member_id, actives & {TopicPartition(*tp) for tp in assigned})
         self.add_future(self._see_topics(generation_id))
+
+    def heard(self, asked_s: float) -> None:
+        """Take note that the coordinator still took this worker for a member when it was asked, on our own clock."""
+        self._asked_s = max(self._asked_s, asked_s)
+
+    def lapsed(self) -> bool:
+        """Tell whether the coordinator was silent for a whole session: our partitions may be others' by now.
+
+        Counted from when it was asked: it counts from when a question arrives, which is no earlier.
+        """
+        return counted_s() - self._asked_s > self.app.conf.broker_session_timeout
 
     @Service.task
     async def _watch_group(self) -> None:

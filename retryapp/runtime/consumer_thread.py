@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiokafka
@@ -15,6 +15,7 @@ from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Stamped
 from retryapp.ports import TopicPartition
+from retryapp.runtime.clock import counted_s
 
 logger = get_logger(__name__)
 _DENIED_REST_S = 0.2
@@ -23,6 +24,23 @@ _DENIED_AGAIN_S = 30.0
 """How often that is said."""
 _POSITIONS_S = 1.0
 """How often a fetch carries positions; the sooner, the more its looks at all partitions cost."""
+
+
+def listen(coordinator: Any, heard: Callable[[float], None]) -> None:
+    """Have each heartbeat that the coordinator of a group answers with yes told, with when it was asked."""
+    beat = coordinator._do_heartbeat
+    if hasattr(beat, "told"):
+        return
+
+    async def heartbeat() -> bool:
+        asked_s = counted_s()
+        member: bool = await beat()
+        if member:
+            heard(asked_s)
+        return member
+
+    heartbeat.told = True  # type: ignore[attr-defined]
+    coordinator._do_heartbeat = heartbeat
 
 
 class RetryConsumerThread(AIOKafkaConsumerThread):

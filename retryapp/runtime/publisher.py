@@ -34,6 +34,7 @@ from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.runtime.batches import Sent, send_all
 from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
+from retryapp.runtime.clock import counted_s
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.deadletters import RocksDeadLetterTable
 from retryapp.runtime.pending import RocksPendingTable
@@ -85,7 +86,11 @@ class KafkaLane(LaneProtocol):
             error: type[BaseException] = for_code(response.error_code)
             return error
 
-        return standing_of(await self.consumer.in_thread(beat))
+        asked_s = counted_s()
+        standing = standing_of(await self.consumer.in_thread(beat))
+        if standing is not Standing.GONE:
+            self.consumer.heard(asked_s)
+        return standing
 
     async def start_producer(self) -> None:
         """See `LaneProtocol.start_producer`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos import clocks, crashes, disks, mixed, network, processes, records, topics
+from chaos import clocks, crashes, disks, mixed, network, processes, records, soak, topics
 from chaos.plan import ONCE, Fault
 
 LIVES = 10
@@ -238,6 +238,15 @@ FAULTS: tuple[Fault, ...] = (
         link=True,
         act=WIDE,
         rounds=12,
+    ),
+    Fault(
+        id="F24-soak",
+        title="several at once, for ten minutes",
+        how="the same, while one worker that is never ended is watched for memory that grows",
+        run=lambda act, _: soak.soak(act, 10),
+        link=True,
+        act=WIDE,
+        rounds=2,
     ),
     Fault(
         id="bar",

@@ -38,7 +38,13 @@ from retryapp.core.errors.environment import (
     TopicMissingError,
     UnreadableTopicError,
 )
-from retryapp.core.errors.lanes import LaneClosedError, LaneError, LaneFencedError, LaneTimeoutError
+from retryapp.core.errors.lanes import (
+    LaneClosedError,
+    LaneError,
+    LaneFencedError,
+    LaneTimeoutError,
+    MembershipLapsedError,
+)
 from retryapp.core.errors.offsets import (
     ChangelogReplacedError,
     OffsetsGoneError,
@@ -81,6 +87,7 @@ __all__ = [
     "LaneFencedError",
     "LaneTimeoutError",
     "LatePublishError",
+    "MembershipLapsedError",
     "MissingCodecError",
     "NameClashError",
     "NewerFormatError",

@@ -30,5 +30,16 @@ class LaneClosedError(LaneError):
     """
 
 
+class MembershipLapsedError(LaneError):
+    """The group's coordinator was silent for a whole session: another worker may have the lane's records by now.
+
+    None of them starts here until it has been asked. The lane closes and opens again.
+    """
+
+    def __init__(self, lane: str) -> None:
+        """Args: lane: its ``{group}.{main}.{partition}``."""
+        super().__init__(lane, "the group's coordinator was silent for a whole session, so it may be another's by now")
+
+
 class LaneTimeoutError(LaneError):
     """A step of a lane took longer than its deadline. The lane closes and opens again."""

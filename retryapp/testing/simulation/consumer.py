@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from retryapp.core.record import Record
 from retryapp.engine.intake import Stamped
 from retryapp.ports import Standing, TopicPartition
-from retryapp.testing.simulation.broker import OutOfRangeError
+from retryapp.testing.simulation.broker import SESSION_S, OutOfRangeError
 from retryapp.testing.simulation.host import Host
 
 HEARTBEAT_S = 3.0
@@ -47,6 +47,8 @@ class SimConsumer:
         self._wake = asyncio.Event()
         self.number = 0
         """How often it has joined."""
+        self._asked_s = 0.0
+        """When the coordinator was last asked something that it answered with yes."""
 
     # -- positions ----------------------------------------------------------------------------------------------
 
@@ -108,6 +110,7 @@ class SimConsumer:
         actives = {TopicPartition(topic, number) for topic in topics for number in sorted(numbers)}
         self._positions = dict.fromkeys(sorted(actives), 0)
         self._flowing.clear()
+        self.heard(worker.clock.monotonic_s())
         await self.hold(sorted(actives))
         if worker.ownership.intake.on_assigned is not None:
             await worker.ownership.intake.on_assigned(generation, member, actives)
@@ -123,11 +126,22 @@ class SimConsumer:
     async def _stays(self, member: str, generation: int) -> bool:
         worker = self._worker
         await asyncio.sleep(HEARTBEAT_S * worker.random.uniform(0.5, 1.0))
+        asked_s = worker.clock.monotonic_s()
         try:
             standing = await worker.wire.request("heartbeat", lambda: worker.broker.heartbeat(member, generation))
         except TimeoutError:
             return True
+        if standing is Standing.MEMBER:
+            self.heard(asked_s)
         return bool(standing is Standing.MEMBER)
+
+    def heard(self, asked_s: float) -> None:
+        """See `runtime.consumer.RetryConsumer.heard`."""
+        self._asked_s = max(self._asked_s, asked_s)
+
+    def lapsed(self) -> bool:
+        """See `runtime.consumer.RetryConsumer.lapsed`."""
+        return self._worker.clock.monotonic_s() - self._asked_s > SESSION_S
 
     # -- fetching -----------------------------------------------------------------------------------------------
 

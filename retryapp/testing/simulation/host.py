@@ -7,7 +7,7 @@ from random import Random
 from typing import Protocol
 
 from retryapp.engine.ownership import Ownership
-from retryapp.ports import Committed, TopicPartition
+from retryapp.ports import Clock, Committed, TopicPartition
 from retryapp.testing.simulation.broker import Broker
 from retryapp.testing.simulation.disk import Disk
 from retryapp.testing.simulation.loop import Process
@@ -23,6 +23,10 @@ class Positions(Protocol):
 
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set positions and let records flow."""
+        ...
+
+    def heard(self, asked_s: float) -> None:
+        """Take note that the coordinator took this worker for a member when it was asked."""
         ...
 
 
@@ -42,4 +46,9 @@ class Host(Protocol):
     @property
     def client(self) -> Positions:
         """Its consumer."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Its clock."""
         ...

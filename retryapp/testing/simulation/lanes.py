@@ -55,10 +55,12 @@ class SimLane(LaneProtocol):
 
     async def standing(self) -> Standing:
         """See `LaneProtocol.standing`."""
-        broker = self.worker.broker
+        broker, asked_s = self.worker.broker, self.clock.monotonic_s()
         got: Standing = await self.worker.wire.request(
             "prove", lambda: broker.heartbeat(self.member_id, self.generation)
         )
+        if got is not Standing.GONE:
+            self.worker.client.heard(asked_s)
         return got
 
     async def start_producer(self) -> None:

@@ -166,6 +166,7 @@ class SimWorker:
         ownership.placer = Placer(
             make_transport=self._make_transport,
             settled=lambda: self.consumer.settled,
+            lapsed=lambda: self.consumer.lapsed(),
             end_process=lambda _why: self.process.kill(),
             patience_s=60.0,
             life=self.process.name,

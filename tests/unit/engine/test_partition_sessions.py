@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,26 @@ async def test_running_handlers_are_cancelled_when_their_session_ends() -> None:
         gate_of_release.set()
         await orders.settle()
         assert gate.started == [b"a", b"a"]
+
+
+async def test_no_record_starts_where_the_group_may_have_given_it_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker was stopped or cut off with records at hand. It asks first, and reads on where it is still the owner."""
+    gate, lapsed = Gate(), [False]
+    async with MemoryPartition(gate, "5m", concurrency=1) as orders:
+        monkeypatch.setattr(orders.engine, "station", replace(orders.engine.station, lapsed=lambda: lapsed[0]))
+        await orders.send(b"a", b"b")
+        lapsed[0] = True
+        hearing = orders.transport.pause(Step.PROVE)
+        gate.let(b"a")
+        await orders.settle()
+        assert (gate.started, orders.engine.in_flight) == ([b"a"], 0)
+        assert "MembershipLapsedError" in str(orders.lane.last_error)
+        lapsed[0] = False
+        hearing.set()
+        await orders.advance(200)
+        gate.let(b"a")
+        await orders.settle()
+        assert gate.started == [b"a", b"a", b"b"]
 
 
 async def test_records_of_an_ended_session_are_not_taken_in() -> None:

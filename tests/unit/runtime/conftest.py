@@ -55,6 +55,11 @@ class ScriptedClient:
     unseen: list[set[str]] = field(default_factory=list)
     """Topics that the client does not know: now, and after each further look at the broker."""
     looked: int = 0
+    member: bool = True
+    """What the coordinator answers to a heartbeat."""
+
+    async def _do_heartbeat(self) -> bool:
+        return self.member
 
     def subscription(self) -> set[str]:
         """Return what the group reads."""

@@ -60,6 +60,8 @@ class Kafka:
     """Of our topics: when the broker appended a record."""
     held: list[TopicPartition] = field(default_factory=list)
     placed: list[Mapping[TopicPartition, int]] = field(default_factory=list)
+    heard_s: list[float] = field(default_factory=list)
+    """When the coordinator was asked what it said yes to."""
 
     # the consumer that all lanes of a worker share, and its coordinator, which has rejoined since the assignment
 
@@ -70,6 +72,10 @@ class Kafka:
     async def in_thread(self, function: Callable[[Any], Any]) -> Any:
         """See `RetryConsumer.in_thread`."""
         return await function(SimpleNamespace(_coordinator=self))
+
+    def heard(self, asked_s: float) -> None:
+        """See `RetryConsumer.heard`."""
+        self.heard_s.append(asked_s)
 
     async def hold(self, tps: list[TopicPartition]) -> None:
         """See `RetryConsumer.hold`."""

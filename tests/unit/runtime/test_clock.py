@@ -31,7 +31,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine whose clocks the test moves."""
     made = Machine()
-    monkeypatch.setattr(module, "_counted_s", lambda: made.counted_s)
+    monkeypatch.setattr(module, "counted_s", lambda: made.counted_s)
     monkeypatch.setattr(time, "time_ns", lambda: int(made.system_ms * 1_000_000))
     return made
 

@@ -64,6 +64,7 @@ async def test_what_the_coordinator_answers_decides(
     kafka.answer = answer
     with pytest.raises(raised):
         await lane.prove()
+    assert bool(kafka.heard_s) == (raised is RebalancingError), "who is to join again is a member still"
 
 
 async def test_every_opening_has_a_new_producer_with_the_lanes_own_id(lane: KafkaLane, kafka: Kafka) -> None:

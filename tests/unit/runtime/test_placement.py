@@ -127,6 +127,7 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
             consumer=lambda: consumer,
         ),
         settled=lambda: bool(consumer.settled),
+        lapsed=lambda: False,
         end_process=end_process,
         patience_s=patience_s(runtime.app),
         life="life",

@@ -10,12 +10,18 @@ import pytest
 from doubles import MAIN, RETRY
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.lives import Mark
 from retryapp.core.tally import Tally
 from retryapp.engine.lane import NotMemberError
 from retryapp.engine.limits import LaneLimits
+from retryapp.engine.notes import Notes
+from retryapp.engine.site import LaneSite
 from retryapp.engine.trailing import TRAIL_S, Trailing
 from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, LaneBatch, Standing, TopicPartition
+
+UNMARKED = 7
+"""Bytes of a batch that is the first of its life."""
 
 
 class Acks:
@@ -55,7 +61,11 @@ class Asking(SimpleNamespace):
         return {tp: Committed(offset, "") for tp, offset in batch.offsets.items()}
 
     def _beside(self) -> Any:
-        return SimpleNamespace(counting=lambda: self.counting, said_by=lambda batch: batch.tally is not None)
+        return SimpleNamespace(
+            counting=lambda: self.counting,
+            said_by=lambda batch: batch.tally is not None,
+            unmarked=lambda batch: batch.size == UNMARKED,
+        )
 
     async def standing(self) -> Standing:
         """Answer as the coordinator does."""
@@ -136,8 +146,13 @@ async def test_what_trails_is_committed_when_the_lane_ends() -> None:
 
 @pytest.mark.parametrize(
     ("more", "counting"),
-    [({"notes": {MAIN: "alone"}}, []), ({}, [MAIN]), ({"tally": Tally(from_offset=2, since_ms=0)}, [])],
-    ids=["a mark", "beside a mark that counts", "an event says the counts"],
+    [
+        ({"notes": {MAIN: "alone"}}, []),
+        ({}, [MAIN]),
+        ({"tally": Tally(from_offset=2, since_ms=0)}, []),
+        ({"size": UNMARKED}, []),
+    ],
+    ids=["a mark", "beside a mark that counts", "an event says the counts", "the first of its life"],
 )
 async def test_what_stands_beside_an_offset_is_not_kept_waiting(more: Any, counting: list[TopicPartition]) -> None:
     """Found as it was, it would hold a crash against a record once more, or count records twice."""
@@ -157,3 +172,58 @@ async def test_no_more_trails_than_one_full_batch(large: Any) -> None:
     assert owner.moved == [{MAIN: 1}]
     await owner._go_in_steps(handing_off(3, **large))
     assert owner.moved == [{MAIN: 1}, {MAIN: 2}]
+
+
+async def test_what_trails_behind_a_session_that_fails_is_committed_once() -> None:
+    """It is done: read again, what was well at once would run once more."""
+    owner = lane(Standing.MEMBER, silent_s=0)
+    await owner._go_in_steps(handing_off(1))
+    await owner._go_in_steps(handing_off(2))
+    await owner._trailing.catch_up(owner._commit_offsets, "app.orders.0")
+    assert owner.moved == [{MAIN: 1}, {MAIN: 2}]
+    assert not owner._trailing.offsets
+
+
+async def test_a_member_no_more_leaves_it_to_the_next_one() -> None:
+    """Which of them has come further is not for the former owner to say."""
+    former = lane(Standing.MEMBER, silent_s=0)
+    await former._go_in_steps(handing_off(1))
+    await former._go_in_steps(handing_off(2))
+    former.answer = Standing.GONE
+    await former._trailing.catch_up(former._commit_offsets, "app.orders.0")
+    assert not former._trailing.offsets
+    former._trailing.offsets = {MAIN: Committed(2, "")}
+    with pytest.raises(NotMemberError):
+        former._check(Standing.GONE)
+    assert not former._trailing.offsets
+
+
+def site() -> LaneSite:
+    """Return where the lane of the first partition belongs."""
+    return LaneSite(
+        name="app.orders.0", group="app", partition=0, sources=[MAIN, RETRY], main=MAIN, delivering=[MAIN],
+        changelog=TopicPartition("app.orders.changelog", 0), dlq=TopicPartition("app.orders.dlq", 0),
+    )  # fmt: skip
+
+
+def test_the_first_counts_that_are_said_do_not_trail() -> None:
+    """Where nothing said what was counted, as after a stop in good order, and later where they begin anew."""
+    notes = Notes(site(), "b")
+    first, same, said = Tally(from_offset=0, since_ms=1), Tally(from_offset=0, since_ms=1, received=2), None
+    assert notes.said_by(LaneBatch(tally=first))
+    notes.counted(LaneBatch(tally=first))
+    assert not notes.said_by(LaneBatch(tally=same))
+    assert not notes.said_by(LaneBatch(tally=said))
+    assert notes.said_by(LaneBatch(tally=Tally(from_offset=2, since_ms=3)))
+
+
+@pytest.mark.parametrize("found", ["", Mark(alone=False, count=0, life="a").text])
+def test_the_first_offset_of_a_life_does_not_trail(found: str) -> None:
+    """Until it is committed, what stands there tells of another life, or of none."""
+    notes = Notes(site(), "b")
+    notes.read({MAIN: Committed(3, found), RETRY: Committed(0, "")}, {MAIN: 3, RETRY: 0}, {MAIN: 3, RETRY: 0}, "")
+    batch = LaneBatch(offsets={MAIN: 4})
+    assert notes.unmarked(batch)
+    assert not notes.unmarked(LaneBatch(offsets={RETRY: 1}))
+    notes.beside(batch)
+    assert not notes.unmarked(LaneBatch(offsets={MAIN: 5}))
