@@ -25,6 +25,7 @@ from typing import Any, cast
 import faust
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
+from mode.utils.times import want_seconds
 
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
@@ -44,7 +45,7 @@ from retryapp.runtime.consumer import RetryConsumer, RetryTransport
 from retryapp.runtime.heap import find_trim, give_back_memory
 from retryapp.runtime.metrics import MetricsObserver, Sources
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
-from retryapp.runtime.options import SETTINGS, RuntimeOptions
+from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
 from retryapp.runtime.placement import LaneMaker, end_process, patience_s
 from retryapp.runtime.plain import PlainAssignor
 from retryapp.runtime.preparation import Preparation
@@ -190,12 +191,22 @@ class Runtime(Ownership):
                 "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own "
                 "transactions, and Faust's lose records",
             )
+        if conf.broker_heartbeat_interval >= conf.broker_session_timeout:
+            raise InvalidSettingError(
+                "broker_heartbeat_interval",
+                f"{conf.broker_heartbeat_interval:g} s",
+                f"it must be well below broker_session_timeout, {conf.broker_session_timeout:g} s (a third is usual): "
+                "the group would take workers for dead that live",
+            )
 
     def _change_settings(self) -> None:
         """Change Faust's defaults where the user has not decided; said once in the log."""
         _, given = self.app._default_options
         options = cast("dict[str, Any]", given)
         changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
+        session_s = want_seconds(given.get("broker_session_timeout") or SETTINGS["broker_session_timeout"][0])
+        if "broker_heartbeat_interval" not in given and session_s < HEARTBEATS * HEARTBEAT_S:
+            changed["broker_heartbeat_interval"] = session_s / HEARTBEATS, "several in a session: one may get lost"
         if self.options.delivery is DeliveryMode.AT_LEAST_ONCE:
             changed["PartitionAssignor"] = (PlainAssignor, "the two delivery modes must not meet in a group")
         options.update({name: ours for name, (ours, _) in changed.items()})

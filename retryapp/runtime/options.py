@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from retryapp.core.guarantees import DeliveryMode
 from retryapp.kafka import PlanOptions
@@ -22,6 +22,10 @@ SETTINGS: Mapping[str, tuple[Any, str]] = {
     "web_router_enabled": (False, "not used"),
 }
 """Faust settings that we change where the user has not decided: ours and why."""
+HEARTBEAT_S: Final = 3.0
+"""Faust's own `broker_heartbeat_interval`."""
+HEARTBEATS: Final = 4
+"""In a session, at least, where the user has decided on the session only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,37 @@ async def test_what_the_user_has_set_stays() -> None:
     assert app.conf.broker_rebalance_timeout == SETTINGS["broker_rebalance_timeout"][0]
 
 
+@pytest.mark.parametrize(
+    ("given", "interval_s"),
+    [
+        ({}, 3.0),
+        ({"broker_session_timeout": 6.0}, 1.5),
+        ({"broker_session_timeout": 12.0}, 3.0),
+        ({"broker_session_timeout": 6.0, "broker_heartbeat_interval": 2.0}, 2.0),
+    ],
+)
+async def test_a_short_session_has_several_heartbeats(given: dict[str, float], interval_s: float) -> None:
+    """One may get lost; what the user has decided stays."""
+    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", **given)
+    Retries(app)
+    app.finalize()
+    assert app.conf.broker_heartbeat_interval == interval_s
+
+
+async def test_a_session_without_a_heartbeat_is_refused() -> None:
+    """The group would take every worker for dead, and none would start a record."""
+    app = faust.App(
+        "app",
+        broker="kafka://127.0.0.1:1",
+        store="memory://",
+        broker_session_timeout=6.0,
+        broker_heartbeat_interval=6.0,
+    )
+    Retries(app)
+    with pytest.raises(InvalidSettingError, match="a third is usual"):
+        app.finalize()
+
+
 async def test_neighbours_are_welcome(retries: Retries) -> None:
     """A handler for each of several topics."""
     retries.handler("refunds", policy=POLICY)(refund)
