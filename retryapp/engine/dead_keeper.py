@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
-from retryapp.ports import Clock, DeadLetterStore, DeadRow, TopicPartition, TopicReader
+from retryapp.ports import Clock, DeadLetterStore, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
@@ -79,3 +79,12 @@ class DeadLetterKeeper:
         while gone:
             gone = self._table.forget_before(first_offset) > 0
             await asyncio.sleep(0)
+
+
+def dead_rows(dlq: TopicPartition, batch: LaneBatch, receipt: LaneReceipt) -> list[DeadRow]:
+    """Return the dead letters of a batch, as the table keeps them."""
+    return [
+        DeadRow(offset, outgoing.headers)
+        for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)
+        if outgoing.topic == dlq.topic
+    ]

@@ -36,10 +36,10 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Suspected, parse_mark
 from retryapp.core.tally import Tally, split_note
 from retryapp.engine.copies import Outcomes, read_outcomes
-from retryapp.engine.dead_keeper import DeadLetterKeeper
+from retryapp.engine.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.engine.notes import Notes
-from retryapp.engine.recovery import catch_up, check_changelog, written_down
+from retryapp.engine.recovery import catch_up, check_alone, check_changelog, offsets_in, written_down
 from retryapp.engine.seen import apply_seen, recover_seen
 from retryapp.engine.site import LaneSite
 from retryapp.engine.trailing import Trailing
@@ -48,7 +48,6 @@ from retryapp.ports import (
     Clock,
     Committed,
     DeadLetterStore,
-    DeadRow,
     LaneBatch,
     LaneReceipt,
     PendingStore,
@@ -251,7 +250,9 @@ class LaneProtocol(ABC):
     async def _learn_time(self) -> None:
         """The first lane of a worker asks for the broker's time, by a record whose acknowledgement tells it."""
         if not self.clock.trusted:
-            await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
+            receipt = await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
+            if self.pending is not None and receipt.changelog_offset is not None:
+                self.pending.write((), (), receipt.changelog_offset)
 
     # -- serving ------------------------------------------------------------------------------------------------
 
@@ -286,7 +287,8 @@ class LaneProtocol(ABC):
         sent_ms = self.clock.counted_ms()
         logged = await self._log(batch)
         self._anchor(sent_ms, logged)
-        written = await logged.offsets()
+        written = [*offsets_in(self.place.changelog, batch, published), *await logged.offsets()]
+        check_alone(self.place, self.pending, written)
         self._trailing.add(batch, self._noted(batch))
         if self._trailing.offsets and not waits:
             await self._commit_offsets(self._trailing.offsets)
@@ -366,12 +368,7 @@ class LaneProtocol(ABC):
         self.pending.touch(self.clock.wall_ms())
         if receipt.changelog_offset is not None:
             self.pending.write(batch.puts, batch.removes, receipt.changelog_offset)
-        dead = [
-            DeadRow(offset, outgoing.headers)
-            for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)
-            if outgoing.topic == self.place.dlq.topic
-        ]
-        if dead:
+        if dead := dead_rows(self.place.dlq, batch, receipt):
             keeper.write(dead)
         if self.seen is not None and self.place.seen is not None:
             apply_seen(self.seen, self.place.seen, batch, receipt, self.clock.wall_ms())

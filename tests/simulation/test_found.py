@@ -46,6 +46,11 @@ def test_copies_do_not_hide_the_record_that_ends_its_workers() -> None:
     assert result.reached["dead"] > 0
 
 
+def test_a_former_owners_late_record_does_not_hide_the_rows_before_it() -> None:
+    """Its store took the offset of its own late record for how far it had read, and a row between waited for ever."""
+    assert History(Plan.of(880346639421, transactional=False)).run().violation is None
+
+
 def test_what_runs_behind_a_suspect_does_not_end_the_worker_in_its_stead() -> None:
     """It had run behind what was not committed, beside a record that was buried for it, life after life."""
     result = History(Plan.of(277172099813)).run()

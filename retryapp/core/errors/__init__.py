@@ -39,6 +39,7 @@ from retryapp.core.errors.environment import (
     UnreadableTopicError,
 )
 from retryapp.core.errors.lanes import (
+    ChangelogSharedError,
     LaneClosedError,
     LaneError,
     LaneFencedError,
@@ -68,6 +69,7 @@ __all__ = [
     "MAX_SHOWN_CHARS",
     "BrokerUnreachableError",
     "ChangelogReplacedError",
+    "ChangelogSharedError",
     "ConfigurationError",
     "DamagedEventError",
     "DamagedMetadataError",

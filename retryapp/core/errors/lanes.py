@@ -30,6 +30,21 @@ class LaneClosedError(LaneError):
     """
 
 
+class ChangelogSharedError(LaneError):
+    """Somebody else has written to a lane's changelog while it was open: a former owner, where nothing fences one.
+
+    What was written is in the changelog, not in the local store. The lane closes and opens again, and reads it.
+    """
+
+    def __init__(self, lane: str, expected: int, found: int) -> None:
+        """Args: lane: its ``{group}.{main}.{partition}``. expected: next offset of its store. found: the one it got."""
+        self.expected = expected
+        self.found = found
+        super().__init__(
+            lane, f"another worker has written to its changelog: a record got offset {found}, not {expected}"
+        )
+
+
 class MembershipLapsedError(LaneError):
     """The group's coordinator was silent for a whole session: another worker may have the lane's records by now.
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from doubles import MAIN, RETRY
 
+from retryapp.core.errors import ChangelogSharedError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Mark
 from retryapp.core.tally import Tally
 from retryapp.engine.lane import NotMemberError
 from retryapp.engine.limits import LaneLimits
 from retryapp.engine.notes import Notes
+from retryapp.engine.recovery import offsets_in
 from retryapp.engine.site import LaneSite
 from retryapp.engine.trailing import TRAIL_S, Trailing
 from retryapp.engine.transport import LaneProtocol
@@ -25,11 +27,15 @@ UNMARKED = 7
 
 
 class Acks:
-    """Two records are there."""
+    """Records are there."""
+
+    def __init__(self, offsets: list[int]) -> None:
+        """Args: offsets: where."""
+        self._offsets = offsets
 
     async def offsets(self) -> list[int]:
         """Return where."""
-        return [4, 5]
+        return self._offsets
 
 
 class Passing:
@@ -74,9 +80,11 @@ class Asking(SimpleNamespace):
 
     async def _publish(self, batch: LaneBatch) -> Acks:
         self.published.append(batch)
-        return Acks()
+        return Acks([9] * len(batch.publishes))
 
-    _log = _publish
+    async def _log(self, batch: LaneBatch) -> Acks:
+        self.published.append(batch)
+        return Acks([4, 5])
 
     def _anchor(self, *_told: Any) -> None:
         """The broker's time is of no account here."""
@@ -87,7 +95,7 @@ def lane(answer: Standing, *, silent_s: float) -> Any:
     clock = Passing()
     return Asking(
         clock=clock, answer=answer, asked=0, published=[], moved=[], counting=[], _proved_s=100.0 - silent_s,
-        generation=3, place=SimpleNamespace(name="app.orders.0"), _trailing=Trailing(),
+        generation=3, place=site(), pending=None, _trailing=Trailing(),
     )  # fmt: skip
 
 
@@ -227,3 +235,22 @@ def test_the_first_offset_of_a_life_does_not_trail(found: str) -> None:
     assert not notes.unmarked(LaneBatch(offsets={RETRY: 1}))
     notes.beside(batch)
     assert not notes.unmarked(LaneBatch(offsets={MAIN: 5}))
+
+
+@pytest.mark.parametrize(("next_offset", "alone"), [(4, True), (3, False), (5, False)])
+async def test_a_store_never_passes_over_what_another_worker_wrote(next_offset: int, alone: bool) -> None:
+    """Behind it the rows would wait in the changelog for ever; the lane opens again and reads them."""
+    owner = lane(Standing.MEMBER, silent_s=0)
+    owner.pending = SimpleNamespace(next_offset=next_offset)
+    if alone:
+        assert (await owner._go_in_steps(LaneBatch())).changelog_offset == 5
+        return
+    with pytest.raises(ChangelogSharedError, match=f"offset 4, not {next_offset}"):
+        await owner._go_in_steps(LaneBatch())
+
+
+def test_what_a_batch_publishes_to_the_changelog_counts_as_written_there() -> None:
+    """As the records do that ask for the broker's time."""
+    changelog = site().changelog
+    batch = LaneBatch(publishes=[Outgoing(*RETRY, b"k", b"v", ()), Outgoing(*changelog, b"time", b"", ())])
+    assert offsets_in(changelog, batch, [7, 9]) == [9]
