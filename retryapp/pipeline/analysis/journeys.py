@@ -154,9 +154,11 @@ def _columns(steps: GroupedData) -> DataFrame:
     station = F.col("last.station")
     is_pending = station == F.lit("retry")
     found = {
-        **{name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "ended_ms", "reason")},
+        **{
+            name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "reason", "ended_ms")
+        },
         **{name: F.col(f"failure.{name}") for name in _FAILURE},
-        "fate": F.when(is_pending, F.lit("pending")).when(station == F.lit("dlq"), F.lit("dead")).otherwise(F.lit("done")),
+        "fate": F.when(is_pending, "pending").when(station == F.lit("dlq"), "dead").otherwise("done"),
         "last_attempt": F.col("last.attempt"),
         **{name: F.when(is_pending, F.col(f"last.{name}")) for name in ("due_at_ms", "tier")},
         "last_topic": F.col("last.topic"),
@@ -179,9 +181,9 @@ def _attempt() -> Column:
         "attempt": F.col("attempt"),
         "tier": F.when(is_next, F.col("before.tier")),
         "lateness_ms": F.coalesce(F.col("step.lateness_ms"), late_ms),
-        "outcome": F.when(station == F.lit("retry"), F.lit("retried"))
-        .when(station == F.lit("dlq"), F.lit("dead"))
-        .otherwise(F.lit("succeeded")),
+        "outcome": F.when(station == F.lit("retry"), "retried")
+        .when(station == F.lit("dlq"), "dead")
+        .otherwise("succeeded"),
     }
     columns = (told.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
     is_attempt = (F.col("attempt") >= 1) & ~F.coalesce(is_told, F.lit(False))
