@@ -32,6 +32,8 @@ _ANYWHERE: Final = {
     "spark.redaction.regex": REDACTED,
     # Java never compiles a method of more than 8,000 bytes; beyond that Spark has to split what it generates.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # Rows that lie in order are summed up as they come: without a hash table, in one pass instead of two.
+    "spark.sql.execution.replaceHashWithSortAgg": "true",
 }
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -57,7 +59,8 @@ _LOCAL: Final = {
     # The defaults are for hundreds of cores: with them a Delta commit takes seconds and a vacuum minutes.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-    "spark.sql.shuffle.partitions": str(min(16, max(2, os.cpu_count() or 2))),
+    # As many as keep a sort of millions of rows in memory; Spark joins them again where there is little in them.
+    "spark.sql.shuffle.partitions": "16",
 }
 
 

@@ -119,8 +119,11 @@ def test_the_cut_leaves_out_what_lies_behind_it(spark: SparkSession) -> None:
 
 
 def test_what_cannot_be_read_is_no_journey(spark: SparkSession) -> None:
-    """It is in the quarantine column, and counted by a check."""
+    """It is in the quarantine column, and counted by a check; an event may name an origin that is none."""
     archive = Archive()
+    for origin in ("nonsense", "orders@id/1", "orders@id/one/2", "orders@id/99999999999/2", "", "@//"):
+        archive.succeeded(7, 2)
+        archive.rows[-1]["event"]["origin"] = origin
     archive.add("dlq", 0, unreadable="no retry headers")
     archive.counted(0, 5, ok=5, failed=0)
     archive.failed(1, 1)

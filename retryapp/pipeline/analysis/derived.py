@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 STATE: Final = "state.json"
 _FRESH: Final = "retryapp_fresh_journeys"
+_DELTA_OPTIONS: Final = {
+    "overwriteSchema": "true",
+    # Rows are counted, nothing else is: files are read as a whole, so least and greatest values would spare none.
+    "delta.dataSkippingNumIndexedCols": "0",
+}
 
 
 class Derived:
@@ -53,7 +58,7 @@ class Derived:
             F.col(field.name).cast(field.dataType).alias(field.name, metadata=dict(field.metadata)) for field in schema
         ]
         writer = frame.select(*columns).write.format(self._lake.format).mode("overwrite")
-        (writer.option("overwriteSchema", "true") if self._delta else writer).save(self._place(name))
+        (writer.options(**_DELTA_OPTIONS) if self._delta else writer).save(self._place(name))
 
     def put_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace a small table by rows from here."""

@@ -7,18 +7,28 @@ attempt are found on the record before it.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.schemas import JOURNEYS, TRACES
+from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, TRACES
+
+if TYPE_CHECKING:
+    from pyspark.sql import GroupedData
 
 STATIONS: Final = ("retry", "dlq", "succeeded")
-_ORIGIN: Final = r"^(.*)@([^/@]*)/(\d+)/(\d+)$"
+_ORDER: Final = ("replays", "attempt", "rank")
+_FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
+"""What the last failure says."""
+_LAST: Final = (
+    "station", "topic_id", "partition", "offset", "ended_ms", "reason", "due_at_ms", "tier", "topic", "found_offset",
+    "timestamp_ms",
+)  # fmt: skip
+"""What the last step says."""
 _STEP: Final = (
-    "replays", "attempt", "rank", "station", "started_ms", "ended_ms", "lateness_ms", "hot_attempts", "due_at_ms",
-    "tier", "reason", "error_type", "error_message", "fingerprint", "policy", "topic", "found_offset", "timestamp_ms",
+    *_LAST, *_FAILURE, "started_ms", "lateness_ms", "hot_attempts", "origin_timestamp_ms", "key_hash",
 )  # fmt: skip
 
 
@@ -35,10 +45,11 @@ def traces_of(records: DataFrame) -> DataFrame:
     said = F.col("metadata").isNotNull()
     success = F.col("event.kind") == F.lit("succeeded")
     told = records.where(F.col("failure_id").isNotNull() & (said | success))
+    place = F.split(F.substring_index("event.origin", "@", -1), "/")
     both: dict[str, tuple[Column, Column]] = {
-        "topic_id": (F.col("metadata.origin.topic_id"), F.regexp_extract("event.origin", _ORIGIN, 2)),
-        "partition": (F.col("metadata.origin.partition"), F.regexp_extract("event.origin", _ORIGIN, 3)),
-        "offset": (F.col("metadata.origin.offset"), F.regexp_extract("event.origin", _ORIGIN, 4)),
+        "topic_id": (F.col("metadata.origin.topic_id"), F.get(place, 0)),
+        "partition": (F.col("metadata.origin.partition"), F.get(place, 1).try_cast("int")),
+        "offset": (F.col("metadata.origin.offset"), F.get(place, 2).try_cast("bigint")),
         "replays": (F.col("metadata.replays"), F.col("event.replays")),
         "attempt": (F.col("metadata.attempt"), F.col("event.attempt")),
         "rank": (F.when(F.col("station") == "retry", F.lit(0)).otherwise(F.lit(1)), F.lit(2)),
@@ -63,7 +74,7 @@ def traces_of(records: DataFrame) -> DataFrame:
         else:
             column = F.col(name)
         columns.append(column.cast(field.dataType).alias(name))
-    return told.select(*columns)
+    return told.select(*columns).where(F.col("partition").isNotNull() & F.col("offset").isNotNull())
 
 
 def before_cut(traces: DataFrame, cut: DataFrame) -> DataFrame:
@@ -97,76 +108,88 @@ def _marked(traces: DataFrame, cut: DataFrame, name: str) -> DataFrame:
 def journeys_of(traces: DataFrame) -> DataFrame:
     """Return one row for each failure id.
 
+    One shuffle and one sort serve all: the first of each hand-off, what lies before it, and the sums. What an array of
+    steps would have to say by higher-order functions costs several times as much, for Spark compiles none of those.
+
     Args:
         traces: the columns of ``schemas.TRACES``; all of each failure id that is in it, in any order.
 
     Returns:
         The columns of ``schemas.JOURNEYS``.
     """
-    whose = ["cluster_id", "group", "main", "failure_id"]
+    told = ["cluster_id", "group", "main", "failure_id"]  # long beginnings of which are the same in all rows:
+    whose = ["mark", *told]  # a sort compares the first eight bytes without a look at the row
     first = F.struct("epoch", "found_offset", "topic")
-    kept = F.struct(*_STEP, "topic_id", "partition", "offset", "origin_timestamp_ms", "key_hash")
     steps = (
-        traces.repartition(*whose)
-        .groupBy(*whose, "replays", "attempt", "rank")
-        .agg(F.min_by(kept, first).alias("step"), F.count(F.lit(1)).alias("times"))
+        traces.repartition(*told)
+        .withColumn("mark", F.xxhash64(*told))
+        .groupBy(*whose, *_ORDER)
+        .agg(F.min_by(F.struct(*_STEP), first).alias("step"), F.count(F.lit(1)).alias("times"))
     )
-    whole = steps.groupBy(*whose).agg(
-        F.array_sort(F.collect_list("step")).alias("steps"), F.sum(F.col("times") - 1).alias("copies")
-    )
-    return _columns(whole.withColumn("last", F.element_at("steps", -1)).withColumn("paired", F.expr(_PAIRED)))
+    in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
+    before = F.lag(F.struct("replays", "attempt", "step.tier", "step.due_at_ms")).over(in_order)
+    return _columns(steps.withColumn("before", before).groupBy(*whose))
 
 
-_PAIRED: Final = "transform(steps, (s, i) -> struct(s as now, if(i = 0, null, element_at(steps, i)) as before))"
-_SAME: Final = "p.before.replays = p.now.replays"
-_ATTEMPTS: Final = f"""
-transform(
-  filter(paired, p -> p.now.attempt >= 1 and not coalesce({_SAME} and p.before.attempt = p.now.attempt, false)),
-  p -> named_struct(
-    'replays', p.now.replays, 'attempt', p.now.attempt, 'started_ms', p.now.started_ms, 'ended_ms', p.now.ended_ms,
-    'tier', if({_SAME} and p.before.attempt = p.now.attempt - 1, p.before.tier, null),
-    'lateness_ms', coalesce(p.now.lateness_ms,
-        if({_SAME} and p.before.attempt = p.now.attempt - 1, p.now.started_ms - p.before.due_at_ms, null)),
-    'hot_attempts', p.now.hot_attempts,
-    'outcome', case p.now.station when 'retry' then 'retried' when 'dlq' then 'dead' else 'succeeded' end,
-    'error_type', p.now.error_type, 'error_message', p.now.error_message, 'fingerprint', p.now.fingerprint))
-"""
-_MISSING: Final = f"""
-aggregate(paired, 0L, (n, p) -> n + greatest(0L,
-    p.now.attempt - 1 - if(coalesce({_SAME}, false), p.before.attempt, 0L)))
-"""
-
-
-def _columns(whole: DataFrame) -> DataFrame:
+def _columns(steps: GroupedData) -> DataFrame:
     """Say what the steps of each record come to."""
-    failed = "element_at(filter(steps, s -> s.error_type is not null), -1)"
-    told = "element_at(filter(steps, s -> s.{0} is not null), 1).{0}"
-    pending = "if(last.station = 'retry', last.{0}, null)"
-    expressions = {
-        **{name: f"last.{name}" for name in ("topic_id", "partition", "offset", "replays", "ended_ms", "reason")},
-        "origin_timestamp_ms": f"try_{told.format('origin_timestamp_ms')}",
-        "key_hash": f"try_{told.format('key_hash')}",
-        "policy": f"try_{failed}.policy",
-        "fate": "case last.station when 'retry' then 'pending' when 'dlq' then 'dead' else 'done' end",
-        "attempts": _ATTEMPTS,
-        "last_attempt": "last.attempt",
-        "missing": _MISSING,
-        "first_failed_ms": "array_min(transform(filter(steps, s -> s.error_type is not null), s -> s.ended_ms))",
-        "due_at_ms": pending.format("due_at_ms"),
-        "tier": pending.format("tier"),
-        **{name: f"try_{failed}.{name}" for name in ("error_type", "error_message", "fingerprint")},
-        "last_topic": "last.topic",
-        "last_offset": "last.found_offset",
-        "last_timestamp_ms": "last.timestamp_ms",
-    }
-    return whole.select(
-        *(
-            (F.expr(expressions[field.name]) if field.name in expressions else F.col(field.name))
-            .cast(field.dataType)
-            .alias(field.name)
-            for field in JOURNEYS
-        )
+    order = F.struct(*_ORDER)
+    has_failed = F.col("step.error_type").isNotNull()
+    failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))
+    same_replay = F.coalesce(F.col("before.replays") == F.col("replays"), F.lit(False))
+    missing = F.col("attempt") - 1 - F.when(same_replay, F.col("before.attempt")).otherwise(0)
+
+    def first_told(name: str) -> Column:
+        told = F.col(f"step.{name}")
+        return F.min_by(told, F.when(told.isNotNull(), order)).alias(name)
+
+    sums = steps.agg(
+        F.max_by(F.struct("replays", "attempt", *(f"step.{name}" for name in _LAST)), order).alias("last"),
+        F.max_by(failure, F.when(has_failed, order)).alias("failure"),
+        first_told("origin_timestamp_ms"),
+        first_told("key_hash"),
+        F.sort_array(F.collect_list(_attempt())).alias("attempts"),
+        F.sum(F.greatest(F.lit(0).cast("long"), missing)).alias("missing"),
+        F.sum(F.col("times") - 1).alias("copies"),
+        F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
     )
+    station = F.col("last.station")
+    is_pending = station == F.lit("retry")
+    found = {
+        **{
+            name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "reason", "ended_ms")
+        },
+        **{name: F.col(f"failure.{name}") for name in _FAILURE},
+        "fate": F.when(is_pending, "pending").when(station == F.lit("dlq"), "dead").otherwise("done"),
+        "last_attempt": F.col("last.attempt"),
+        **{name: F.when(is_pending, F.col(f"last.{name}")) for name in ("due_at_ms", "tier")},
+        "last_topic": F.col("last.topic"),
+        "last_offset": F.col("last.found_offset"),
+        "last_timestamp_ms": F.col("last.timestamp_ms"),
+    }
+    columns = ((found.get(field.name, F.col(field.name)), field) for field in JOURNEYS)
+    return sums.select(*(column.cast(field.dataType).alias(field.name) for column, field in columns))
+
+
+def _attempt() -> Column:
+    """Return the attempt that a step tells of; null where it tells of none, or of that of the step before."""
+    same_replay = F.col("before.replays") == F.col("replays")
+    is_told = same_replay & (F.col("before.attempt") == F.col("attempt"))
+    is_next = same_replay & (F.col("before.attempt") == F.col("attempt") - 1)
+    station = F.col("step.station")
+    late_ms = F.when(is_next, F.col("step.started_ms") - F.col("before.due_at_ms"))
+    told = {
+        "replays": F.col("replays"),
+        "attempt": F.col("attempt"),
+        "tier": F.when(is_next, F.col("before.tier")),
+        "lateness_ms": F.coalesce(F.col("step.lateness_ms"), late_ms),
+        "outcome": F.when(station == F.lit("retry"), "retried")
+        .when(station == F.lit("dlq"), "dead")
+        .otherwise("succeeded"),
+    }
+    columns = (told.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
+    is_attempt = (F.col("attempt") >= 1) & ~F.coalesce(is_told, F.lit(False))
+    return F.when(is_attempt, F.struct(*columns).cast(ATTEMPT))
 
 
 def touched_ids(traces: DataFrame, fresh: DataFrame, *, cut: DataFrame, former: DataFrame) -> DataFrame:
