@@ -59,8 +59,7 @@ _LOCAL: Final = {
     # The defaults are for hundreds of cores: with them a Delta commit takes seconds and a vacuum minutes.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-    # As many as keep a sort of millions of rows in memory; Spark joins them again where there is little in them.
-    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.shuffle.partitions": str(min(16, max(2, os.cpu_count() or 2))),
 }
 
 
