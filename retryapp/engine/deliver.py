@@ -96,13 +96,14 @@ async def deliver(run: Run) -> Outcome:
     if error is None and run.metadata is None:
         published = () if run.outbox is None else run.outbox.published
         return _published(run, published) if published else record.next_offset
-    ended_ms = station.clock.wall_ms()
-    return _succeeded(run, ended_ms) if error is None else _failed(run, error, ended_ms)
+    if error is None:
+        return _succeeded(run, station.clock.wall_ms())
+    return _failed(run, error, station.clock.latest_ms())
 
 
 def timed_out(run: Run) -> Turn:
     """Return the turn of a run that goes on after its time-out."""
-    return _failed(run, _too_long(run.station.handler), run.station.clock.wall_ms())
+    return _failed(run, _too_long(run.station.handler), run.station.clock.latest_ms())
 
 
 def crashed(run: Run, times: int) -> Turn:

@@ -27,6 +27,10 @@ class Clock(Protocol):
         """Return the epoch time in milliseconds, UTC."""
         ...
 
+    def latest_ms(self) -> int:
+        """Return the latest that the wall time may be: what a wait is counted from must not be taken for earlier."""
+        ...
+
     def monotonic_s(self) -> float:
         """Return seconds that only grow; the zero is arbitrary."""
         ...

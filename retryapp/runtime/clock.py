@@ -12,6 +12,7 @@ two hours ahead would fire everything at once, and one that is set back would st
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 from mode.utils.logging import get_logger
@@ -58,6 +59,10 @@ class SystemClock:
     def wall_ms(self) -> int:
         """Return epoch milliseconds, the broker's as far as it is known; goes back only to agree with it."""
         return int(self.counted_ms() + self.skew.correction_ms)
+
+    def latest_ms(self) -> int:
+        """See `ports.Clock.latest_ms`: as long after `wall_ms` as the quickest acknowledgements of late took."""
+        return math.ceil(self.counted_ms() + self.skew.correction_ms + self.skew.late_ms)
 
     def counted_ms(self) -> float:
         """Return our own epoch milliseconds, uncorrected: what `anchor` compares with the broker's."""

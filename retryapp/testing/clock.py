@@ -37,6 +37,10 @@ class VirtualClock:
         """Return the epoch time in milliseconds."""
         return self._wall_ms
 
+    def latest_ms(self) -> int:
+        """Return the epoch time in milliseconds, of which nothing is uncertain."""
+        return self._wall_ms
+
     def monotonic_s(self) -> float:
         """Return seconds that only grow."""
         return self._monotonic_ns / _NS

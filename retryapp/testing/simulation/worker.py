@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -56,6 +57,10 @@ class SimClock:
     def wall_ms(self) -> int:
         """See `ports.Clock.wall_ms`."""
         return int(self.counted_ms() + self.skew.correction_ms)
+
+    def latest_ms(self) -> int:
+        """See `ports.Clock.latest_ms`."""
+        return math.ceil(self.counted_ms() + self.skew.correction_ms + self.skew.late_ms)
 
     def monotonic_s(self) -> float:
         """See `ports.Clock.monotonic_s`."""

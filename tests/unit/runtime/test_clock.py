@@ -89,6 +89,22 @@ def test_the_brokers_time_leads(machine: Machine, ahead_ms: int) -> None:
     assert clock.wall_ms() == pytest.approx(BEGAN_MS + 60_004 + ahead_ms, abs=5)
 
 
+@pytest.mark.parametrize("ahead_ms", [7_200_000, 0, -7_200_000])
+@pytest.mark.parametrize("took_s", [0.004, 1.5])
+def test_the_brokers_time_lies_between_what_it_is_taken_for_and_the_latest(
+    machine: Machine, ahead_ms: int, took_s: float
+) -> None:
+    """However slow the first acknowledgement was; quick ones bring the two together."""
+    clock = SystemClock()
+    assert clock.latest_ms() == clock.wall_ms()
+    for took in (took_s, 0.002):
+        acknowledge(clock, machine, ahead_ms, took_s=took)
+        machine.pass_s(1)
+        brokers_ms = clock.counted_ms() + ahead_ms
+        assert clock.wall_ms() <= brokers_ms <= clock.latest_ms() + 1
+        assert clock.latest_ms() - clock.wall_ms() <= took * 1000 + 3
+
+
 @pytest.mark.parametrize(("ahead_ms", "said"), [(7_200_000, "71999.. ms behind"), (-7_200_000, "720000. ms ahead of")])
 def test_a_machine_that_is_off_is_told_of(
     machine: Machine, caplog: pytest.LogCaptureFixture, ahead_ms: int, said: str
