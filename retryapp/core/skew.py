@@ -52,8 +52,12 @@ class BrokerSkew:
 
     @property
     def late_ms(self) -> float:
-        """Return how much later the broker's time may be than the correction makes of ours; 0 before the first."""
-        return max(0.0, self._high_ms - self.correction_ms)
+        """Return how much later the broker's time may be than the correction makes of ours.
+
+        0 while there is no correction: a clock that no acknowledgement has contradicted is taken at its word, here and
+        on other machines, and due times are not put off by what the acknowledgements take.
+        """
+        return max(0.0, self._high_ms - self.correction_ms) if self.correction_ms else 0.0
 
     def observe(self, *, sent_ms: float, acked_ms: float, appended_ms: int, at_s: float) -> bool:
         """Take an acknowledgement into account.

@@ -61,8 +61,9 @@ class SystemClock:
         return int(self.counted_ms() + self.skew.correction_ms)
 
     def latest_ms(self) -> int:
-        """See `ports.Clock.latest_ms`: as long after `wall_ms` as the quickest acknowledgements of late took."""
-        return math.ceil(self.counted_ms() + self.skew.correction_ms + self.skew.late_ms)
+        """See `ports.Clock.latest_ms`: after `wall_ms`, where our own time is wrong, by as much as nobody can tell."""
+        late_ms = self.skew.late_ms
+        return self.wall_ms() + math.ceil(late_ms) if late_ms else self.wall_ms()
 
     def counted_ms(self) -> float:
         """Return our own epoch milliseconds, uncorrected: what `anchor` compares with the broker's."""

@@ -60,7 +60,7 @@ class SimClock:
 
     def latest_ms(self) -> int:
         """See `ports.Clock.latest_ms`."""
-        return math.ceil(self.counted_ms() + self.skew.correction_ms + self.skew.late_ms)
+        return self.wall_ms() + math.ceil(self.skew.late_ms)
 
     def monotonic_s(self) -> float:
         """See `ports.Clock.monotonic_s`."""
