@@ -32,8 +32,6 @@ _ANYWHERE: Final = {
     "spark.redaction.regex": REDACTED,
     # Java never compiles a method of more than 8,000 bytes; beyond that Spark has to split what it generates.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # Rows that lie in order are summed up as they come: without a hash table, in one pass instead of two.
-    "spark.sql.execution.replaceHashWithSortAgg": "true",
 }
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
