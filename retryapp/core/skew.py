@@ -8,8 +8,8 @@ with each other, and loosen with time as crystals drift.
 The correction stays while it lies within the bounds: records that were acknowledged late do not pull it about. Where it
 does not, it becomes the lower bound. The broker's time is then never taken for later than it is, or the records of a
 machine whose clock is ahead would fire early, by as long as its acknowledgements take (found by the campaign of real
-faults: 3 ms). What a wait is counted from is the opposite case: a failure counts from the latest that it may be, or the
-records of a machine that hears its acknowledgements late would be due early elsewhere (found by the simulation).
+faults: 3 ms). What a wait is counted from is the opposite case: on a machine whose clock was found wrong a failure
+counts from the latest that it may be, or records would be due early elsewhere (found by the simulation).
 
 An acknowledgement that contradicts what was known by more than ``DOUBT_MS`` is not believed at once: nobody can tell
 whether our clock jumped or the broker's. Until ``AGREEING`` of them in a row agree with each other, or one agrees with

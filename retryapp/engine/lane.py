@@ -271,15 +271,15 @@ class Lane:
     def _follow(self) -> None:
         """Have the offsets committed that were left behind, unless a later batch has taken them along."""
         self._following = None
-        if (
-            self._behind and not self._ready.is_set()
-        ):  # a rest is short, and what is being committed may take them along
-            seconds = max(self._limits.longest_rest_s, self._limits.follow_s / 10)
-            self._following = asyncio.get_running_loop().call_later(seconds, self._follow)
-        elif self._behind:
+        if not self._behind:
+            return
+        if self._ready.is_set():
             self._repeat_offset()
             self._tick_due = True
             self._wake.set()
+        else:  # a rest is short, and what is being committed may take them along
+            seconds = max(self._limits.longest_rest_s, self._limits.follow_s / 10)
+            self._following = asyncio.get_running_loop().call_later(seconds, self._follow)
 
     def _repeat_offset(self) -> None:
         if self._positions and not self._queue and self._ready.is_set():  # else a turn is on its way

@@ -62,8 +62,7 @@ class SystemClock:
 
     def latest_ms(self) -> int:
         """See `ports.Clock.latest_ms`: after `wall_ms`, where our own time is wrong, by as much as nobody can tell."""
-        late_ms = self.skew.late_ms
-        return self.wall_ms() + math.ceil(late_ms) if late_ms else self.wall_ms()
+        return self.wall_ms() + math.ceil(self.skew.late_ms)
 
     def counted_ms(self) -> float:
         """Return our own epoch milliseconds, uncorrected: what `anchor` compares with the broker's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from chaos.act import Act
@@ -54,6 +55,14 @@ def machine(act: Act, name: str) -> tuple[Path, dict[str, str]]:
     set_clock(file, 0)
     (folder / "sitecustomize.py").write_text(_PROGRAM.format(file=str(file)))
     return file, {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+
+
+def jolt(act: Act, files: Sequence[Path]) -> None:
+    """Set one of several machines' clocks, drawn, by one of the jumps."""
+    kind = act.rng.choice(list(JUMPS_S))
+    with act.fault(f"clock {kind}"):
+        set_clock(act.rng.choice(files), JUMPS_S[kind])
+        act.pause(0.2, 1.5)
 
 
 def jump(act: Act, times: int) -> None:

@@ -7,14 +7,15 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from harness import wait_for
 
 from chaos.act import SESSION_S, Act, now_ms
-from chaos.clocks import JUMPS_S, machine, set_clock
+from chaos.clocks import jolt, machine, set_clock
 from chaos.network import disturb
 from chaos.processes import hold_loop, stop_past_session
-from chaos.topics import ABORTS
+from chaos.topics import some_transaction
 
 MANY = 200_000
 BAR_S = 5.0
@@ -31,15 +32,7 @@ def combine(act: Act, times: int) -> None:
     act.cast = [act.worker(ready=False, far=n == 0, env=env) for n, (_, env) in enumerate(machines)]
     act.raise_curtain(2)
 
-    def clock(act: Act) -> None:
-        kind = act.rng.choice(list(JUMPS_S))
-        with act.fault(f"clock {kind}"):
-            set_clock(act.rng.choice(machines)[0], JUMPS_S[kind])
-            act.pause(0.2, 1.5)
-
-    def transaction(act: Act) -> None:
-        act.rng.choice(ABORTS)(act)
-
+    clock = partial(jolt, files=[file for file, _ in machines])
     with ThreadPoolExecutor(2, thread_name_prefix="faults") as pool:
         for _ in range(act.some(times)):
             for number, worker in enumerate(act.cast):
@@ -48,7 +41,7 @@ def combine(act: Act, times: int) -> None:
             act.publish(16)
             act.busy(2, timeout_s=120)
             beside = act.rng.sample(
-                [disturb, clock if act.rng.random() < 0.5 else transaction], act.rng.randrange(1, 3)
+                [disturb, clock if act.rng.random() < 0.5 else some_transaction], act.rng.randrange(1, 3)
             )
             under_way = [pool.submit(fault, act) for fault in beside]
             act.rng.choice(_PROCESS_FAULTS)(act)

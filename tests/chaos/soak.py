@@ -7,15 +7,16 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
-from harness import Worker, wait_for
+from harness import Worker
 
 from chaos.act import Act
-from chaos.clocks import JUMPS_S, machine, set_clock
+from chaos.clocks import jolt, machine, set_clock
 from chaos.network import disturb
 from chaos.processes import hold_loop, stop_past_session
-from chaos.topics import ABORTS
+from chaos.topics import some_transaction
 
 RECORDS = 48
 """Published before each fault."""
@@ -64,15 +65,7 @@ def soak(act: Act, minutes: float) -> None:
     act.raise_curtain(2)
     memory = Memory(psutil.Process(survivor.pid))
 
-    def clock(act: Act) -> None:
-        kind = act.rng.choice(list(JUMPS_S))
-        with act.fault(f"clock {kind}"):
-            set_clock(act.rng.choice((east, west))[0], JUMPS_S[kind])
-            act.pause(0.2, 1.5)
-
-    def transaction(act: Act) -> None:
-        act.rng.choice(ABORTS)(act)
-
+    clock = partial(jolt, files=[east[0], west[0]])
     until_s = time.monotonic() + (minutes * 60 if not act.short else 20)
     with ThreadPoolExecutor(2, thread_name_prefix="faults") as pool:
         while time.monotonic() < until_s:
@@ -81,7 +74,7 @@ def soak(act: Act, minutes: float) -> None:
                 act.cast = [survivor, other]
             act.publish(RECORDS)
             act.busy(4, timeout_s=120)
-            beside = act.rng.sample([disturb, clock, transaction], act.rng.randrange(1, 3))
+            beside = act.rng.sample([disturb, clock, some_transaction], act.rng.randrange(1, 3))
             under_way = [pool.submit(fault, act) for fault in beside]
             _harm(act, other, survivor)
             for each in under_way:
@@ -92,8 +85,7 @@ def soak(act: Act, minutes: float) -> None:
         set_clock(file, 0)
     assert act.link is not None
     act.link.heal()
-    evidence = act.stage.evidence(act.topic)
-    wait_for(lambda: not evidence.unsettled() and not evidence.waiting(), "all is settled", timeout_s=120, every_s=1)
+    act.settle()
     memory.look()
     if survivor.ended():
         raise AssertionError("the worker that should live through all of it has ended")

@@ -304,3 +304,8 @@ def _hanging(act: Act) -> None:
 
 
 ABORTS: tuple[Callable[[Act], Any], ...] = (_aborted, _committed, _aborted, _hanging, _aborted, _committed)
+
+
+def some_transaction(act: Act) -> None:
+    """Do one of them, drawn."""
+    act.rng.choice(ABORTS)(act)
