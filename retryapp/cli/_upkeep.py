@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from retryapp.cli._analyse import say_waiting
 from retryapp.cli._spark import interruptible, lake_options, spark_session
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
@@ -35,7 +36,7 @@ def _upkeep(lake: str, session: SessionOptions) -> Iterator[Upkeep]:
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.upkeep import Upkeep
 
-        yield Upkeep(spark, open_lake(spark, lake))
+        yield Upkeep(spark, open_lake(spark, lake), now_ms=SystemClock().wall_ms, on_wait=say_waiting)
 
 
 @click.command()
@@ -43,7 +44,7 @@ def _upkeep(lake: str, session: SessionOptions) -> Iterator[Upkeep]:
 @lake_options
 @json_option
 def compact(*, since: datetime | None, lake: str, session: SessionOptions, as_json: bool) -> None:
-    """Join the small files that runs leave; daily is enough. Readers and archive runs go on meanwhile."""
+    """Join the small files that runs leave; daily is enough. Readers go on meanwhile, archive runs wait."""
     with _upkeep(lake, session) as upkeep:
         counts = upkeep.compact(None if since is None else since.date())
     emit(
@@ -137,7 +138,7 @@ def erase(
     options = {} if client_config is None else read_client_config(client_config)
     admin = None if broker is None else reach(KafkaConnection(broker, options))
     with _upkeep(lake, session) as upkeep:
-        erased = upkeep.erase(raw, now_ms=SystemClock().wall_ms())
+        erased = upkeep.erase(raw)
     remains = [] if admin is None else [part for group in groups for part in find_remains(admin, group, raw)]
     lines = [f"{erased.rows:,} rows erased; what is still on topics is not archived any more"]
     for part in remains:

@@ -2,7 +2,8 @@
 
 Life of a run:
 
-1. Take the group's hold on the lake: of two runs at once one waits, or is refused.
+1. Take the group's hold on the lake: of two runs at once one waits, or is refused. Before anything is written, wait for
+   the hold on the table of records: other groups, and those who compact it or erase from it, take turns.
 2. Look: which topics there are, in which life (topic id), where each partition begins and ends.
 3. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
 4. Say that the run has begun (``runs``), and go on from the group's checkpoint. Where there is none that can be gone on
@@ -27,7 +28,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
 from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.hold import Held, Holds, OnWait, either
+from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait, either
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
@@ -149,13 +150,14 @@ class Archive:
         Args:
             on_progress: told after each batch.
             stopped: set by somebody who wants it to end early.
-            wait_s: how long to wait for another run of the group, in seconds.
+            wait_s: how long to wait for another run of the group, in seconds; others who write to the table are
+                waited for at least ``TURN_S``.
             on_wait: told who is waited for.
             enough: topic and partition → offset up to which the records are wanted: where the run that was waited for
                 has published as much, nothing is done.
 
         Raises:
-            HeldError: another run of the group is at work.
+            HeldError: another run of the group is at work, or somebody else for too long.
             TopicMissingError: a group has no topics.
             TopicChangedError: a topic was re-created meanwhile.
             JobFailedError: Spark failed; what was committed stays.
@@ -168,7 +170,8 @@ class Archive:
                 done = self._published(sources, last, enough, held.waited_for)
                 if done is not None:
                     return done
-            return self._run(sources, last, held, on_progress, stopped)
+            turn = self._holds.take(JOB, RECORDS_HOLD, wait_s=max(wait_s, TURN_S), on_wait=on_wait, stopped=stopped)
+            return self._run(sources, last, held, turn, on_progress, stopped)
 
     def _published(
         self, sources: Sources, last: LastRun, enough: Mapping[tuple[str, int], int], by: str
@@ -197,6 +200,7 @@ class Archive:
         sources: Sources,
         last: LastRun | None,
         held: Held,
+        turn: AbstractContextManager[Held],
         on_progress: OnProgress | None,
         stopped: threading.Event | None,
     ) -> Archived:
@@ -208,21 +212,23 @@ class Archive:
             self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
         if last is not None and last.state == FINISHED and not (start.gaps or lives.fresh) and self._is_all(start):
             return self._result(run_id, began_ms, sources, lives, start, Driven())
-        run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
-        try:
-            driven = self._stream(sources, lives, start, run, on_progress, either(stopped, held.lost))
-            held.check(JOB)
-            self._check_unchanged(lives, run_id, driven)
-        except OtherRunError:
-            self._runs.end(run, REFUSED, rows=0, cut={})
-            raise
-        except RetryAppError as error:
-            with suppress(LakeUnusableError):  # a full disk takes no word of it either; the next run sees no end
-                self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
-            raise
-        result = self._result(run_id, began_ms, sources, lives, start, driven)
-        self._runs.end(run, INTERRUPTED if driven.interrupted else FINISHED, rows=driven.rows, cut=result.cut)
-        return result
+        with turn as alone:
+            run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
+            try:
+                driven = self._stream(sources, lives, start, run, on_progress, either(stopped, held.lost, alone.lost))
+                held.check(JOB)
+                alone.check(JOB)
+                self._check_unchanged(lives, run_id, driven)
+            except OtherRunError:
+                self._runs.end(run, REFUSED, rows=0, cut={})
+                raise
+            except RetryAppError as error:
+                with suppress(LakeUnusableError):  # a full disk takes no word of it either; the next run sees no end
+                    self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
+                raise
+            result = self._result(run_id, began_ms, sources, lives, start, driven)
+            self._runs.end(run, INTERRUPTED if driven.interrupted else FINISHED, rows=driven.rows, cut=result.cut)
+            return result
 
     def _is_all(self, start: Start) -> bool:
         """Tell whether there is nothing to read: looking costs milliseconds, a query seconds."""

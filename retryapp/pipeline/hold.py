@@ -1,9 +1,13 @@
-"""Who may write to a lake: one archive run of a group at a time, and one analysis.
+"""Who may write to a lake: one archive run of a group at a time, one analysis, and one process to ``records``.
 
-Two runs with checkpoints of their own would each write the same records, and Spark tells nobody. So a run takes a hold
-first. Where the lake is a folder of this machine the hold is a lock of the operating system, taken by Spark's JVM: it
-writes, and its lock goes when it goes, however it ends. On other file systems, and where a folder takes no locks, the
-hold is a lease:
+Two runs with checkpoints of their own would each write the same records, and Spark tells nobody. Two processes that
+commit to one Delta table at once may take the same version for theirs: on S3, and for a moment on a disk, the later
+commit then replaces the earlier, whose rows are gone. A vacuum removes the files of a batch that is being written. So
+a run takes a hold first, in this order: the analysis, the group, the table (``RECORDS_HOLD``).
+
+Where the lake is a folder of this machine the hold is a lock of the operating system, taken by Spark's JVM: it writes,
+and its lock goes when it goes, however it ends. On other file systems, and where a folder takes no locks, the hold is a
+lease:
 
 1. The newest file in the lease's folder says who holds it, and until when. Later than that it is nobody's.
 2. To take it is to create the file with the next number, which only one can.
@@ -31,6 +35,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FOLDER: Final = "holds"
+ANALYSIS_HOLD: Final = "analyse"
+"""Held by an analysis, from its cut to its last table."""
+RECORDS_HOLD: Final = "records"
+"""Held by whoever changes the table of records, whatever it does to it."""
+TURN_S: Final = 600.0
+"""Others at work on the same table are waited for so long, in seconds."""
 LEASE_MS: Final = 60_000
 """So long after its holder was last heard of a lease is nobody's; clocks of machines may differ by less than that."""
 RENEW_S: Final = 10.0

@@ -23,6 +23,10 @@ MARK: Final = "lake.json"
 SALT_BYTES: Final = 32
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 FORMATS: Final = ("delta", "parquet")
+_CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
+"""Makes S3 refuse a file that was created meanwhile (Hadoop's S3A, from 3.4.2); others are atomic by themselves."""
+_THERE_ALREADY: Final = ("AlreadyExists", "RemoteFileChanged")
+"""Hadoop's errors for a file that is there: before it is written, and S3's answer (412) when it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +140,19 @@ class Files:
             raise LakeUnusableError(self._uri, _java_message(error)) from error
 
     def create(self, uri: str, text: str) -> bool:
-        """Write a file that is not there yet; False where it is."""
+        """Write a file that is not there yet; False where it is.
+
+        Of those who try at once one succeeds. S3 looks once more when the file is complete, if it is told to: without
+        that the last one wins. Where its answer got lost and it was asked again, the one that succeeded hears False.
+        """
         try:
-            stream = self._system.create(self._path(uri), False)
+            builder = self._system.createFile(self._path(uri)).recursive().overwrite(False)
+            stream = builder.opt(_CONDITIONAL, True).build()
             stream.write(bytearray(text.encode("utf-8")))
             stream.close()
         except self._failure as error:
-            if "AlreadyExists" in error.java_exception.getClass().getName():
+            kind = error.java_exception.getClass().getName()
+            if any(name in kind for name in _THERE_ALREADY):
                 return False
             raise LakeUnusableError(self._uri, _java_message(error)) from error
         return True

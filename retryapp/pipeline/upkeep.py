@@ -1,5 +1,7 @@
 """Keeping a lake in shape: fewer files, fewer days, no broken columns, and nobody's data longer than they want.
 
+Whatever changes the table waits until nobody else does (see `hold`).
+
 Erasing the records of a key, in steps that may be repeated, in this order, so that a crash forgets none:
 
 1. The key's hash is written down (``erasures``): the archive keeps no record of that key that arrived until now, also
@@ -12,8 +14,8 @@ Erasing the records of a key, in steps that may be repeated, in this order, so t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Final
@@ -22,6 +24,7 @@ from pyspark.sql import functions as F
 
 from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
 from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.tables import DERIVED, ERASURES_TABLE, RECORDS_TABLE, TABLES, Tables, quoted
 from retryapp.pipeline.transform import reread_rows
@@ -47,8 +50,23 @@ class Erased:
 class Upkeep:
     """The commands on one lake with Delta tables."""
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        *,
+        now_ms: Callable[[], int],
+        wait_s: float = TURN_S,
+        on_wait: OnWait | None = None,
+    ) -> None:
         """Take the parts.
+
+        Args:
+            spark: the session.
+            lake: whose tables.
+            now_ms: the time, epoch milliseconds.
+            wait_s: how long to wait for others who write to the same table, in seconds; then a ``HeldError``.
+            on_wait: told who is waited for.
 
         Raises:
             TableMissingError: there is no archive yet.
@@ -56,6 +74,10 @@ class Upkeep:
         """
         self._spark = spark
         self._lake = lake
+        self._now_ms = now_ms
+        self._holds = Holds(spark, lake, now_ms)
+        self._wait_s = wait_s
+        self._on_wait = on_wait
         self._tables = Tables(spark, lake)
         if lake.format != "delta":
             raise LakeUnusableError(lake.uri, f"this command needs Delta tables, and these are {lake.format}")
@@ -70,31 +92,36 @@ class Upkeep:
             ``removed`` and ``added`` files.
         """
         where = "" if since is None else f" WHERE date >= '{since.isoformat()}'"
-        metrics = self._spark.sql(f"OPTIMIZE {self._records}{where}").collect()[0]["metrics"]
+        with self._turn("compact"):
+            metrics = self._spark.sql(f"OPTIMIZE {self._records}{where}").collect()[0]["metrics"]
         return {"removed": int(metrics["numFilesRemoved"]), "added": int(metrics["numFilesAdded"])}
 
     def expire(self, before: date) -> int:
         """Delete the rows of days before one; return how many. Their files go with the next vacuum."""
-        return self._delete(f"date < '{before.isoformat()}'")
+        with self._turn("expire"):
+            return self._delete(f"date < '{before.isoformat()}'")
 
     def vacuum(self, hours: int = DEFAULT_VACUUM_HOURS) -> None:
         """Remove files that have not belonged to the table for so many hours; readers of older versions then fail."""
-        with self._setting(_CHECK, "false"):
-            self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
+        with self._turn("vacuum"):
+            self._vacuum(hours)
 
-    def erase(self, key: bytes, *, now_ms: int) -> Erased:
+    def erase(self, key: bytes) -> Erased:
         """Erase all records of a key that have arrived until now.
+
+        An analysis that is at work is waited for too: it would write down what it has read before.
 
         Args:
             key: the key's bytes, as on the topics.
-            now_ms: the time, epoch milliseconds.
         """
         hashed = hash_key(key, self._lake.salt)
-        fact = {"key_hash": hashed, "erased_ms": now_ms}
-        Facts(self._spark, self._lake).put(ERASURES_TABLE, f"{hashed} {now_ms}", fact)
-        rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {now_ms}")
-        self.vacuum(0)
-        self._tables.files.remove(self._lake.table(DERIVED))
+        with self._turn("erase", ANALYSIS_HOLD), self._turn("erase"):
+            now_ms = self._now_ms()
+            fact = {"key_hash": hashed, "erased_ms": now_ms}
+            Facts(self._spark, self._lake).put(ERASURES_TABLE, f"{hashed} {now_ms}", fact)
+            rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {now_ms}")
+            self._vacuum(0)
+            self._tables.files.remove(self._lake.table(DERIVED))
         return Erased(hashed, rows)
 
     def rebuild(self, since: date) -> int:
@@ -102,16 +129,17 @@ class Upkeep:
 
         For after an upgrade: what an older retryapp could not read (``unreadable``) may be readable now.
         """
-        rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
-        count = rows.count()
-        (
-            reread_rows(rows)
-            .write.format("delta")
-            .mode("overwrite")
-            .option("replaceWhere", f"date >= '{since.isoformat()}'")
-            .option("mergeSchema", "true")
-            .save(self._lake.table(RECORDS_TABLE))
-        )
+        with self._turn("rebuild"):
+            rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
+            count = rows.count()
+            (
+                reread_rows(rows)
+                .write.format("delta")
+                .mode("overwrite")
+                .option("replaceWhere", f"date >= '{since.isoformat()}'")
+                .option("mergeSchema", "true")
+                .save(self._lake.table(RECORDS_TABLE))
+            )
         return count
 
     def register(self, database: str) -> tuple[str, ...]:
@@ -133,6 +161,18 @@ class Upkeep:
                 self._spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING json LOCATION '{place}'")
             names.append(f"{database}.{table}")
         return tuple(names)
+
+    def _turn(self, job: str, name: str = RECORDS_HOLD) -> AbstractContextManager[Held]:
+        """Wait until nobody else is at work on the table, and keep them off.
+
+        Raises:
+            HeldError: somebody was for too long.
+        """
+        return self._holds.take(job, name, wait_s=self._wait_s, on_wait=self._on_wait)
+
+    def _vacuum(self, hours: int) -> None:
+        with self._setting(_CHECK, "false"):
+            self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
 
     def _delete(self, predicate: str) -> int:
         statement = f"DELETE FROM {self._records} WHERE {predicate}"  # noqa: S608 - dates, numbers and hashes of ours

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -15,10 +16,11 @@ from samples import dead
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.pipeline.archive import Archive, ArchiveOptions
-from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
+from retryapp.pipeline.errors import HeldError, LakeUnusableError, TableMissingError
+from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, Holds
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.remains import find_remains
-from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables
+from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -51,6 +53,11 @@ def archive(spark: SparkSession, group: Group, lake: Lake) -> int:
     return Archive(spark, group.connection, lake, options, now_ms=lambda: FAR_MS).run_once().rows
 
 
+def upkeep_of(spark: SparkSession, lake: Lake, *, wait_s: float = 60.0) -> Upkeep:
+    """Return the commands."""
+    return Upkeep(spark, lake, now_ms=lambda: FAR_MS, wait_s=wait_s)
+
+
 def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
     """Find the files below a folder that hold some bytes, as they are or compressed in Parquet."""
     import pyarrow.parquet as pq
@@ -78,7 +85,7 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     report.write_bytes(ADDRESS)
     assert list(files_with(tmp_path / "lake", ADDRESS)), "the search finds nothing where something is"
     group.dead(1, dead(2), key=ADDRESS)  # on the topic, not archived yet
-    erased = Upkeep(spark, lake).erase(ADDRESS, now_ms=FAR_MS)
+    erased = upkeep_of(spark, lake).erase(ADDRESS)
     assert erased.rows == 2
     assert archive(spark, group, lake) == 1
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
@@ -90,7 +97,7 @@ def test_compact_rebuild_expire_and_vacuum(spark: SparkSession, group: Group, la
     for number in range(3):
         group.dead(number % 2, dead(number), key=b"k%d" % number)
         archive(spark, group, lake)
-    upkeep, table = Upkeep(spark, lake), Tables(spark, lake)
+    upkeep, table = upkeep_of(spark, lake), Tables(spark, lake)
     before = sorted(map(str, table.read(RECORDS_TABLE).collect()))
     assert upkeep.compact() == {"removed": 3, "added": 1}
     assert sorted(map(str, table.read(RECORDS_TABLE).collect())) == before
@@ -105,12 +112,55 @@ def test_compact_rebuild_expire_and_vacuum(spark: SparkSession, group: Group, la
     assert table.read(RECORDS_TABLE).count() == 0
 
 
+def test_whoever_changes_the_table_waits_until_nobody_else_does(
+    spark: SparkSession, group: Group, lake: Lake, topology: HandlerTopology
+) -> None:
+    """A vacuum would take a running batch's files, S3 one of two commits, and an erasure would miss what is written."""
+    group.dead(0, dead(0), key=ADDRESS)
+    assert archive(spark, group, lake) == 1
+    upkeep, holds = upkeep_of(spark, lake, wait_s=0.0), Holds(spark, lake, lambda: FAR_MS)
+    day = date(2020, 1, 1)
+    commands: dict[str, Callable[[], object]] = {
+        "compact": upkeep.compact,
+        "expire": lambda: upkeep.expire(day),
+        "vacuum": lambda: upkeep.vacuum(0),
+        "erase": lambda: upkeep.erase(ADDRESS),
+        "rebuild": lambda: upkeep.rebuild(day),
+    }
+    version = spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count()
+    for name, command in commands.items():
+        with (
+            holds.take("archive", RECORDS_HOLD),
+            pytest.raises(HeldError, match=rf"the {name} run would .*: archive \(process"),
+        ):
+            command()
+    with holds.take("analyse", ANALYSIS_HOLD), pytest.raises(HeldError, match=r"the erase run would .*: analyse"):
+        upkeep.erase(ADDRESS)
+    assert spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count() == version
+
+    group.dead(1, dead(1))
+    waited: list[str] = []
+    stopped = threading.Event()
+
+    def tell(holder: str) -> None:
+        waited.append(holder)
+        stopped.set()
+
+    job = Archive(spark, group.connection, lake, ArchiveOptions(group=topology.group), now_ms=lambda: FAR_MS)
+    with holds.take("vacuum", RECORDS_HOLD), pytest.raises(HeldError, match="vacuum"):
+        job.run_once(on_wait=tell, stopped=stopped)
+    assert len(waited) == 1
+    assert Tables(spark, lake).read(RECORDS_TABLE).count() == 1
+    assert job.run_once().rows == 1
+    assert upkeep.erase(ADDRESS).rows == 1
+
+
 def test_a_lake_without_an_archive_and_one_without_delta(spark: SparkSession, tmp_path: Path) -> None:
     """Both say what to do."""
     with pytest.raises(TableMissingError, match="pipeline archive"):
-        Upkeep(spark, open_lake(spark, str(tmp_path / "empty")))
+        upkeep_of(spark, open_lake(spark, str(tmp_path / "empty")))
     with pytest.raises(LakeUnusableError, match="needs Delta tables"):
-        Upkeep(spark, open_lake(spark, str(tmp_path / "plain"), wanted="parquet"))
+        upkeep_of(spark, open_lake(spark, str(tmp_path / "plain"), wanted="parquet"))
 
 
 def test_what_remains_on_topics_is_listed_with_its_date(group: Group) -> None:

@@ -17,7 +17,7 @@ from retryapp.pipeline.analysis.cuts import TakenCut, take_cut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
-from retryapp.pipeline.hold import Held, Holds
+from retryapp.pipeline.hold import ANALYSIS_HOLD, Held, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.tables import GAPS_TABLE, Tables
 
@@ -73,7 +73,7 @@ class Analysis:
         Raises:
             HeldError: another one is at work.
         """
-        return self._holds.take(JOB, JOB)
+        return self._holds.take(JOB, ANALYSIS_HOLD)
 
     def cut(self, groups: Sequence[str]) -> list[TakenCut]:
         """Take the cuts of groups; to be followed by an archive run of each, and then by `run`.
