@@ -118,8 +118,7 @@ def archive(
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     clock, code = SystemClock(), ExitCode.FINE
-    # a round comes after that of another run; a single run does not queue
-    wait_s, on_wait = (0.0, None) if every is None else (inf, say_waiting)
+    wait_s = 0.0 if every is None else inf  # a round comes after that of another run; a single run does not queue
     with spark_session(session) as spark, stopped_by_signals() as stopped, heard(metrics, spark):
         from retryapp.pipeline.archive import Archive, ArchiveOptions
         from retryapp.pipeline.lake import open_lake
@@ -142,7 +141,7 @@ def archive(
                 with _progress(job.group) as on_progress:
                     try:
                         results.append(
-                            job.run_once(on_progress=on_progress, stopped=stopped, wait_s=wait_s, on_wait=on_wait)
+                            job.run_once(on_progress=on_progress, stopped=stopped, wait_s=wait_s, on_wait=say_waiting)
                         )
                     except HeldError:
                         if stopped.is_set():

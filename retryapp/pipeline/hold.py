@@ -141,7 +141,7 @@ class Holds:
         pause = stopped or threading.Event()
         while (hold := self._try(name, ours)) is None:
             theirs = self._holder(name)
-            if on_wait is not None and waited_for is None:
+            if on_wait is not None and waited_for is None and left_s > 0:
                 on_wait(theirs)
             waited_for = theirs
             if left_s <= 0 or pause.wait(POLL_S):
