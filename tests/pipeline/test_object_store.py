@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from delta import rows_of
@@ -88,6 +89,7 @@ def store() -> Iterator[Store]:
     made.start()
     host, port = made.get_host_and_port()
     found = Store(f"http://{host}:{port}")
+    urlopen(Request(f"{found.endpoint}/moto-api/reset", method="POST")).close()  # noqa: S310 - its buckets are the process's
     found.files.create_dir(BUCKET)
     yield found
     made.stop()
