@@ -234,10 +234,12 @@ class Broker:
         while not versions:  # on a busy machine it answers before it says its version, which it does when all has begun
             if self._process is None or self._process.poll() is not None:
                 raise self._reason_of_end(log_offset)
+            answers = probe.broker_count(self.port) > 0
             if time.monotonic() > deadline:
-                raise BrokerFailedError(f"was not ready within {timeout_s:g} s", str(self.log))
-            if probe.broker_count(self.port) > 0:
-                versions = set(re.findall(r"Kafka version: (\S+)", self._logged_since(log_offset)))
+                what = "said no version" if answers else "was not ready"
+                raise BrokerFailedError(f"{what} within {timeout_s:g} s", str(self.log))
+            if answers:
+                versions = set(re.findall(r"Kafka version: (\S+)\s", self._logged_since(log_offset)))
             if not versions:
                 time.sleep(_POLL_S)
         if versions != {kafka_jars().version}:

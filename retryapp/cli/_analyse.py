@@ -110,12 +110,14 @@ def analyse(
                 Archive(spark, connection, opened, ArchiveOptions(group=group), now_ms=clock.wall_ms)
                 for group in sorted(set(groups))
             ]
-            with job.hold():
+            with job.hold() as held:
                 taken = job.cut([archive.group for archive in archives])
                 archived = _archive(archives, taken, stopped)
                 with cancelled_by(stopped, spark), unchanged(opened, archives, stopped):
                     _say("analysing")
+                    held.check("analyse")
                     analysed = job.run(taken, full=full)
+                    held.check("analyse")
                     compared = _compare(spark, opened, connection, taken) if compare_ledger else None
                     counted = None if compared is None or not compared.at_rest else compared.counted
                     shown = None if page is None else _collect(spark, opened, clock.wall_ms(), DAY_MS, counted)

@@ -183,7 +183,11 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None
 
 
 @contextmanager
-def interruptible(spark: SparkSession) -> Iterator[None]:
-    """End the body by Ctrl-C and SIGTERM, for commands that have no better place to stop at."""
+def interruptible(spark: SparkSession) -> Iterator[threading.Event]:
+    """End the body by Ctrl-C and SIGTERM, for commands that have no better place to stop at.
+
+    Yields:
+        What they set; for what the body waits for by itself.
+    """
     with stopped_by_signals() as stopped, cancelled_by(stopped, spark):
-        yield
+        yield stopped

@@ -32,11 +32,12 @@ _day = click.DateTime(["%Y-%m-%d"])
 
 @contextmanager
 def _upkeep(lake: str, session: SessionOptions) -> Iterator[Upkeep]:
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_session(session) as spark, interruptible(spark) as stopped:
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.upkeep import Upkeep
 
-        yield Upkeep(spark, open_lake(spark, lake), now_ms=SystemClock().wall_ms, on_wait=say_waiting)
+        now_ms = SystemClock().wall_ms
+        yield Upkeep(spark, open_lake(spark, lake), now_ms=now_ms, on_wait=say_waiting, stopped=stopped)
 
 
 @click.command()
@@ -57,7 +58,7 @@ def compact(*, since: datetime | None, lake: str, session: SessionOptions, as_js
 @lake_options
 @json_option
 def expire(*, older_than: str, lake: str, session: SessionOptions, as_json: bool) -> None:
-    """Delete whole days of the archive; vacuum then removes their files."""
+    """Delete whole days of the archive; vacuum then removes their files. Archive runs are waited for, and wait."""
     try:
         age_ms = parse_duration_ms(older_than)
     except InvalidDurationError as error:
@@ -80,7 +81,7 @@ def expire(*, older_than: str, lake: str, session: SessionOptions, as_json: bool
 @lake_options
 @json_option
 def vacuum(*, hours: int, lake: str, session: SessionOptions, as_json: bool) -> None:
-    """Remove the files that no longer belong to the archive."""
+    """Remove the files that no longer belong to the archive. Archive runs are waited for, and wait."""
     with _upkeep(lake, session) as upkeep:
         upkeep.vacuum(hours)
     emit({"hours": hours}, f"files out of use for {hours} hours are removed", as_json=as_json)
@@ -128,7 +129,7 @@ def erase(
 
     Records of the key that are still on topics and arrived until now are not archived later. The topics themselves keep
     them until their retention ends; --broker and --group list them with that date. Readers of older versions of the
-    table fail afterwards.
+    table fail afterwards. Archive runs and analyses are waited for, up to ten minutes each.
     """
     if (key is None) == (key_file is None):
         raise click.UsageError("give --key or --key-file")

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
-from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
+from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError, TurnLostError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait, either
 from retryapp.pipeline.lake import Lake
@@ -164,7 +164,6 @@ class Archive:
         """
         sources = find_sources(self._admin, self._options.group)
         with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:
-            self._tables.ensure_records()
             last = self._runs.last(JOB, sources)
             if held.waited_for is not None and enough is not None and last is not None:
                 done = self._published(sources, last, enough, held.waited_for)
@@ -207,17 +206,23 @@ class Archive:
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         lives = find_lives(self._facts, sources, began_ms)
         start = find_start(self._tables, self._admin, sources, lives, last)
-        self._note_gaps(start.gaps, run_id, began_ms)
-        for life in lives.fresh:  # after the gaps: a re-creation that was not told is told by the next run
-            self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
         if last is not None and last.state == FINISHED and not (start.gaps or lives.fresh) and self._is_all(start):
             return self._result(run_id, began_ms, sources, lives, start, Driven())
         with turn as alone:
+            if alone.waited_for is not None:  # what was seen may be long ago
+                lives = find_lives(self._facts, sources, began_ms)
+                start = find_start(self._tables, self._admin, sources, lives, last)
+            self._tables.ensure_records()
+            self._note_gaps(start.gaps, run_id, began_ms)
+            for life in lives.fresh:  # after the gaps: a re-creation that was not told is told by the next run
+                self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
             run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
             try:
-                driven = self._stream(sources, lives, start, run, on_progress, either(stopped, held.lost, alone.lost))
+                lost = either(held.lost, alone.lost)
+                driven = self._stream(sources, lives, start, run, on_progress, stopped, lost)
                 held.check(JOB)
-                alone.check(JOB)
+                if alone.is_lost:
+                    raise TurnLostError(JOB, self._lake.uri)
                 self._check_unchanged(lives, run_id, driven)
             except OtherRunError:
                 self._runs.end(run, REFUSED, rows=0, cut={})
@@ -259,6 +264,7 @@ class Archive:
         run: Run,
         on_progress: OnProgress | None,
         stopped: Flag | None,
+        lost: Flag,
     ) -> Driven:
         names = [source.topic for source in sources.topics]
         records = read_stream(
@@ -278,7 +284,8 @@ class Archive:
             checkpoint=self._lake.checkpoint(JOB, run.checkpoint),
             name=query_name(JOB, sources.group),
         )
-        return drive(query, job=JOB, resumed=start.checkpoint is not None, on_progress=on_progress, stopped=stopped)
+        resumed = start.checkpoint is not None
+        return drive(query, job=JOB, resumed=resumed, on_progress=on_progress, stopped=stopped, lost=lost)
 
     def _erased(self) -> DataFrame | None:
         """Return the keys whose records are not kept; None where there are none, which is faster."""

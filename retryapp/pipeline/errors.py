@@ -83,8 +83,21 @@ class OtherRunError(EnvironmentFault):
         )
 
 
+class TurnLostError(EnvironmentFault):
+    """Somebody else took over the table while a job was at work on it. Operator action: run it again."""
+
+    def __init__(self, job: str, lake: str) -> None:
+        """Args: job: its name. lake: its URI."""
+        self.job = job
+        self.lake = lake
+        super().__init__(
+            f"the {job} run was not heard of for too long (a suspended machine, a store that did not answer), and "
+            f"somebody else has begun to write to the lake {lake}. What was committed stays; a rerun continues"
+        )
+
+
 class HeldError(EnvironmentFault):
-    """Another run writes to the same part of the lake. Operator action: wait until it is through, or stop it."""
+    """Another run is at work on the same part of the lake, or queues for it. Operator action: wait, or stop it."""
 
     def __init__(self, job: str, holder: str, lake: str) -> None:
         """Args: job: what was to be done. holder: who is at work. lake: its URI."""

@@ -10,8 +10,9 @@ and its lock goes when it goes, however it ends. On other file systems, and wher
 lease:
 
 1. The newest file in the lease's folder says who holds it, and until when. Later than that it is nobody's.
-2. To take it is to create the file with the next number, which only one can.
+2. To take it is to create the file with the next number, which only one can; who finds a newer one then was too late.
 3. Its holder says again and again that it holds it on. When it finds a newer file it was too late, and has to end.
+4. To let go is to say that it is held until now. The newest file stays, so that no number comes twice.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ class Held:
     """Who had it before, where it was waited for."""
     lost: threading.Event | None = None
     """Set when somebody else has taken a lease that was not renewed in time; a lock cannot be lost."""
+    look: Callable[[], bool] | None = None
+    """Tells whether a lease is still the holder's, by a look at the store."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether somebody else has taken it: asked of the store, before something that must not go wrong."""
+        return self.lost is not None and (self.lost.is_set() or (self.look is not None and not self.look()))
 
     def check(self, job: str) -> None:
         """Find out whether it is still held.
@@ -81,7 +89,7 @@ class Held:
         Raises:
             OtherRunError: it was lost.
         """
-        if self.lost is not None and self.lost.is_set():
+        if self.is_lost:
             raise OtherRunError(job, "it took the lake over, because this one was not heard of for too long")
 
 
@@ -148,7 +156,7 @@ class Holds:
                 raise HeldError(job, theirs, self._lake.uri)
             left_s -= POLL_S
         try:
-            yield Held(waited_for, hold.lost)
+            yield Held(waited_for, hold.lost, hold.look)
         finally:
             hold.release()
 
@@ -194,18 +202,35 @@ class _NoLocksError(Exception):
     """The folder's file system takes no locks."""
 
 
+_TAKING: Final = threading.Lock()
+_TAKEN: Final[set[Path]] = set()
+"""Locks of this process. The system drops a lock when its process closes the file, however often it has it open."""
+
+
 class _Lock:
     """A lock of the operating system, held by the JVM."""
 
     lost = None
+    look = None
 
-    def __init__(self, file: Any, lock: Any, note: Path) -> None:
+    def __init__(self, folder: Path, file: Any, lock: Any, note: Path) -> None:
+        self._folder = folder
         self._file = file  # both are kept: with the last reference Java would close the file, and the lock be gone
         self._lock = lock
         self._note = note
 
     @classmethod
     def take(cls, spark: SparkSession, folder: Path, ours: Holder) -> _Lock | None:
+        with _TAKING:
+            if folder in _TAKEN:
+                return None
+            taken = cls._open(spark, folder, ours)
+            if taken is not None:
+                _TAKEN.add(folder)
+            return taken
+
+    @classmethod
+    def _open(cls, spark: SparkSession, folder: Path, ours: Holder) -> _Lock | None:
         from py4j.protocol import Py4JJavaError
 
         jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
@@ -218,8 +243,6 @@ class _Lock:
             lock = file.getChannel().tryLock()
         except Py4JJavaError as error:
             file.close()
-            if "OverlappingFileLock" in error.java_exception.getClass().getName():
-                return None  # by another thread of this JVM
             raise _NoLocksError from error
         if lock is None:
             file.close()
@@ -227,12 +250,14 @@ class _Lock:
         note = folder / "holder.json"
         with suppress(OSError):  # a full disk: it is only for messages
             note.write_text(json.dumps(asdict(ours)))
-        return cls(file, lock, note)
+        return cls(folder, file, lock, note)
 
     def release(self) -> None:
-        self._note.unlink(missing_ok=True)
-        self._lock.release()
-        self._file.close()
+        with _TAKING:
+            self._note.unlink(missing_ok=True)
+            self._lock.release()
+            self._file.close()
+            _TAKEN.discard(self._folder)
 
 
 class _Lease:
@@ -261,15 +286,23 @@ class _Lease:
             return None
         if not files.create(_file(place, newest + 1), facts()):
             return None
-        for number in _numbers(files, place):
+        there = _numbers(files, place)
+        if max(there) > newest + 1:  # while it looked others have taken it, and removed the number that it saw
+            files.remove(_file(place, newest + 1))
+            return None
+        for number in there:
             if number <= newest:
                 files.remove(_file(place, number))
         return cls(files, place, newest + 1, facts, renew_s)
 
+    def look(self) -> bool:
+        """Tell whether nobody has taken it over."""
+        return max(_numbers(self._files, self._place), default=0) == self._number
+
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):
             with suppress(LakeUnusableError):  # it is tried again; the lease is good for longer
-                if max(_numbers(self._files, self._place), default=0) != self._number:
+                if not self.look():
                     self.lost.set()
                     return
                 self._files.replace(_file(self._place, self._number), self._facts())
@@ -277,8 +310,9 @@ class _Lease:
     def release(self) -> None:
         self._over.set()
         self._thread.join()
-        if not self.lost.is_set():
-            self._files.remove(_file(self._place, self._number))
+        with suppress(LakeUnusableError):  # then it is nobody's when its time is over
+            if not self.lost.is_set() and self.look():
+                self._files.replace(_file(self._place, self._number), json.dumps({"until_ms": 0}))
 
 
 def _file(place: str, number: int) -> str:

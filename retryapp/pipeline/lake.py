@@ -24,7 +24,7 @@ SALT_BYTES: Final = 32
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 FORMATS: Final = ("delta", "parquet")
 _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
-"""Makes S3 refuse a file that was created meanwhile (Hadoop's S3A, from 3.4.2); others are atomic by themselves."""
+"""Makes S3 refuse a file that was created meanwhile (Hadoop's S3A, from 3.4.2); other stores do so by themselves."""
 _THERE_ALREADY: Final = ("AlreadyExists", "RemoteFileChanged")
 """Hadoop's errors for a file that is there: before it is written, and S3's answer (412) when it is complete."""
 
@@ -144,7 +144,11 @@ class Files:
 
         Of those who try at once one succeeds. S3 looks once more when the file is complete, if it is told to: without
         that the last one wins. Where its answer got lost and it was asked again, the one that succeeded hears False.
+        On a disk Hadoop looks first and then writes, so it is not asked.
         """
+        place = self.local_folder(uri)
+        if place is not None:
+            return self._create_local(place, text)
         try:
             builder = self._system.createFile(self._path(uri)).recursive().overwrite(False)
             stream = builder.opt(_CONDITIONAL, True).build()
@@ -155,6 +159,17 @@ class Files:
             if any(name in kind for name in _THERE_ALREADY):
                 return False
             raise LakeUnusableError(self._uri, _java_message(error)) from error
+        return True
+
+    def _create_local(self, place: Path, text: str) -> bool:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise LakeUnusableError(self._uri, error.strerror or str(error)) from error
         return True
 
     def replace(self, uri: str, text: str) -> None:
@@ -196,9 +211,12 @@ class Files:
 
     def names(self, uri: str) -> Iterable[str]:
         """Return the names in a folder; none where it is not there."""
-        if not self.exists(uri):
-            return ()
-        return tuple(status.getPath().getName() for status in self._system.listStatus(self._path(uri)))
+        try:
+            return tuple(status.getPath().getName() for status in self._system.listStatus(self._path(uri)))
+        except self._failure as error:
+            if "FileNotFound" in error.java_exception.getClass().getName():
+                return ()
+            raise LakeUnusableError(self._uri, _java_message(error)) from error
 
 
 def _java_message(error: Any) -> str:

@@ -59,6 +59,7 @@ def drive(
     resumed: bool = False,
     on_progress: OnProgress | None = None,
     stopped: Flag | None = None,
+    lost: Flag | None = None,
 ) -> Driven:
     """Wait for a query that ends by itself, or stop it when told to.
 
@@ -69,20 +70,22 @@ def drive(
         on_progress: told after each batch.
         stopped: set by somebody who wants it to end; so does Ctrl-C. The batch under way is finished if it is quick. A
             query that fails once this is set was stopped: whoever stops a service ends its Python workers too.
+        lost: set when it may no longer write; the batch under way is not finished.
 
     Raises:
         JobFailedError, or what `failures` finds: the query failed.
     """
     from pyspark.errors import PySparkException
 
-    seen, done = -1, Driven()
+    seen, done, at_once = -1, Driven(), False
     try:
         while True:
             ended = query.awaitTermination(POLL_S)  # type: ignore[arg-type]  # takes parts of a second
             seen = _take(query, seen, done, on_progress)
             if ended:
                 return done
-            if stopped is not None and stopped.is_set():
+            at_once = lost is not None and lost.is_set()
+            if at_once or (stopped is not None and stopped.is_set()):
                 break
     except PySparkException as error:
         _take(query, seen, done, on_progress)
@@ -92,7 +95,10 @@ def drive(
         raise named_failure(error, job=job, stuck=resumed and not done.batches) from error
     except KeyboardInterrupt:
         pass
-    _stop(query)
+    if at_once:
+        query.stop()
+    else:
+        _stop(query)
     _take(query, seen, done, on_progress)
     done.interrupted = True
     return done

@@ -14,6 +14,7 @@ Erasing the records of a key, in steps that may be repeated, in this order, so t
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
+from retryapp.pipeline.errors import LakeUnusableError, TableMissingError, TurnLostError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
@@ -58,6 +59,7 @@ class Upkeep:
         now_ms: Callable[[], int],
         wait_s: float = TURN_S,
         on_wait: OnWait | None = None,
+        stopped: threading.Event | None = None,
     ) -> None:
         """Take the parts.
 
@@ -67,6 +69,7 @@ class Upkeep:
             now_ms: the time, epoch milliseconds.
             wait_s: how long to wait for others who write to the same table, in seconds; then a ``HeldError``.
             on_wait: told who is waited for.
+            stopped: set by somebody who wants the waiting to end, with that error.
 
         Raises:
             TableMissingError: there is no archive yet.
@@ -78,6 +81,7 @@ class Upkeep:
         self._holds = Holds(spark, lake, now_ms)
         self._wait_s = wait_s
         self._on_wait = on_wait
+        self._stopped = stopped
         self._tables = Tables(spark, lake)
         if lake.format != "delta":
             raise LakeUnusableError(lake.uri, f"this command needs Delta tables, and these are {lake.format}")
@@ -103,8 +107,8 @@ class Upkeep:
 
     def vacuum(self, hours: int = DEFAULT_VACUUM_HOURS) -> None:
         """Remove files that have not belonged to the table for so many hours; readers of older versions then fail."""
-        with self._turn("vacuum"):
-            self._vacuum(hours)
+        with self._turn("vacuum") as alone:
+            self._vacuum(hours, "vacuum", alone)
 
     def erase(self, key: bytes) -> Erased:
         """Erase all records of a key that have arrived until now.
@@ -115,12 +119,13 @@ class Upkeep:
             key: the key's bytes, as on the topics.
         """
         hashed = hash_key(key, self._lake.salt)
-        with self._turn("erase", ANALYSIS_HOLD), self._turn("erase"):
+        with self._turn("erase", ANALYSIS_HOLD) as no_analysis, self._turn("erase") as alone:
             now_ms = self._now_ms()
             fact = {"key_hash": hashed, "erased_ms": now_ms}
             Facts(self._spark, self._lake).put(ERASURES_TABLE, f"{hashed} {now_ms}", fact)
             rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {now_ms}")
-            self._vacuum(0)
+            self._vacuum(0, "erase", alone)
+            self._check("erase", no_analysis)
             self._tables.files.remove(self._lake.table(DERIVED))
         return Erased(hashed, rows)
 
@@ -168,9 +173,15 @@ class Upkeep:
         Raises:
             HeldError: somebody was for too long.
         """
-        return self._holds.take(job, name, wait_s=self._wait_s, on_wait=self._on_wait)
+        return self._holds.take(job, name, wait_s=self._wait_s, on_wait=self._on_wait, stopped=self._stopped)
 
-    def _vacuum(self, hours: int) -> None:
+    def _check(self, job: str, held: Held) -> None:
+        """Raise TurnLostError where somebody else has taken over."""
+        if held.is_lost:
+            raise TurnLostError(job, self._lake.uri)
+
+    def _vacuum(self, hours: int, job: str, alone: Held) -> None:
+        self._check(job, alone)  # it would remove what another one writes
         with self._setting(_CHECK, "false"):
             self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
 

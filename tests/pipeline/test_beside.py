@@ -11,7 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,9 @@ from retryapp.core.headers import encode_metadata
 from retryapp.kafka import KafkaConnection, read_offsets
 from retryapp.pipeline.analysis.job import Analysis
 from retryapp.pipeline.archive import Archive, ArchiveOptions
-from retryapp.pipeline.errors import HeldError, OtherRunError
-from retryapp.pipeline.hold import Held, Holds
-from retryapp.pipeline.lake import Lake, open_lake
+from retryapp.pipeline.errors import HeldError, OtherRunError, TurnLostError
+from retryapp.pipeline.hold import RECORDS_HOLD, Held, Holds
+from retryapp.pipeline.lake import Files, Lake, open_lake
 from retryapp.pipeline.session import java_flags
 
 if TYPE_CHECKING:
@@ -227,7 +228,10 @@ def test_a_lease_is_kept_lost_and_left_behind(spark: SparkSession, lake: Lake, m
                 assert time.monotonic() < deadline_s
                 time.sleep(0.01)
             later.check("archive")
-        held.check("archive")  # it does not know yet: it looks once in an hour
+        assert held.lost is not None
+        assert not held.lost.is_set()  # it looks by itself once in an hour
+        with pytest.raises(OtherRunError, match="took the lake over"):
+            held.check("archive")
     with prompt.take("archive", "two") as held:
         (file,) = Path(lake.uri.removeprefix("file://"), "holds", "two").glob("*.json")
         file.with_name("000000009.json").write_text("{}")
@@ -242,3 +246,91 @@ def test_a_lease_is_kept_lost_and_left_behind(spark: SparkSession, lake: Lake, m
     os.utime(half, (1, 1))
     with Holds(spark, lake, now_ms, lease_ms=60_000).take("archive", "two"):
         pass
+    assert [path.name for path in file.parent.glob("*.json")] == ["000000011.json"]  # so that no number comes twice
+
+
+def test_of_those_who_take_a_lease_at_once_one_has_it(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was slow between a look and its own file finds that others have had it meanwhile."""
+    monkeypatch.setattr("retryapp.pipeline.lake.Files.local_folder", lambda files, uri: None)
+    holds = Holds(spark, lake, now_ms, lease_ms=60_000, renew_s=3_600)
+    with holds.take("archive", "three"):
+        pass
+    inside: list[bool] = []
+    real = Files.create
+
+    def slow(files: Files, uri: str, text: str) -> bool:
+        monkeypatch.setattr(Files, "create", real)
+        with holds.take("compact", "three"):
+            pass
+        stack.enter_context(holds.take("vacuum", "three"))
+        inside.append(True)
+        return real(files, uri, text)
+
+    with ExitStack() as stack:
+        monkeypatch.setattr(Files, "create", slow)
+        with pytest.raises(HeldError, match="vacuum"), holds.take("erase", "three"):
+            pass
+        assert inside
+        with pytest.raises(HeldError, match="vacuum"), holds.take("erase", "three"):
+            pass
+    with holds.take("erase", "three"):
+        pass
+
+
+def test_a_file_is_made_by_one(spark: SparkSession, lake: Lake) -> None:
+    """The lake's mark among them, whose salt must not be two."""
+    files, tries = Files(spark, lake.uri), 8
+    for number in range(20):
+        begin = threading.Barrier(tries)
+        place = f"{lake.uri}/some/{number}.json"
+
+        def make(one: int, begin: threading.Barrier = begin, place: str = place) -> bool:
+            begin.wait()
+            return files.create(place, str(one))
+
+        with ThreadPoolExecutor(tries) as pool:
+            made = list(pool.map(make, range(tries)))
+        assert made.count(True) == 1
+        assert files.read(place) == str(made.index(True))
+
+
+def test_a_lock_outlives_a_second_try_of_its_own_process(
+    spark: SparkSession, group: Group, lake: Lake, cache_dir: Path
+) -> None:
+    """The system drops all locks of a process on a file when the process closes it once: another program looks."""
+    holds = Holds(spark, lake, now_ms)
+    with holds.take("archive", RECORDS_HOLD):
+        with pytest.raises(HeldError), holds.take("vacuum", RECORDS_HOLD):
+            pass
+        place = Path(lake.uri.removeprefix("file://"), "holds", RECORDS_HOLD, "lock")
+        program = f"import fcntl; fcntl.lockf(open({str(place)!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in other.stderr
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_run_that_lost_its_turn_is_told_and_goes_on_from_the_table(
+    spark: SparkSession, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had committed is there once, whoever took over."""
+    for number in range(20):
+        group.dead(number % 2, dead(number))
+    lake = open_lake(spark, str(tmp_path / "lake"))
+    options = ArchiveOptions(group=group.topology.group)
+    real = Holds.take
+
+    @contextmanager
+    def taken_over(self: Holds, job: str, name: str, **options: Any) -> Iterator[Held]:
+        with real(self, job, name, **options) as held:
+            if name == RECORDS_HOLD:
+                held.lost, held.look = threading.Event(), lambda: False
+            yield held
+
+    monkeypatch.setattr(Holds, "take", taken_over)
+    with pytest.raises(TurnLostError, match="a rerun continues"):
+        Archive(spark, group.connection, lake, options, now_ms=now_ms).run_once()
+    monkeypatch.setattr(Holds, "take", real)
+    assert Archive(spark, group.connection, lake, options, now_ms=now_ms).run_once().rows == 0
+    assert len(rows_of(tmp_path / "lake" / "records", ("offset",))) == 20

@@ -167,7 +167,6 @@ def test_killed_taken_over_analysed_and_erased(store: Store, group: Group, tmp_p
     topic = group.topology.dlq
     on_topic = Counter((topic, place, offset) for place, offset, _ in read_offsets(group.connection, topic))
     assert places(store.copy(tmp_path / "after")) == on_topic
-    assert store.names("/holds/", ".json") == []
 
     code, told = Command(store, tmp_path / "run", "analyse", *where).end()
     assert code in {0, 1}, told  # dead letters of no main record are findings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -16,8 +17,8 @@ from samples import dead
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.pipeline.archive import Archive, ArchiveOptions
-from retryapp.pipeline.errors import HeldError, LakeUnusableError, TableMissingError
-from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, Holds
+from retryapp.pipeline.errors import HeldError, LakeUnusableError, TableMissingError, TurnLostError
+from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, Held, Holds
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
@@ -152,7 +153,27 @@ def test_whoever_changes_the_table_waits_until_nobody_else_does(
     assert len(waited) == 1
     assert Tables(spark, lake).read(RECORDS_TABLE).count() == 1
     assert job.run_once().rows == 1
-    assert upkeep.erase(ADDRESS).rows == 1
+    with ExitStack() as stack:
+        stack.enter_context(holds.take("archive", RECORDS_HOLD))
+        patient = Upkeep(
+            spark, lake, now_ms=lambda: FAR_MS, on_wait=lambda holder: stack.close(), stopped=threading.Event()
+        )
+        assert patient.erase(ADDRESS).rows == 1
+    with holds.take("archive", RECORDS_HOLD), pytest.raises(HeldError):
+        Upkeep(spark, lake, now_ms=lambda: FAR_MS, stopped=stopped).compact()
+
+
+def test_nothing_is_vacuumed_once_somebody_else_has_taken_over(
+    spark: SparkSession, group: Group, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may be another run's, which are not committed yet."""
+    group.dead(0, dead(0), key=ADDRESS)
+    assert archive(spark, group, lake) == 1
+    monkeypatch.setattr(Held, "is_lost", True)
+    with pytest.raises(TurnLostError, match="the vacuum run"):
+        upkeep_of(spark, lake).vacuum(0)
+    with pytest.raises(TurnLostError, match="the erase run"):
+        upkeep_of(spark, lake).erase(ADDRESS)
 
 
 def test_a_lake_without_an_archive_and_one_without_delta(spark: SparkSession, tmp_path: Path) -> None:
