@@ -113,7 +113,8 @@ def archive(
     Reads what is there now and ends; run it again for what is new. It may be killed at any moment: a rerun continues,
     and no record is there twice. Records that were deleted before they were read are said (exit code 1). Of two runs of
     one group the later is refused; other groups' runs and the lake's upkeep are waited for, up to ten minutes. With
-    --every all are, and each round prints its result, with --json as one object a line. With --metrics-port Prometheus may ask meanwhile.
+    --every all are waited for, and each round prints its result, with --json as one object a line. With --metrics-port
+    Prometheus may ask meanwhile.
 
     \b
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
