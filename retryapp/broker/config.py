@@ -90,6 +90,11 @@ def log_dir(data: Path) -> Path:
     return data / "kafka"
 
 
+def lock_file(data: Path) -> Path:
+    """Return the file that Kafka keeps locked while it runs on a data folder."""
+    return log_dir(data) / ".lock"
+
+
 def write_files(data: Path, settings: Mapping[str, str], log: Path) -> Path:
     """Write the properties and the logging configuration.
 

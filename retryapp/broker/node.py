@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
 from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
-from retryapp.jvm import FolderUnusableError, Progress, ensure_jars, find_java, jar_folder, kafka_jars
+from retryapp.jvm import FolderUnusableError, Java, Progress, ensure_jars, find_java, jar_folder, kafka_jars
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
@@ -27,6 +29,7 @@ LEAST_FREE_BYTES = 300_000_000
 _PORT_ATTEMPTS = 3
 _POLL_S = 0.05
 _OUTPUT = "output.txt"
+_STARTING = ".starting"
 
 
 class BrokerFailedError(EnvironmentFault):
@@ -128,6 +131,10 @@ class Broker:
         java = find_java()
         jars = ensure_jars(self._cache_dir, progress=progress)
         self._prepare_folder()
+        with self._alone():
+            self._start(java, jars, timeout_s)
+
+    def _start(self, java: Java, jars: tuple[Path, ...], timeout_s: float) -> None:
         config.ensure_formatted(self.data, java, jars, jar_folder(self._cache_dir))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             controller_port = self._choose_ports()
@@ -201,6 +208,29 @@ class Broker:
             raise FolderUnusableError(str(self.data), error.strerror or str(error)) from error
         if free < LEAST_FREE_BYTES:
             raise DiskFullError(str(self.data), f"a broker needs {LEAST_FREE_BYTES // 1_000_000} MB", free)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse to start on the folder of a broker that runs, or that somebody else starts at this moment.
+
+        Kafka itself finds out too late: its controller has written to the folder by then, and the broker that runs ends
+        of it (a fatal fault of its raft thread).
+        """
+        with ExitStack() as opened:
+            try:
+                starting = opened.enter_context((self.data / _STARTING).open("wb"))
+                locks = config.lock_file(self.data)
+                kafkas = opened.enter_context(locks.open("r+b")) if locks.exists() else None
+            except OSError as error:
+                raise FolderUnusableError(str(self.data), error.strerror or str(error)) from error
+            try:
+                fcntl.flock(starting, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if kafkas is not None:
+                    fcntl.lockf(kafkas, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    kafkas.close()  # given back at once: it is asked only
+            except OSError as error:
+                raise BrokerFailedError(f"cannot start: another one runs on {self.data}", str(self.log)) from error
+            yield
 
     def _choose_ports(self) -> int:
         """Fix the clients' port; return a free one for the controller."""

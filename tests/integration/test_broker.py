@@ -7,8 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,19 +145,46 @@ def test_a_refused_setting_is_named_with_the_log(cache_dir: Path) -> None:
 def test_a_second_broker_on_one_folder_is_refused(cache_dir: Path, kept_data: Path) -> None:
     """Also when started without the command that notices it first; the one that runs goes on.
 
-    It is asked until it answers: a controller that waits for a slow disk fences its broker for a moment.
+    Kafka finds out too late: its controller has written to the folder by then, and the one that runs ended of it.
     """
     first = Broker(cache_dir, data=kept_data)
     try:
         first.start()
         running = first.pid
+        before = {path: path.read_bytes() for path in kept_data.glob("*.properties")}
         second = Broker(cache_dir, data=kept_data, log=kept_data / "second.log")
         with pytest.raises(BrokerFailedError, match="another one runs"):
             second.start()
+        assert not second.log.exists(), "it was started all the same"
+        assert {path: path.read_bytes() for path in kept_data.glob("*.properties")} == before
         wait_for(lambda: broker_count(first.port) == 1, "the first broker serves clients", every_s=0.2)
         assert first.pid == running, first.log.read_text()[-2_000:]
     finally:
         first.close()
+
+
+def test_two_that_start_on_one_folder_at_once(cache_dir: Path, kept_data: Path) -> None:
+    """One of them runs, whatever the other one does meanwhile."""
+    both = [Broker(cache_dir, data=kept_data, log=kept_data / f"{number}.log") for number in range(2)]
+    begin, refused = threading.Barrier(2), []
+
+    def start(broker: Broker) -> None:
+        begin.wait()
+        try:
+            broker.start()
+        except BrokerFailedError as error:
+            refused.append(str(error))
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(start, both))
+        assert len(refused) == 1
+        assert "another one runs" in refused[0]
+        (runs,) = (broker for broker in both if broker.pid is not None)
+        wait_for(lambda: broker_count(runs.port) == 1, "it serves clients", every_s=0.2)
+    finally:
+        for broker in both:
+            broker.close()
 
 
 def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
