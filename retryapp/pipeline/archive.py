@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
-from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError, TurnLostError
+from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait, either
 from retryapp.pipeline.lake import Lake
@@ -221,8 +221,7 @@ class Archive:
                 lost = either(held.lost, alone.lost)
                 driven = self._stream(sources, lives, start, run, on_progress, stopped, lost)
                 held.check(JOB)
-                if alone.is_lost:
-                    raise TurnLostError(JOB, self._lake.uri)
+                alone.check_turn(JOB, self._lake.uri)
                 self._check_unchanged(lives, run_id, driven)
             except OtherRunError:
                 self._runs.end(run, REFUSED, rows=0, cut={})

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from retryapp.pipeline.errors import HeldError, LakeUnusableError, OtherRunError
+from retryapp.pipeline.errors import HeldError, LakeUnusableError, OtherRunError, TurnLostError
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.runner import Flag
@@ -91,6 +91,15 @@ class Held:
         """
         if self.is_lost:
             raise OtherRunError(job, "it took the lake over, because this one was not heard of for too long")
+
+    def check_turn(self, job: str, lake: str) -> None:
+        """Find out whether a turn that anybody may have taken is still held; ``lake`` is its URI.
+
+        Raises:
+            TurnLostError: it was lost.
+        """
+        if self.is_lost:
+            raise TurnLostError(job, lake)
 
 
 class Holds:

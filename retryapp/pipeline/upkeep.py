@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.errors import LakeUnusableError, TableMissingError, TurnLostError
+from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
@@ -125,7 +125,7 @@ class Upkeep:
             Facts(self._spark, self._lake).put(ERASURES_TABLE, f"{hashed} {now_ms}", fact)
             rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {now_ms}")
             self._vacuum(0, "erase", alone)
-            self._check("erase", no_analysis)
+            no_analysis.check_turn("erase", self._lake.uri)
             self._tables.files.remove(self._lake.table(DERIVED))
         return Erased(hashed, rows)
 
@@ -175,13 +175,8 @@ class Upkeep:
         """
         return self._holds.take(job, name, wait_s=self._wait_s, on_wait=self._on_wait, stopped=self._stopped)
 
-    def _check(self, job: str, held: Held) -> None:
-        """Raise TurnLostError where somebody else has taken over."""
-        if held.is_lost:
-            raise TurnLostError(job, self._lake.uri)
-
     def _vacuum(self, hours: int, job: str, alone: Held) -> None:
-        self._check(job, alone)  # it would remove what another one writes
+        alone.check_turn(job, self._lake.uri)  # it would remove what another one writes
         with self._setting(_CHECK, "false"):
             self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
 
