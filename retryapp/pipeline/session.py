@@ -40,6 +40,8 @@ _DELTA: Final = {
 _OURS: Final = {
     **_DELTA,
     "spark.ui.showConsoleProgress": "false",
+    # Else each column that is made here asks the JVM twice where in Python it was made: a tenth of a small analysis.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # A run's records are of one day or two: as many open files cost less than a sort of whole records by day.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Texts that hardly ever repeat: a dictionary of them is built and thrown away.
@@ -55,7 +57,7 @@ _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # The defaults are for hundreds of cores: with them a Delta commit takes seconds and a vacuum minutes.
-    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     "spark.sql.shuffle.partitions": str(min(16, max(2, os.cpu_count() or 2))),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +13,9 @@ from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
 
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.analysis.cuts import TakenCut
-from retryapp.pipeline.analysis.derived import Derived
+from retryapp.pipeline.analysis.derived import SIDE_BY_SIDE, Derived
 from retryapp.pipeline.analysis.job import Analysed, Analysis
+from retryapp.pipeline.analysis.schemas import DERIVED_TABLES
 from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.report import collect
@@ -20,7 +23,7 @@ from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 NOBODY = KafkaConnection("localhost:1")
 """A run asks no broker: its cuts were taken before."""
@@ -44,6 +47,28 @@ def analyse(spark: SparkSession, lake: Lake) -> Callable[[int], Analysed]:
     """Run the job up to an offset."""
     job = Analysis(spark, NOBODY, lake, now_ms=lambda: NOON_MS)
     return lambda offset: job.run([cut_at(offset)])
+
+
+def test_a_table_that_cannot_be_made_ends_the_others(spark: SparkSession, lake: Lake) -> None:
+    """The error is told, what was begun has ended by then, and what waited for its turn is not made."""
+    derived, begun, ended = Derived(spark, lake), [], []
+    names = sorted(set(DERIVED_TABLES) - {"journeys", "checks"})
+    assert len(names) > SIDE_BY_SIDE
+
+    def fails(name: str) -> DataFrame:
+        begun.append(name)
+        if len(begun) > 1:
+            threading.Event().wait(0.2)  # while the first one's error is on its way
+        ended.append(name)
+        raise ValueError(name)
+
+    with pytest.raises(ValueError, match="|".join(names)):
+        derived.put_all({name: functools.partial(fails, name) for name in names})
+    assert begun == list(dict.fromkeys(begun))
+    assert sorted(begun) == sorted(ended)
+    assert len(begun) < len(names)
+    with pytest.raises(TableMissingError):
+        derived.read(names[0])
 
 
 @pytest.mark.slow

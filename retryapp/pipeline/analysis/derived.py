@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import inheritable_thread_target
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES, JOURNEYS_TABLE
@@ -17,6 +19,8 @@ from retryapp.pipeline.tables import Tables as LakeTables
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+SIDE_BY_SIDE: Final = 4
+"""Tables that are written at a time: tasks of one fill the gaps between those of the others."""
 STATE: Final = "state.json"
 _FRESH: Final = "retryapp_fresh_journeys"
 _DELTA_OPTIONS: Final = {
@@ -59,6 +63,33 @@ class Derived:
         ]
         writer = frame.select(*columns).write.format(self._lake.format).mode("overwrite")
         (writer.options(**_DELTA_OPTIONS) if self._delta else writer).save(self._place(name))
+
+    def put_all(self, makers: Mapping[str, Callable[[], DataFrame]]) -> None:
+        """Replace tables that do not need each other, some at a time.
+
+        Of a table of a few rows most of the time goes into planning and into Delta's commit, on one processor each.
+
+        Args:
+            makers: by name; what they have in common is cached.
+
+        Raises:
+            The first error of any, once what was being written then has ended; tables that waited are not made.
+        """
+        with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="put") as pool:
+
+            def made(name: str, make: Callable[[], DataFrame]) -> None:
+                self.put(name, make())
+
+            # wrapped one by one: the copy of Spark's thread-local properties is made then, and two may not share one
+            waiting = [
+                pool.submit(inheritable_thread_target(self._spark)(made), name, make) for name, make in makers.items()
+            ]
+            try:
+                for each in as_completed(waiting):
+                    each.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def put_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace a small table by rows from here."""

@@ -110,8 +110,8 @@ class Analysis:
         touched_count = self._derived.put_journeys(fresh, whole=former is None)
         journeys = self._derived.read(JOURNEYS_TABLE).cache()
         try:
+            count = journeys.count()  # before its readers, who come side by side
             verdicts = self._derive(taken, records, journeys, cut)
-            count = journeys.count()
         finally:
             journeys.unpersist()
             cut.unpersist()
@@ -129,26 +129,31 @@ class Analysis:
     def _derive(
         self, taken: Sequence[TakenCut], records: DataFrame, journeys: DataFrame, cut: DataFrame
     ) -> list[Verdict]:
-        put, read = self._derived.put, self._derived.read
+        read = self._derived.read
         topics = [(name, length) for each in taken for name, length in each.retention_ms.items()]
-        put("progress", counts.progress_of(records, cut))
+        now_ms = self._now_ms()
+        kept = self._spark.createDataFrame(topics, "topic string, retention_ms bigint")
+        self._derived.put("progress", counts.progress_of(records, cut))
         progress = read("progress").cache()
         try:
-            put("ledger", counts.ledger(journeys, progress, cut))
-            put("funnel", figures.funnel(journeys, progress))
-            put("lateness", figures.lateness(journeys))
-            put("cost", figures.cost(journeys))
-            put("causes", causes.causes(journeys))
-            put("outages", causes.outages(journeys))
-            put("timeline", causes.timeline(journeys))
-            put("offenders", causes.offenders(journeys))
-            frame = self._spark.createDataFrame(topics, "topic string, retention_ms bigint")
-            put("retention", counts.retention(journeys, frame, now_ms=self._now_ms()))
+            progress.count()
+            self._derived.put_all(
+                {
+                    "ledger": lambda: counts.ledger(journeys, progress, cut),
+                    "funnel": lambda: figures.funnel(journeys, progress),
+                    "lateness": lambda: figures.lateness(journeys),
+                    "cost": lambda: figures.cost(journeys),
+                    "causes": lambda: causes.causes(journeys),
+                    "outages": lambda: causes.outages(journeys),
+                    "timeline": lambda: causes.timeline(journeys),
+                    "offenders": lambda: causes.offenders(journeys),
+                    "retention": lambda: counts.retention(journeys, kept, now_ms=now_ms),
+                }
+            )
             gaps = self._tables.read(GAPS_TABLE).where(F.col("topic").isin(*(name for name, _ in topics)))
             found = checks.judge(checks.all_checks(records, journeys, progress, read("ledger"), gaps))
         finally:
             progress.unpersist()
-        now_ms = self._now_ms()
         found.append(checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS))  # the report asks again
         self._derived.put_rows("checks", [asdict(verdict) for verdict in found])
         return found
