@@ -200,9 +200,9 @@ def ensure_jars(cache_dir: Path, jars: JarList | None = None, *, progress: Progr
     folder = jar_folder(cache_dir, jars)
     if all(_is_good(folder / jar.name, jar) for jar in jars.jars):
         return tuple(folder / jar.name for jar in jars.jars)
-    with _disk_errors_named(folder):
+    with disk_errors_named(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _one_process_at_a_time(folder / ".lock"):
+        with one_process_at_a_time(folder / ".lock"):
             wanted = [jar for jar in jars.jars if not _is_good(folder / jar.name, jar)]
             _download(wanted, folder, progress)
     return tuple(folder / jar.name for jar in jars.jars)
@@ -276,7 +276,12 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def _disk_errors_named(path: Path) -> Iterator[None]:
+def disk_errors_named(path: Path) -> Iterator[None]:
+    """Raise errors of ours for a disk that is full or a folder that cannot be written.
+
+    Raises:
+        DiskFullError, FolderUnusableError: see there.
+    """
     try:
         yield
     except OSError as error:
@@ -301,7 +306,8 @@ class FolderUnusableError(EnvironmentFault):
 
 
 @contextmanager
-def _one_process_at_a_time(path: Path) -> Iterator[None]:
+def one_process_at_a_time(path: Path) -> Iterator[None]:
+    """Hold a lock on a file while the body runs; wait for who else holds it."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

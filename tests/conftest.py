@@ -86,9 +86,13 @@ def prometheus() -> Mapping[str, Path]:
     return found
 
 
+OWN_SPARK = {f"tests/pipeline/test_{name}.py" for name in ("cluster", "signals", "submit")}
+"""Tests that start commands, which have sessions of their own."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Run the tests of the pipeline in one process, one after the other: they share a Spark session.
+    """Run those tests of the pipeline that share a Spark session in one process, one after the other.
 
     Everything else is handed out by file, as ``--dist loadfile`` says.
     """
@@ -98,6 +102,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByFileSaveSpark(LoadFileScheduling):  # type: ignore[misc, unused-ignore]  # xdist has no types for it
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/pipeline" if nodeid.startswith("tests/pipeline/") else str(super()._split_scope(nodeid))
+            file = str(super()._split_scope(nodeid))
+            return "tests/pipeline" if nodeid.startswith("tests/pipeline/") and file not in OWN_SPARK else file
 
     return ByFileSaveSpark(config, log)

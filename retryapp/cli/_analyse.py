@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -164,7 +164,7 @@ def report(*, out: Path, fresh_within: str, lake: str, session: SessionOptions, 
     except InvalidDurationError as error:
         raise click.BadParameter(str(error), param_hint="--fresh-within") from error
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
         from retryapp.pipeline.lake import open_lake
 
         facts = _collect(spark, open_lake(spark, lake), now_ms, within_ms)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from retryapp.jvm import Progress, ensure_jars, spark_jars
+from retryapp.pipeline.classes import sharing_flags
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError
 from retryapp.pipeline.java import java_home
 
@@ -49,6 +50,9 @@ _OURS: Final = {
 }
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """Costs the least processor time of all; its pauses do not matter to a batch."""
+_BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
+"""Java's second compiler costs more processor time than it saves in the first half minute of work. With one compiler
+alone the code cache would be too small for some hundred queries."""
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 """Where Java itself looks for options."""
@@ -75,6 +79,8 @@ class SessionOptions:
     """Heap of the driver, as Java writes it; not on a platform's own session."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Further settings; they win."""
+    brief: bool = False
+    """For work of seconds; long jobs would be slower."""
     scratch: Path | None = None
     """For what Spark would leave in the working folder; None: it does."""
 
@@ -126,7 +132,8 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     master = options.master or LOCAL_MASTER
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
     conf |= {
-        "spark.driver.extraJavaOptions": java_flags(*_collector(os.environ)),
+        "spark.driver.defaultJavaOptions": sharing_flags(options.cache_dir),  # beside what a user may give
+        "spark.driver.extraJavaOptions": java_flags(*_collector(os.environ), *(_BRIEF if options.brief else ())),
         "spark.master": master,
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),

@@ -39,9 +39,10 @@ MOST_BYTES = 4 * 2**30
 class Cluster:
     """A standalone master and two workers, from the installed PySpark: the wheel has no start scripts."""
 
-    def __init__(self, folder: Path) -> None:
-        """Args: folder: for logs and work."""
+    def __init__(self, folder: Path, sharing: str) -> None:
+        """Args: folder: for logs and work. sharing: Java's options for its archive of classes."""
         self.folder = folder
+        self.sharing = sharing
         self.processes: list[subprocess.Popen[bytes]] = []
         port, *self.web = free_ports(4)
         self.url = f"spark://{HOST}:{port}"
@@ -56,7 +57,11 @@ class Cluster:
 
         home = Path(pyspark.__file__).parent
         command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-        settings = {"SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK}
+        settings = {
+            "SPARK_HOME": str(home),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK} {self.sharing}",
+        }
         with (self.folder / f"daemon-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
                 command, env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True
@@ -98,13 +103,13 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
+def cluster(class_archive: Path, tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
     """A running cluster."""
+    from retryapp.pipeline.classes import sharing_flags
     from retryapp.pipeline.java import java_home
 
-    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     os.environ.setdefault("JAVA_HOME", str(java_home(cache_dir)))
-    made = Cluster(tmp_path)
+    made = Cluster(tmp_path, sharing_flags(cache_dir))
     yield made
     made.stop()
 
@@ -135,13 +140,13 @@ def test_an_executor_killed_in_mid_batch(
         "spark.driver.extraJavaOptions": java_flags(*QUICK.split()),
         "spark.ui.enabled": "false",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": f"{QUICK} -Xss4m",
+        "spark.executor.extraJavaOptions": f"{QUICK} -Xss4m {cluster.sharing}",
         "spark.sql.shuffle.partitions": "2",
-        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "1",
     }
     command = [sys.executable, "-m", "retryapp.cli.main", "pipeline", "archive", "--json", "--memory", "512m"]
     command += ["--broker", connection.bootstrap, "--group", topology.group, "--lake", str(lake)]
-    command += ["--master", cluster.url, "--rows-per-batch", "500"]
+    command += ["--master", cluster.url, "--rows-per-batch", "1000"]
     command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)

@@ -18,11 +18,12 @@ import retryapp.cli.main
 from retryapp.core.topology import HandlerTopology
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.classes import sharing_flags
 from retryapp.pipeline.session import java_flags
 
 pyspark = pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow, pytest.mark.usefixtures("class_archive")]
 
 
 def test_spark_submit_archives_to_delta(
@@ -39,6 +40,7 @@ def test_spark_submit_archives_to_delta(
     jars = ",".join(map(str, ensure_jars(cache_dir, spark_jars())))
     line = [str(Path(pyspark.__path__[0], "bin", "spark-submit")), "--master", "local[1]", "--driver-memory", "512m"]
     line += ["--jars", jars, "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"]
+    line += ["--conf", f"spark.driver.defaultJavaOptions={sharing_flags(cache_dir)}"]
     line += ["--conf", f"spark.driver.extraJavaOptions={java_flags(*QUICK_JVM)}", str(retryapp.cli.main.__file__)]
     line += ["pipeline", "archive", "--broker", connection.bootstrap, "--group", topology.group]
     line += ["--lake", str(lake), "--json"]
