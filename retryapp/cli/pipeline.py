@@ -211,7 +211,7 @@ def jars(*, as_json: bool) -> None:
 @command.command()
 @json_option
 def prepare(*, as_json: bool) -> None:
-    """Make commands of the pipeline start in about half the time; optional, once for each Java and PySpark.
+    """Make commands of the pipeline start a third sooner; optional, once for each Java and PySpark.
 
     Downloads the jars, and has Java keep the classes of Spark in the form in which it needs them: a minute or so, and
     200 MB in the cache.

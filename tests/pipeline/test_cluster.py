@@ -103,7 +103,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(class_archive: Path, tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
+def cluster(class_archive: Path | None, tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
     """A running cluster."""
     from retryapp.pipeline.classes import sharing_flags
     from retryapp.pipeline.java import java_home
