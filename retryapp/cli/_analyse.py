@@ -22,6 +22,7 @@ from retryapp.cli._spark import (
     lake_options,
     spark_session,
     stopped_by_signals,
+    wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, json_option, stderr_console
 from retryapp.core.durations import parse_duration_ms
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 REPORT: Final = "retryapp-report.html"
 DAY_MS: Final = 86_400_000
-WAIT_S: Final = 600.0
-"""A run of 'archive' that is at work on the lake is waited for so long, in seconds."""
 INTERRUPTED: Final = "interrupted: what was archived stays, and a rerun continues"
 
 
@@ -72,6 +71,7 @@ INTERRUPTED: Final = "interrupted: what was archived stays, and a rerun continue
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the page too, as 'retryapp pipeline report' does.",
 )
+@wait_option("10m", "How long to wait for a run of 'archive' that is at work on the lake, for each group ('2h').")
 @format_option
 @lake_options
 @json_option
@@ -82,6 +82,7 @@ def analyse(
     full: bool,
     compare_ledger: bool,
     page: Path | None,
+    wait_s: float,
     table_format: str | None,
     lake: str,
     session: SessionOptions,
@@ -112,8 +113,8 @@ def analyse(
             ]
             with job.hold() as held:
                 taken = job.cut([archive.group for archive in archives])
-                archived = _archive(archives, taken, stopped)
-                with cancelled_by(stopped, spark), unchanged(opened, archives, stopped):
+                archived = _archive(archives, taken, wait_s, stopped)
+                with cancelled_by(stopped, spark), unchanged(opened, archives, wait_s, stopped):
                     _say("analysing")
                     held.check("analyse")
                     analysed = job.run(taken, full=full)
@@ -173,13 +174,15 @@ def report(*, out: Path, fresh_within: str, lake: str, session: SessionOptions, 
     return ExitCode.FINDING if failed else ExitCode.FINE
 
 
-def _archive(archives: Sequence[Archive], taken: Sequence[TakenCut], stopped: threading.Event) -> list[Archived]:
+def _archive(
+    archives: Sequence[Archive], taken: Sequence[TakenCut], wait_s: float, stopped: threading.Event
+) -> list[Archived]:
     """Archive up to the cuts; where another run is at work, wait for it and take what it has archived."""
     done = []
     for archive, cut in zip(archives, taken, strict=True):
         _say(f"{archive.group}: archiving")
         try:
-            result = archive.run_once(stopped=stopped, wait_s=WAIT_S, on_wait=say_waiting, enough=cut.ends)
+            result = archive.run_once(stopped=stopped, wait_s=wait_s, on_wait=say_waiting, enough=cut.ends)
         except HeldError:
             if stopped.is_set():
                 raise KeyboardInterrupt from None
@@ -191,12 +194,12 @@ def _archive(archives: Sequence[Archive], taken: Sequence[TakenCut], stopped: th
 
 
 @contextmanager
-def unchanged(lake: Lake, archives: Sequence[Archive], stopped: threading.Event) -> Iterator[None]:
+def unchanged(lake: Lake, archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> Iterator[None]:
     """Keep the archive as it is while the body reads it: Delta has versions, Parquet has not."""
     with ExitStack() as stack:
         if lake.format != "delta":
             for archive in archives:
-                stack.enter_context(archive.hold(wait_s=WAIT_S, on_wait=say_waiting, stopped=stopped))
+                stack.enter_context(archive.hold(wait_s=wait_s, on_wait=say_waiting, stopped=stopped))
         yield
 
 

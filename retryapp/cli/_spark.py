@@ -18,6 +18,8 @@ import click
 
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.broker import download_progress
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError
 from retryapp.jvm import spark_jars
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.errors import SparkMissingError
@@ -43,6 +45,29 @@ format_option = click.option(
     help="Of a new lake's tables; parquet needs no Delta jars and cannot be erased from. [default: delta]",
 )
 """How a lake is made where there is none; the job gets ``table_format``."""
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    try:
+        return None if value is None else parse_duration_ms(value) / 1_000
+    except InvalidDurationError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def wait_option(default: str | None, text: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Add ``--wait``; the job gets ``wait_s``, None where neither the user nor ``default`` says how long."""
+    return click.option(
+        "--wait",
+        "wait_s",
+        metavar="LENGTH",
+        default=default,
+        show_default=default is not None,
+        callback=_seconds,
+        help=text,
+    )
+
+
+upkeep_wait_option = wait_option("10m", "How long to wait for others who write to the same table ('2h').")
 
 
 def lake_options(function: Callable[..., R]) -> Callable[..., R]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from retryapp.cli._analyse import say_waiting
-from retryapp.cli._spark import interruptible, lake_options, spark_session
+from retryapp.cli._spark import interruptible, lake_options, spark_session, upkeep_wait_option
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import parse_duration_ms
@@ -31,22 +31,24 @@ _day = click.DateTime(["%Y-%m-%d"])
 
 
 @contextmanager
-def _upkeep(lake: str, session: SessionOptions) -> Iterator[Upkeep]:
+def _upkeep(lake: str, session: SessionOptions, wait_s: float = 0.0) -> Iterator[Upkeep]:
     with spark_session(session) as spark, interruptible(spark) as stopped:
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.upkeep import Upkeep
 
         now_ms = SystemClock().wall_ms
-        yield Upkeep(spark, open_lake(spark, lake), now_ms=now_ms, on_wait=say_waiting, stopped=stopped)
+        opened = open_lake(spark, lake)
+        yield Upkeep(spark, opened, now_ms=now_ms, wait_s=wait_s, on_wait=say_waiting, stopped=stopped)
 
 
 @click.command()
 @click.option("--since", type=_day, help="Only days from then on, in UTC. [default: all]")
+@upkeep_wait_option
 @lake_options
 @json_option
-def compact(*, since: datetime | None, lake: str, session: SessionOptions, as_json: bool) -> None:
+def compact(*, since: datetime | None, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
     """Join the small files that runs leave; daily is enough. Readers go on meanwhile, archive runs wait."""
-    with _upkeep(lake, session) as upkeep:
+    with _upkeep(lake, session, wait_s) as upkeep:
         counts = upkeep.compact(None if since is None else since.date())
     emit(
         counts, f"{counts['removed']:,} files became {counts['added']:,}; vacuum removes the old ones", as_json=as_json
@@ -55,16 +57,17 @@ def compact(*, since: datetime | None, lake: str, session: SessionOptions, as_js
 
 @click.command()
 @click.option("--older-than", metavar="LENGTH", required=True, help="Age of the youngest day to go ('400d').")
+@upkeep_wait_option
 @lake_options
 @json_option
-def expire(*, older_than: str, lake: str, session: SessionOptions, as_json: bool) -> None:
+def expire(*, older_than: str, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
     """Delete whole days of the archive; vacuum then removes their files. Archive runs are waited for, and wait."""
     try:
         age_ms = parse_duration_ms(older_than)
     except InvalidDurationError as error:
         raise click.BadParameter(str(error), param_hint="--older-than") from error
     before = date.fromisoformat(utc_text(SystemClock().wall_ms() - age_ms)[:10])
-    with _upkeep(lake, session) as upkeep:
+    with _upkeep(lake, session, wait_s) as upkeep:
         rows = upkeep.expire(before)
     emit({"before": before.isoformat(), "rows": rows}, f"{rows:,} rows before {before} deleted", as_json=as_json)
 
@@ -78,22 +81,24 @@ def expire(*, older_than: str, lake: str, session: SessionOptions, as_json: bool
     show_default=True,
     help="Hours since a file was removed from the table; readers of older versions fail.",
 )
+@upkeep_wait_option
 @lake_options
 @json_option
-def vacuum(*, hours: int, lake: str, session: SessionOptions, as_json: bool) -> None:
+def vacuum(*, hours: int, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
     """Remove the files that no longer belong to the archive. Archive runs are waited for, and wait."""
-    with _upkeep(lake, session) as upkeep:
+    with _upkeep(lake, session, wait_s) as upkeep:
         upkeep.vacuum(hours)
     emit({"hours": hours}, f"files out of use for {hours} hours are removed", as_json=as_json)
 
 
 @click.command()
 @click.option("--from", "since", type=_day, required=True, help="First day, in UTC.")
+@upkeep_wait_option
 @lake_options
 @json_option
-def rebuild(*, since: datetime, lake: str, session: SessionOptions, as_json: bool) -> None:
+def rebuild(*, since: datetime, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
     """Read archived records anew from their own bytes: after an upgrade that reads more than the one before."""
-    with _upkeep(lake, session) as upkeep:
+    with _upkeep(lake, session, wait_s) as upkeep:
         rows = upkeep.rebuild(since.date())
     emit({"rows": rows}, f"{rows:,} rows were read anew", as_json=as_json)
 
@@ -112,6 +117,7 @@ def rebuild(*, since: datetime, lake: str, session: SessionOptions, as_json: boo
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with librdkafka properties for --broker.",
 )
+@upkeep_wait_option
 @lake_options
 @json_option
 def erase(
@@ -123,6 +129,7 @@ def erase(
     client_config: Path | None,
     lake: str,
     session: SessionOptions,
+    wait_s: float,
     as_json: bool,
 ) -> ExitCode:
     """Erase every record of a key from the lake: rows, log, quarantine, change data and reports.
@@ -138,7 +145,7 @@ def erase(
     raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
     options = {} if client_config is None else read_client_config(client_config)
     admin = None if broker is None else reach(KafkaConnection(broker, options))
-    with _upkeep(lake, session) as upkeep:
+    with _upkeep(lake, session, wait_s) as upkeep:
         erased = upkeep.erase(raw)
     remains = [] if admin is None else [part for group in groups for part in find_remains(admin, group, raw)]
     lines = [f"{erased.rows:,} rows erased; what is still on topics is not archived any more"]

@@ -22,6 +22,7 @@ from retryapp.cli._spark import (
     lake_options,
     spark_session,
     stopped_by_signals,
+    wait_option,
 )
 from retryapp.cli._upkeep import compact, erase, expire, rebuild, register, vacuum
 from retryapp.cli.broker import download_progress
@@ -94,6 +95,7 @@ def _length(context: click.Context, parameter: click.Parameter, value: str | Non
     show_default=True,
     help="Offsets that one batch covers at most.",
 )
+@wait_option(None, "How long to wait for another run of the group ('2h'). [default: not at all; with --every for ever]")
 @metrics_options
 @lake_options
 @json_option
@@ -104,6 +106,7 @@ def archive(
     every: int | None,
     table_format: str | None,
     rows_per_batch: int,
+    wait_s: float | None,
     metrics: PipelineMetrics | None,
     lake: str,
     session: SessionOptions,
@@ -113,15 +116,16 @@ def archive(
 
     Reads what is there now and ends; run it again for what is new. It may be killed at any moment: a rerun continues,
     and no record is there twice. Records that were deleted before they were read are said (exit code 1). Of two runs of
-    one group the later is refused; other groups' runs and the lake's upkeep are waited for, up to ten minutes. With
-    --every all are waited for, and each round prints its result, with --json as one object a line. With --metrics-port
-    Prometheus may ask meanwhile.
+    one group the later is refused, or waits as --wait says; other groups' runs and the lake's upkeep are waited for, at
+    least ten minutes. With --every all are waited for, and each round prints its result, with --json as one object a
+    line. With --metrics-port Prometheus may ask meanwhile.
 
     \b
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     clock, code = SystemClock(), ExitCode.FINE
-    wait_s = 0.0 if every is None else inf  # a round comes after that of another run; a single run does not queue
+    if wait_s is None:  # a round comes after that of another run; a single run does not queue
+        wait_s = 0.0 if every is None else inf
     with spark_session(session) as spark, stopped_by_signals() as stopped, heard(metrics, spark):
         from retryapp.pipeline.archive import Archive, ArchiveOptions
         from retryapp.pipeline.lake import open_lake

@@ -166,7 +166,7 @@ def test_nothing_is_archived_under_an_analysis_without_versions(
     for kind, refused in (("parquet", True), ("delta", False)):
         lake = open_lake(spark, str(tmp_path / kind), wanted=kind)
         first, second = (Archive(spark, group.connection, lake, options, now_ms=now_ms) for _ in range(2))
-        with unchanged(lake, [first], threading.Event()):
+        with unchanged(lake, [first], 600.0, threading.Event()):
             if refused:
                 with pytest.raises(HeldError):
                     second.run_once()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,12 +15,14 @@ import pytest
 from history import Group
 from samples import dead
 
+from retryapp.cli.console import ExitCode
+from retryapp.cli.main import run as retryapp
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.pipeline.archive import Archive, ArchiveOptions
 from retryapp.pipeline.errors import HeldError, LakeUnusableError, TableMissingError, TurnLostError
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, Held, Holds
-from retryapp.pipeline.lake import Lake, open_lake
+from retryapp.pipeline.lake import Files, Lake, open_lake
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.upkeep import Upkeep
@@ -91,6 +94,52 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     assert archive(spark, group, lake) == 1
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
     assert [bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).collect()] == [b"somebody else"]
+
+
+def test_an_erasure_that_dies_between_its_steps(
+    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the key is archived after the first step, whatever comes; and the command, given again, ends it."""
+    group.dead(0, replace(dead(0), error_message=f"no such user {ADDRESS.decode()}"), key=ADDRESS)
+    group.dead(1, dead(1), key=b"somebody else")
+    assert archive(spark, group, lake) == 2
+    report = tmp_path / "lake" / DERIVED / "report.html"
+    report.parent.mkdir()
+    report.write_bytes(ADDRESS)
+
+    def dies(*_: object) -> None:
+        raise SystemExit(137)
+
+    steps: tuple[tuple[type, str], ...] = ((Upkeep, "_delete"), (Upkeep, "_vacuum"), (Files, "remove"))
+    for number, (owner, step) in enumerate(steps):
+        with monkeypatch.context() as dying:
+            dying.setattr(owner, step, dies)
+            with pytest.raises(SystemExit):
+                upkeep_of(spark, lake).erase(ADDRESS)
+        assert list(files_with(tmp_path / "lake", ADDRESS)), f"it had ended before {step}"
+        if not number:
+            group.dead(1, dead(2), key=ADDRESS)
+            assert archive(spark, group, lake) == 1, "read, and left out"
+            assert Tables(spark, lake).read(RECORDS_TABLE).count() == 2
+    upkeep_of(spark, lake).erase(ADDRESS)
+    assert list(files_with(tmp_path / "lake", ADDRESS)) == []
+    assert [bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).collect()] == [b"somebody else"]
+
+
+@pytest.mark.parametrize("command", [("compact",), ("erase", "--key", "ada")])
+def test_the_user_says_how_long_to_wait(
+    command: tuple[str, ...], spark: SparkSession, group: Group, lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside somebody who does not end: refused when the time is over, with who it is."""
+    group.dead(0, dead(0))
+    assert archive(spark, group, lake) == 1
+    line = ["pipeline", *command, "--lake", lake.uri, "--wait"]
+    assert retryapp([*line, "soon"]) == ExitCode.USAGE
+    with Holds(spark, lake, lambda: FAR_MS).take("archive", RECORDS_HOLD):
+        began_s = time.monotonic()
+        assert retryapp([*line, "700ms"]) == ExitCode.ENVIRONMENT
+        assert time.monotonic() - began_s >= 0.7
+    assert "--wait" in capsys.readouterr().err
 
 
 def test_compact_rebuild_expire_and_vacuum(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
