@@ -71,7 +71,7 @@ INTERRUPTED: Final = "interrupted: what was archived stays, and a rerun continue
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the page too, as 'retryapp pipeline report' does.",
 )
-@wait_option("10m", "How long to wait for a run of 'archive' that is at work on the lake, for each group ('2h').")
+@wait_option("10m", "How long to wait for a run of 'archive' that is at work, for each group; others at least 10m.")
 @format_option
 @lake_options
 @json_option

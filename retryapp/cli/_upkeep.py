@@ -18,6 +18,7 @@ from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.hold import TURN_S
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
@@ -31,7 +32,7 @@ _day = click.DateTime(["%Y-%m-%d"])
 
 
 @contextmanager
-def _upkeep(lake: str, session: SessionOptions, wait_s: float = 0.0) -> Iterator[Upkeep]:
+def _upkeep(lake: str, session: SessionOptions, wait_s: float = TURN_S) -> Iterator[Upkeep]:
     with spark_session(session) as spark, interruptible(spark) as stopped:
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.upkeep import Upkeep
@@ -136,7 +137,7 @@ def erase(
 
     Records of the key that are still on topics and arrived until now are not archived later. The topics themselves keep
     them until their retention ends; --broker and --group list them with that date. Readers of older versions of the
-    table fail afterwards. Archive runs and analyses are waited for, up to ten minutes each.
+    table fail afterwards. Archive runs and analyses are waited for, each as long as --wait says.
     """
     if (key is None) == (key_file is None):
         raise click.UsageError("give --key or --key-file")

@@ -117,8 +117,8 @@ def archive(
     Reads what is there now and ends; run it again for what is new. It may be killed at any moment: a rerun continues,
     and no record is there twice. Records that were deleted before they were read are said (exit code 1). Of two runs of
     one group the later is refused, or waits as --wait says; other groups' runs and the lake's upkeep are waited for, at
-    least ten minutes. With --every all are waited for, and each round prints its result, with --json as one object a
-    line. With --metrics-port Prometheus may ask meanwhile.
+    least ten minutes. With --every all are waited for unless --wait says how long, and each round prints its result,
+    with --json as one object a line. With --metrics-port Prometheus may ask meanwhile.
 
     \b
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
@@ -215,7 +215,7 @@ def jars(*, as_json: bool) -> None:
 @command.command()
 @json_option
 def prepare(*, as_json: bool) -> None:
-    """Make commands of the pipeline start a third sooner; optional, once for each Java and PySpark.
+    """Make commands of the pipeline start sooner; optional, once for each Java and PySpark.
 
     Downloads the jars, and has Java keep the classes of Spark in the form in which it needs them: a minute or so, and
     200 MB in the cache.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any, Final
 
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.classes import ARCHIVE_NAME, QUIET
-from retryapp.pipeline.session import SessionOptions, java_flags, start_session
+from retryapp.pipeline.classes import ARCHIVE_NAME
+from retryapp.pipeline.session import SessionOptions, collector_flags, java_flags, start_session
 
-_TRAINING: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""For a program of half a minute; an archive serves any collector."""
+_BRIEF: Final = "-XX:TieredStopAtLevel=1"
+"""For a program of half a minute."""
 
 
 def train(cache_dir: Path, folder: Path) -> None:
@@ -23,7 +24,9 @@ def train(cache_dir: Path, folder: Path) -> None:
         cache_dir: where the jars are.
         folder: an empty one; Java leaves its archive there as ``ARCHIVE_NAME``.
     """
-    flags = java_flags(*_TRAINING, *QUIET, shlex.quote(f"-XX:ArchiveClassesAtExit={folder / ARCHIVE_NAME}"))
+    flags = java_flags(
+        *collector_flags(os.environ), _BRIEF, shlex.quote(f"-XX:ArchiveClassesAtExit={folder / ARCHIVE_NAME}")
+    )
     options = SessionOptions(
         cache_dir=cache_dir, memory="512m", conf={"spark.driver.extraJavaOptions": flags}, scratch=folder
     )

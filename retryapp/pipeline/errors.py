@@ -106,7 +106,7 @@ class HeldError(EnvironmentFault):
         self.lake = lake
         super().__init__(
             f"the {job} run would write to the lake {lake} beside another one: {holder}. Wait until that one is "
-            f"through (--wait), or stop it; nothing was changed"
+            f"through, or stop it; nothing was changed"
         )
 
 

@@ -21,6 +21,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -154,16 +155,16 @@ class Holds:
             LakeUnusableError: the lake cannot be written to.
         """
         ours = Holder(job=job, host=socket.gethostname(), pid=os.getpid(), since_ms=self._now_ms())
-        left_s, waited_for = wait_s, None
+        deadline_s, waited_for = time.monotonic() + wait_s, None
         pause = stopped or threading.Event()
         while (hold := self._try(name, ours)) is None:
             theirs = self._holder(name)
+            left_s = deadline_s - time.monotonic()
             if on_wait is not None and waited_for is None and left_s > 0:
                 on_wait(theirs)
             waited_for = theirs
-            if left_s <= 0 or pause.wait(POLL_S):
+            if left_s <= 0 or pause.wait(min(POLL_S, left_s)):
                 raise HeldError(job, theirs, self._lake.uri)
-            left_s -= POLL_S
         try:
             yield Held(waited_for, hold.lost, hold.look)
         finally:

@@ -6,6 +6,7 @@ script in its place drops that one argument.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,22 @@ exec "{java}" "$@"
 """
 
 
+_FOLDER: Final = "java-for-spark"
+_STARTS: Final = re.compile(r'^exec "(.+)" "\$@"$', re.MULTILINE)
+
+
+def own_home() -> Path:
+    """Return the folder of the Java that was found, also where ``JAVA_HOME`` is the shim by now.
+
+    Raises:
+        JavaMissingError: there is no Java of version 17 or newer.
+    """
+    home = find_java(MINIMUM_JAVA).path.resolve().parent.parent
+    if home.name == _FOLDER and (started := _STARTS.search((home / "bin" / "java").read_text())) is not None:
+        return Path(started.group(1)).parent.parent
+    return home
+
+
 def java_home(cache_dir: Path) -> Path:
     """Return a folder that serves Spark as ``JAVA_HOME``.
 
@@ -34,7 +51,7 @@ def java_home(cache_dir: Path) -> Path:
     home = java.parent.parent
     if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):
         return home
-    shim = cache_dir / "java-for-spark" / "bin" / "java"
+    shim = cache_dir / _FOLDER / "bin" / "java"
     text = _SHIM.format(java=java)
     if not shim.exists() or shim.read_text() != text:
         shim.parent.mkdir(parents=True, exist_ok=True)

@@ -26,29 +26,9 @@ by the tests that start commands, and by the property test of the reader."""
 
 
 @pytest.fixture(scope="session")
-def class_archive(cache_dir: Path) -> Path | None:
-    """Java's archive of Spark's classes, made once for all runs: a dozen JVMs of these tests start sooner.
-
-    None where this Java writes none: everything works without.
-    """
-    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
-    from retryapp.pipeline.classes import ClassArchiveError, make_class_archive
-
-    try:
-        return make_class_archive(cache_dir)
-    except ClassArchiveError:
-        return None
-    except EnvironmentFault as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no Spark: {error}")
-
-
-@pytest.fixture(scope="session")
-def spark(
-    class_archive: Path | None, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SparkSession]:
+def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two threads with our jars; skipped on a laptop that cannot have one, an error where CI is set."""
+    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     from quick import QUICK_JVM
 
     from retryapp.pipeline.session import SessionOptions, java_flags, start_session

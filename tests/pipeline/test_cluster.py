@@ -103,11 +103,12 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(class_archive: Path | None, tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
     """A running cluster."""
     from retryapp.pipeline.classes import sharing_flags
     from retryapp.pipeline.java import java_home
 
+    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     os.environ.setdefault("JAVA_HOME", str(java_home(cache_dir)))
     made = Cluster(tmp_path, sharing_flags(cache_dir))
     yield made

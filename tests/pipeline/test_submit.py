@@ -23,7 +23,7 @@ from retryapp.pipeline.session import java_flags
 
 pyspark = pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow, pytest.mark.usefixtures("class_archive")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_spark_submit_archives_to_delta(

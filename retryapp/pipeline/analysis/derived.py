@@ -73,18 +73,19 @@ class Derived:
             makers: by name; what they have in common is cached.
 
         Raises:
-            The first error of any, once what was being written then has ended; tables that waited are not made.
+            The first error of any, once what was being written then has ended; what has not begun by then is not made.
         """
         with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="put") as pool:
 
             def made(name: str, make: Callable[[], DataFrame]) -> None:
                 self.put(name, make())
 
-            # wrapped one by one: the copy of Spark's thread-local properties is made then, and two may not share one
-            waiting = [
-                pool.submit(inheritable_thread_target(self._spark)(made), name, make) for name, make in makers.items()
-            ]
             try:
+                # one by one: then the copy of Spark's thread-local properties is made, which two may not share
+                waiting = [
+                    pool.submit(inheritable_thread_target(self._spark)(made), name, make)
+                    for name, make in makers.items()
+                ]
                 for each in as_completed(waiting):
                     each.result()
             except BaseException:
