@@ -20,13 +20,12 @@ from retryapp.cli._spark import (
     format_option,
     interruptible,
     lake_options,
+    length_ms,
     spark_session,
     stopped_by_signals,
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, json_option, stderr_console
-from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
 from retryapp.pipeline.errors import HeldError
@@ -147,23 +146,21 @@ def analyse(
 )
 @click.option(
     "--fresh-within",
+    "within_ms",
     metavar="LENGTH",
     default="1d",
     show_default=True,
+    callback=length_ms,
     help="How old the analysis may be; an older one is a failed check.",
 )
 @lake_options
 @json_option
-def report(*, out: Path, fresh_within: str, lake: str, session: SessionOptions, as_json: bool) -> ExitCode:
+def report(*, out: Path, within_ms: int, lake: str, session: SessionOptions, as_json: bool) -> ExitCode:
     """Write what was analysed as one page: what deserves action first. With --json print it instead.
 
     \b
     Exit codes: 0 every check holds, 1 one does not.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    try:
-        within_ms = parse_duration_ms(fresh_within)
-    except InvalidDurationError as error:
-        raise click.BadParameter(str(error), param_hint="--fresh-within") from error
     now_ms = SystemClock().wall_ms()
     with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
         from retryapp.pipeline.lake import open_lake

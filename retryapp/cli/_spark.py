@@ -47,11 +47,17 @@ format_option = click.option(
 """How a lake is made where there is none; the job gets ``table_format``."""
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def length_ms(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Read an option's length of time; None where it is not given."""
     try:
-        return None if value is None else parse_duration_ms(value) / 1_000
+        return None if value is None else parse_duration_ms(value)
     except InvalidDurationError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    read_ms = length_ms(context, parameter, value)
+    return None if read_ms is None else read_ms / 1_000
 
 
 def wait_option(default: str | None, text: str) -> Callable[[Callable[..., R]], Callable[..., R]]:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from retryapp.cli._analyse import say_waiting
-from retryapp.cli._spark import interruptible, lake_options, spark_session, upkeep_wait_option
+from retryapp.cli._spark import interruptible, lake_options, length_ms, spark_session, upkeep_wait_option
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
-from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.hold import TURN_S
 from retryapp.pipeline.remains import find_remains
@@ -57,16 +55,19 @@ def compact(*, since: datetime | None, lake: str, session: SessionOptions, wait_
 
 
 @click.command()
-@click.option("--older-than", metavar="LENGTH", required=True, help="Age of the youngest day to go ('400d').")
+@click.option(
+    "--older-than",
+    "age_ms",
+    metavar="LENGTH",
+    required=True,
+    callback=length_ms,
+    help="Age of the youngest day to go ('400d').",
+)
 @upkeep_wait_option
 @lake_options
 @json_option
-def expire(*, older_than: str, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
+def expire(*, age_ms: int, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
     """Delete whole days of the archive; vacuum then removes their files. Archive runs are waited for, and wait."""
-    try:
-        age_ms = parse_duration_ms(older_than)
-    except InvalidDurationError as error:
-        raise click.BadParameter(str(error), param_hint="--older-than") from error
     before = date.fromisoformat(utc_text(SystemClock().wall_ms() - age_ms)[:10])
     with _upkeep(lake, session, wait_s) as upkeep:
         rows = upkeep.expire(before)

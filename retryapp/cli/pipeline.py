@@ -20,6 +20,7 @@ from retryapp.cli._spark import (
     format_option,
     interruptible,
     lake_options,
+    length_ms,
     spark_session,
     stopped_by_signals,
     wait_option,
@@ -27,8 +28,6 @@ from retryapp.cli._spark import (
 from retryapp.cli._upkeep import compact, erase, expire, rebuild, register, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
-from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.classes import make_class_archive
@@ -76,17 +75,10 @@ for _other in (analyse, report, compact, expire, vacuum, rebuild, erase, registe
     command.add_command(_other)
 
 
-def _length(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else parse_duration_ms(value)
-    except InvalidDurationError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @command.command()
 @broker_options
 @_group_option
-@click.option("--every", metavar="LENGTH", callback=_length, help="Go on for ever, once in so long ('1m').")
+@click.option("--every", metavar="LENGTH", callback=length_ms, help="Go on for ever, once in so long ('1m').")
 @format_option
 @click.option(
     "--rows-per-batch",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.classes import ARCHIVE_NAME
-from retryapp.pipeline.session import SessionOptions, collector_flags, java_flags, start_session
-
-_BRIEF: Final = "-XX:TieredStopAtLevel=1"
-"""For a program of half a minute."""
+from retryapp.pipeline.session import SessionOptions, start_session
 
 
 def train(cache_dir: Path, folder: Path) -> None:
@@ -24,13 +20,8 @@ def train(cache_dir: Path, folder: Path) -> None:
         cache_dir: where the jars are.
         folder: an empty one; Java leaves its archive there as ``ARCHIVE_NAME``.
     """
-    flags = java_flags(
-        *collector_flags(os.environ), _BRIEF, shlex.quote(f"-XX:ArchiveClassesAtExit={folder / ARCHIVE_NAME}")
-    )
-    options = SessionOptions(
-        cache_dir=cache_dir, memory="512m", conf={"spark.driver.extraJavaOptions": flags}, scratch=folder
-    )
-    spark = start_session(options)
+    writes = {"spark.driver.defaultJavaOptions": shlex.quote(f"-XX:ArchiveClassesAtExit={folder / ARCHIVE_NAME}")}
+    spark = start_session(SessionOptions(cache_dir=cache_dir, memory="512m", conf=writes, brief=True, scratch=folder))
     rows = spark.range(100).select((F.col("id") % 5).alias("key"), F.col("id").cast("string").alias("text"))
     place = str(folder / "table")
     for _ in range(2):

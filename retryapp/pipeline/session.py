@@ -132,7 +132,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     master = options.master or LOCAL_MASTER
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
     conf |= {
-        "spark.driver.extraJavaOptions": java_flags(*collector_flags(os.environ), *(_BRIEF if options.brief else ())),
+        "spark.driver.extraJavaOptions": java_flags(*_collector(os.environ), *(_BRIEF if options.brief else ())),
         "spark.master": master,
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),
@@ -165,7 +165,7 @@ def java_flags(*more: str) -> str:
     return " ".join(["-Xss32m", f"-Dlog4j2.configurationFile={Path(str(log)).as_uri()}", *more])
 
 
-def collector_flags(environment: Mapping[str, str]) -> tuple[str, ...]:
+def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the flag of our garbage collector, none where the environment names one: Java starts with two of none."""
     given = " ".join(environment.get(name, "") for name in _JAVA_OPTIONS)
     return () if _ANY_COLLECTOR.search(given) else (_COLLECTOR,)
