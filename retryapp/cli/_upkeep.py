@@ -16,7 +16,6 @@ from retryapp.cli._spark import interruptible, lake_options, length_ms, spark_se
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.kafka import KafkaConnection
-from retryapp.pipeline.hold import TURN_S
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
@@ -30,7 +29,7 @@ _day = click.DateTime(["%Y-%m-%d"])
 
 
 @contextmanager
-def _upkeep(lake: str, session: SessionOptions, wait_s: float = TURN_S) -> Iterator[Upkeep]:
+def _upkeep(lake: str, session: SessionOptions, wait_s: float = 0.0) -> Iterator[Upkeep]:
     with spark_session(session) as spark, interruptible(spark) as stopped:
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.upkeep import Upkeep
