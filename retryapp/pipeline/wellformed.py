@@ -20,17 +20,25 @@ from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import FORMAT_VERSION, MAX_COUNT, MAX_EPOCH_MS, MAX_HISTORY
 from retryapp.pipeline.schemas import EVENT, METADATA, READING
 
+
+def _printable(but: str = "") -> str:
+    """Return a pattern for one character of printable ASCII but those.
+
+    Each is named by itself: Java looks those up in a table, and asks for ranges one after the other.
+    """
+    return "[" + "".join(f"\\x{code:02x}" for code in range(0x20, 0x7F) if chr(code) not in but) + "]"
+
+
 _NUMBER: Final = "(?:0|[1-9][0-9]{0,17})"
-_MORE_THAN_ASCII: Final = "[^ -~]"
-_NOT_PLAIN: Final = "[^ -~]|[+%]"
-"""What a name may not have to stand for itself."""
-_NOT_ESCAPED: Final = r"[^ -~]|\+|%(?![0-9A-Fa-f]{2})"
+_PLAIN: Final = r"\A" + _printable(but="%+") + r"*\z"
+"""What stands for itself in percent-encoded text."""
+_NOT_ESCAPED: Final = "[^ -*,-~]|%(?![0-9A-Fa-f]{2})"
 """What percent-encoded text does not have; searched for, because a match of the whole could exhaust the stack."""
 _REPLACED: Final = "\ufffd"
 """What Java makes of bytes that are not UTF-8."""
 _ORIGIN: Final = r"\A[A-Za-z0-9._-]{1,249}@[A-Za-z0-9_-]{1,22}/(?:0|[1-9][0-9]{0,9})/" + _NUMBER + r"\z"
 _MAX_PARTITION: Final = 2**31 - 1
-_ENTRY: Final = _NUMBER + ":" + _NUMBER + r":[ -$&-*\--9;-~]*+"
+_ENTRY: Final = _NUMBER + ":" + _NUMBER + ":" + _printable(but="%+,:") + "*+"
 _HISTORY: Final = r"\A" + _ENTRY + "(?:," + _ENTRY + "){0," + str(MAX_HISTORY - 1) + r"}\z"
 _NO_VALUE: Final = "cast(X'00FF00FF' as binary)"
 """No header says this; searching it finds nulls."""
@@ -90,9 +98,9 @@ NATIVE: Final = "native"
 
 def _succeeded() -> str:
     """Return the pattern of the event as workers write it, its texts in printable ASCII without escapes."""
-    parts = []
+    parts, text = [], '"' + _printable(but='"\\') + '*+"'
     for name, field in Succeeded.model_fields.items():
-        value = _NUMBER if field.annotation is int else r'"[ !#-\[\]-~]*+"'
+        value = _NUMBER if field.annotation is int else text
         fixed = {"v": "1", "kind": '"succeeded"', "attempt": "[1-9][0-9]{0,17}"}
         parts.append(f'"{name}":{fixed.get(name, value)}')
     return r"\A\{" + ",".join(parts) + r"\}\z"
@@ -175,19 +183,18 @@ def _conditions() -> list[Column]:
         value = F.col(_name(field))
         fits = value != ""
         found.append(value.isNull() | fits if field in _OPTIONAL else fits)
-    found.append(~F.concat_ws("", *(F.col(_name(field)) for field in _NAMES)).rlike(_NOT_PLAIN))
+    found.append(F.concat_ws("", *(F.col(_name(field)) for field in _NAMES)).rlike(_PLAIN))
     for field in _TEXTS:
         raw, value = F.col(f"r_{field}"), F.col(_name(field))
         escaped = F.contains(raw, F.lit("%")) & ~F.contains(value, F.lit(_REPLACED))
-        fits = escaped | ~(F.contains(raw, F.lit("%")) | raw.rlike(_NOT_PLAIN))
+        fits = escaped | raw.rlike(_PLAIN)
         found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
     history = F.col("r_history")
     flag = F.col("r_null_value")
     return [
         *found,
         F.col("r_version") == str(FORMAT_VERSION),
-        F.col("r_origin").rlike(_ORIGIN)
-        & (F.split_part("r_origin", F.lit("/"), F.lit(2)).try_cast("bigint") <= _MAX_PARTITION),
+        F.col("r_origin").rlike(_ORIGIN) & (_part(F.col("r_origin"), "/", 2).try_cast("bigint") <= _MAX_PARTITION),
         history.isNull() | history.rlike(_HISTORY),
         flag.isNull() | (flag == "1"),
         (F.col("v_attempt") >= 1) | (F.coalesce(F.col("v_replays"), F.lit(0)) > 0),
@@ -201,12 +208,11 @@ def _column(field: str) -> Column:
         return F.lit(FORMAT_VERSION).cast("bigint")
     if field == "origin":
         place = F.substring_index("r_origin", "@", -1)
-        parts = {number: F.split_part(place, F.lit("/"), F.lit(number + 1)) for number in range(3)}
         return F.struct(
             F.substring_index("r_origin", "@", 1).alias("topic"),
-            parts[0].alias("topic_id"),
-            parts[1].try_cast("bigint").alias("partition"),
-            parts[2].try_cast("bigint").alias("offset"),
+            _part(place, "/", 1).alias("topic_id"),
+            _part(place, "/", 2).try_cast("bigint").alias("partition"),
+            _part(place, "/", 3).try_cast("bigint").alias("offset"),
         )
     if field == "history":
         entries = F.transform(F.split("r_history", ","), _entry)
@@ -219,7 +225,13 @@ def _column(field: str) -> Column:
 
 def _entry(text: Column) -> Column:
     return F.struct(
-        F.split_part(text, F.lit(":"), F.lit(1)).try_cast("bigint").alias("attempt"),
-        F.split_part(text, F.lit(":"), F.lit(2)).try_cast("bigint").alias("failed_ms"),
-        F.split_part(text, F.lit(":"), F.lit(3)).alias("error_type"),
+        _part(text, ":", 1).try_cast("bigint").alias("attempt"),
+        _part(text, ":", 2).try_cast("bigint").alias("failed_ms"),
+        _part(text, ":", 3).alias("error_type"),
     )
+
+
+def _part(text: Column, mark: str, number: int) -> Column:
+    """Return one of three parts with a mark between them; ``split_part`` would compile a pattern for each row."""
+    upto = text if number == 3 else F.substring_index(text, mark, number)
+    return upto if number == 1 else F.substring_index(upto, mark, -1)
