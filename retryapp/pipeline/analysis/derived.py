@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import inheritable_thread_target
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 SIDE_BY_SIDE: Final = 4
 """Tables that are written at a time: tasks of one fill the gaps between those of the others."""
 STATE: Final = "state.json"
+_BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
 _FRESH: Final = "retryapp_fresh_journeys"
 _DELTA_OPTIONS: Final = {
     "overwriteSchema": "true",
@@ -105,18 +107,36 @@ class Derived:
             fresh: the columns of ``schemas.JOURNEYS``.
             whole: there are no others.
         """
-        if whole or not self._delta:
-            self.put(JOURNEYS_TABLE, fresh)
-            return None
-        fresh.createOrReplaceTempView(_FRESH)
+        with self._rows_in_order():
+            if whole or not self._delta:
+                self.put(JOURNEYS_TABLE, fresh)
+                return None
+            fresh.createOrReplaceTempView(_FRESH)
+            try:
+                merge = (
+                    f"MERGE INTO {quoted(self._place(JOURNEYS_TABLE))} old USING {_FRESH} new "
+                    "ON old.failure_id = new.failure_id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+                )
+                return int(self._spark.sql(merge).collect()[0]["num_affected_rows"])
+            finally:
+                self._spark.catalog.dropTempView(_FRESH)
+
+    @contextmanager
+    def _rows_in_order(self) -> Iterator[None]:
+        """Have the steps of a journey, which come in its order, summed as they come: while the body runs.
+
+        Lists are else collected by hash, and from 128 journeys on Spark sorts them all once more for it.
+        """
+        conf = self._spark.conf
+        former = conf.get(_BY_HASH, None)
+        conf.set(_BY_HASH, "false")
         try:
-            merge = (
-                f"MERGE INTO {quoted(self._place(JOURNEYS_TABLE))} old USING {_FRESH} new "
-                "ON old.failure_id = new.failure_id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-            )
-            return int(self._spark.sql(merge).collect()[0]["num_affected_rows"])
+            yield
         finally:
-            self._spark.catalog.dropTempView(_FRESH)
+            if former is None:
+                conf.unset(_BY_HASH)
+            else:
+                conf.set(_BY_HASH, former)
 
     @property
     def can_merge(self) -> bool:

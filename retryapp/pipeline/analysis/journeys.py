@@ -128,7 +128,9 @@ def journeys_of(traces: DataFrame) -> DataFrame:
     )
     in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
     before = F.lag(F.struct("replays", "attempt", "step.tier", "step.due_at_ms")).over(in_order)
-    return _columns(steps.withColumn("before", before).groupBy(*whose))
+    in_turn = steps.withColumn("before", before)
+    # the attempt before the sums: what collect_list takes Spark does not compile, what stands in a row it does
+    return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
 
 def _columns(steps: GroupedData) -> DataFrame:
@@ -148,7 +150,7 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.max_by(failure, F.when(has_failed, order)).alias("failure"),
         first_told("origin_timestamp_ms"),
         first_told("key_hash"),
-        F.sort_array(F.collect_list(_attempt())).alias("attempts"),
+        F.sort_array(F.collect_list("at")).alias("attempts"),
         F.sum(F.greatest(F.lit(0).cast("long"), missing)).alias("missing"),
         F.sum(F.col("times") - 1).alias("copies"),
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
