@@ -111,6 +111,7 @@ def rebuild(*, since: datetime, lake: str, session: SessionOptions, wait_s: floa
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the key's bytes: it then stands in no list of processes and no shell history.",
 )
+@click.option("--resume", is_flag=True, help="End the erasures that died in the middle; their keys are not needed.")
 @click.option("--broker", metavar="HOST:PORT", help="List what of the key is still on topics there: with --group.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Whose topics to look at; may be repeated.")
 @click.option(
@@ -125,6 +126,7 @@ def erase(
     *,
     key: str | None,
     key_file: Path | None,
+    resume: bool,
     broker: str | None,
     groups: tuple[str, ...],
     client_config: Path | None,
@@ -139,8 +141,13 @@ def erase(
     them until their retention ends; --broker and --group list them with that date. Readers of older versions of the
     table fail afterwards. Archive runs and analyses are waited for, each as long as --wait says.
     """
-    if (key is None) == (key_file is None):
-        raise click.UsageError("give --key or --key-file")
+    if (key is not None) + (key_file is not None) + resume != 1:
+        raise click.UsageError("give one of --key, --key-file and --resume")
+    if resume:
+        if broker is not None or groups:
+            raise click.UsageError("--broker and --group need the key: topics do not know its hash")
+        _resume_erasures(lake, session, wait_s, as_json=as_json)
+        return ExitCode.FINE
     if bool(groups) != (broker is not None):
         raise click.UsageError("--broker and --group go together")
     raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
@@ -156,6 +163,14 @@ def erase(
     facts = {"rows": erased.rows, "key_hash": erased.key_hash, "remains": [asdict(part) for part in remains]}
     emit(facts, "\n".join(lines), as_json=as_json)
     return ExitCode.FINE
+
+
+def _resume_erasures(lake: str, session: SessionOptions, wait_s: float, *, as_json: bool) -> None:
+    with _upkeep(lake, session, wait_s) as upkeep:
+        resumed = upkeep.resume_erasures()
+    lines = [f"{each.rows:,} rows of the key with the hash {each.key_hash} erased" for each in resumed]
+    facts = {"erasures": [{"rows": each.rows, "key_hash": each.key_hash} for each in resumed]}
+    emit(facts, "\n".join(lines) or "no erasure was left in the middle", as_json=as_json)
 
 
 @click.command()

@@ -176,23 +176,38 @@ def status(
 ) -> ExitCode:
     """Show how far the archive is behind each topic, and how long until retention takes what it has not read.
 
+    Erasures that have not ended are named.
+
     \b
-    Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour.
+    Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour, or an erasure has not ended.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
     with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
+        from retryapp.pipeline.erasures import Erasures
+        from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.outlook import find_outlook
 
         opened = open_lake(spark, lake)
+        erasures = Erasures(Facts(spark, opened)).open()
         found = [
             outlook
             for group in sorted(set(groups))
             for outlook in find_outlook(spark, opened, KafkaAdmin(connection), group)
         ]
-    facts = {"lake": opened.uri, "now_ms": now_ms, "topics": [asdict(outlook) for outlook in found]}
-    emit(facts, outlook_text(found, now_ms), as_json=as_json)
-    return ExitCode.FINDING if any(outlook.at_risk(now_ms) for outlook in found) else ExitCode.FINE
+    facts = {
+        "lake": opened.uri,
+        "now_ms": now_ms,
+        "topics": [asdict(outlook) for outlook in found],
+        "open_erasures": [asdict(erasure) for erasure in erasures],
+    }
+    lines = [
+        f"an erasure that began {instant(erasure.erased_ms, now_ms)} has not ended (hash {erasure.key_hash}): where "
+        "none is at work, 'retryapp pipeline erase --resume' ends it"
+        for erasure in erasures
+    ]
+    emit(facts, "\n".join([outlook_text(found, now_ms), *lines]), as_json=as_json)
+    return ExitCode.FINDING if erasures or any(outlook.at_risk(now_ms) for outlook in found) else ExitCode.FINE
 
 
 @command.command()

@@ -11,7 +11,7 @@ The lake is one URI. Below it::
                               partitions, first_seen_ms
     gaps/                     offsets that were lost before they were read, and why
     runs/                     one row when a run begins and one when it ends, with the published cut
-    erasures/                 hashes of keys that were erased, and until when their records are not kept
+    erasures/                 hashes of erased keys, until when their records are not kept, and when it was done
     derived/                  what is made of ``records`` and can be made again; an erasure removes it
     checkpoints/archive/v1/   Spark's own notes, disposable: without them positions come from ``records``
 

@@ -133,6 +133,7 @@ ERASURES: Final = T.StructType(
     [
         _column("key_hash", T.StringType(), "salted SHA-256 of the key, in hex"),
         _column("erased_ms", T.LongType(), "records that arrived until then are not kept, epoch milliseconds"),
+        _column("ended_ms", T.LongType(), "when its last step was done, epoch milliseconds; null: that it began"),
     ]
 )
 

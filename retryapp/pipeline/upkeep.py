@@ -9,6 +9,7 @@ Erasing the records of a key, in steps that may be repeated, in this order, so t
 2. Its rows are deleted from ``records``, by the hash: Delta keeps the words of a deletion in its log.
 3. Files that no longer belong to the table go, whatever their age, and with them the change data of the deletion.
 4. What was made of the rows (``derived``) goes; the next analysis makes it again without them.
+5. That it ended is written down: of one that did not the hash is known, by which anybody can end it without the key.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.tables import DERIVED, ERASURES_TABLE, RECORDS_TABLE, TABLES, Tables, quoted
+from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, TABLES, Tables, quoted
 from retryapp.pipeline.transform import reread_rows
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class Upkeep:
         self._lake = lake
         self._now_ms = now_ms
         self._holds = Holds(spark, lake, now_ms)
+        self._erasures = Erasures(Facts(spark, lake))
         self._wait_s = wait_s
         self._on_wait = on_wait
         self._stopped = stopped
@@ -118,15 +121,21 @@ class Upkeep:
         Args:
             key: the key's bytes, as on the topics.
         """
-        hashed = hash_key(key, self._lake.salt)
+        return self._erase(hash_key(key, self._lake.salt))
+
+    def resume_erasures(self) -> tuple[Erased, ...]:
+        """Do again, up to now, each erasure that did not end; those of which the keys are not at hand too."""
+        return tuple(self._erase(each.key_hash) for each in self._erasures.open())
+
+    def _erase(self, hashed: str) -> Erased:
         with self._turn("erase", ANALYSIS_HOLD) as no_analysis, self._turn("erase") as alone:
-            now_ms = self._now_ms()
-            fact = {"key_hash": hashed, "erased_ms": now_ms}
-            Facts(self._spark, self._lake).put(ERASURES_TABLE, f"{hashed} {now_ms}", fact)
-            rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {now_ms}")
+            erasure = Erasure(self._now_ms(), hashed)
+            self._erasures.begin(erasure)
+            rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {erasure.erased_ms}")
             self._vacuum(0, "erase", alone)
             no_analysis.check_turn("erase", self._lake.uri)
             self._tables.files.remove(self._lake.table(DERIVED))
+            self._erasures.end(erasure, self._now_ms())
         return Erased(hashed, rows)
 
     def rebuild(self, since: date) -> int:

@@ -20,12 +20,14 @@ from retryapp.cli.main import run as retryapp
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.pipeline.archive import Archive, ArchiveOptions
+from retryapp.pipeline.erasures import Erasures
 from retryapp.pipeline.errors import HeldError, LakeUnusableError, TableMissingError, TurnLostError
+from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds
 from retryapp.pipeline.lake import Files, Lake, open_lake
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
-from retryapp.pipeline.upkeep import Upkeep
+from retryapp.pipeline.upkeep import Upkeep, hash_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,9 +99,14 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
 
 
 def test_an_erasure_that_dies_between_its_steps(
-    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    group: Group,
+    lake: Lake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing of the key is archived after the first step, whatever comes; and the command, given again, ends it."""
+    """Nothing of the key is archived after the first step, whatever comes; and it counts as open until it has ended."""
     group.dead(0, replace(dead(0), error_message=f"no such user {ADDRESS.decode()}"), key=ADDRESS)
     group.dead(1, dead(1), key=b"somebody else")
     assert archive(spark, group, lake) == 2
@@ -121,7 +128,15 @@ def test_an_erasure_that_dies_between_its_steps(
             group.dead(1, dead(2), key=ADDRESS)
             assert archive(spark, group, lake) == 1, "read, and left out"
             assert Tables(spark, lake).read(RECORDS_TABLE).count() == 2
-    upkeep_of(spark, lake).erase(ADDRESS)
+    erasures = Erasures(Facts(spark, lake))
+    assert [each.erased_ms for each in erasures.open()] == [FAR_MS]
+    where = ("--lake", lake.uri, "--broker", group.connection.bootstrap, "--group", group.topology.group)
+    assert retryapp(["pipeline", "status", *where]) == ExitCode.FINDING
+    assert "has not ended" in capsys.readouterr().out
+    (resumed,) = upkeep_of(spark, lake).resume_erasures()
+    assert (resumed.key_hash, resumed.rows) == (hash_key(ADDRESS, lake.salt), 0), "its rows went at the second try"
+    assert erasures.open() == ()
+    assert upkeep_of(spark, lake).resume_erasures() == ()
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
     assert [bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).collect()] == [b"somebody else"]
 
