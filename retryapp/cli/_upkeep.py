@@ -144,8 +144,8 @@ def erase(
     if (key is not None) + (key_file is not None) + resume != 1:
         raise click.UsageError("give one of --key, --key-file and --resume")
     if resume:
-        if broker is not None or groups:
-            raise click.UsageError("--broker and --group need the key: topics do not know its hash")
+        if broker is not None or groups or client_config is not None:
+            raise click.UsageError("--broker, --group and --client-config need the key: topics do not know its hash")
         _resume_erasures(lake, session, wait_s, as_json=as_json)
         return ExitCode.FINE
     if bool(groups) != (broker is not None):

@@ -203,7 +203,7 @@ def status(
     }
     lines = [
         f"an erasure that began {instant(erasure.erased_ms, now_ms)} has not ended (hash {erasure.key_hash}): where "
-        "none is at work, 'retryapp pipeline erase --resume' ends it"
+        f"none is at work, 'retryapp pipeline erase --resume --lake {opened.uri}' ends it"
         for erasure in erasures
     ]
     emit(facts, "\n".join([outlook_text(found, now_ms), *lines]), as_json=as_json)

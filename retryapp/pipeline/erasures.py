@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.facts import Facts, fact_name
 from retryapp.pipeline.tables import ERASURES_TABLE
 
 _ENDED: Final = "ended"
@@ -35,20 +35,40 @@ class Erasures:
         """Say that nothing is left of it in the lake."""
         self._put(erasure, ended_ms)
 
+    def last(self, key_hash: str) -> Erasure | None:
+        """Return the erasure of a key that reaches farthest, ended or not; None where there is none."""
+        return max((each for each, is_end in self._named() if each.key_hash == key_hash and not is_end), default=None)
+
     def open(self) -> tuple[Erasure, ...]:
         """Return those that have not ended, by time: at work still, or dead in the middle.
 
-        Of each key the last one, for an erasure that ends does all that former ones of its key had to do.
+        Of each key the one that reaches farthest, for it does all that the others of its key had to do.
         """
-        begun: dict[str, int] = {}
-        ended: dict[str, int] = {}
-        for row in self._facts.rows(ERASURES_TABLE):
-            told = begun if row.get("ended_ms") is None else ended
-            told[row["key_hash"]] = max(row["erased_ms"], told.get(row["key_hash"], 0))
-        left = (Erasure(erased_ms, key) for key, erased_ms in begun.items() if erased_ms > ended.get(key, -1))
-        return tuple(sorted(left))
+        begun: dict[str, Erasure] = {}
+        ends: dict[str, list[Erasure]] = {}
+        for each, is_end in sorted(self._named()):
+            if is_end:
+                ends.setdefault(each.key_hash, []).append(each)
+            else:
+                begun[each.key_hash] = each
+        return tuple(sorted(each for key, each in begun.items() if not self._has_ended(each, ends.get(key, []))))
+
+    def _has_ended(self, erasure: Erasure, ends: list[Erasure]) -> bool:
+        later = (end for end in ends if end.erased_ms >= erasure.erased_ms)
+        return any(self._facts.get(ERASURES_TABLE, fact_name(_name(end, is_end=True))) for end in later)
+
+    def _named(self) -> list[tuple[Erasure, bool]]:
+        """Return each fact's erasure, and whether it is the end; by the names, for there may be thousands."""
+        found = []
+        for name in self._facts.names(ERASURES_TABLE):
+            key_hash, erased_ms, *end = name.split(fact_name(" "))
+            found.append((Erasure(int(erased_ms), key_hash), bool(end)))
+        return found
 
     def _put(self, erasure: Erasure, ended_ms: int | None) -> None:
-        name = f"{erasure.key_hash} {erasure.erased_ms}" + ("" if ended_ms is None else f" {_ENDED}")
         row = {"key_hash": erasure.key_hash, "erased_ms": erasure.erased_ms, "ended_ms": ended_ms}
-        self._facts.put(ERASURES_TABLE, name, row)
+        self._facts.put(ERASURES_TABLE, _name(erasure, is_end=ended_ms is not None), row)
+
+
+def _name(erasure: Erasure, *, is_end: bool) -> str:
+    return f"{erasure.key_hash} {erasure.erased_ms}" + (f" {_ENDED}" if is_end else "")

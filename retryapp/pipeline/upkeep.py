@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -121,22 +121,37 @@ class Upkeep:
         Args:
             key: the key's bytes, as on the topics.
         """
-        return self._erase(hash_key(key, self._lake.salt))
+        hashed = hash_key(key, self._lake.salt)
+
+        def until_now() -> tuple[Erasure]:
+            last = self._erasures.last(hashed)  # where clocks differ, it may reach farther
+            return (Erasure(max(self._now_ms(), 0 if last is None else last.erased_ms), hashed),)
+
+        return self._erase(until_now)[0]
 
     def resume_erasures(self) -> tuple[Erased, ...]:
-        """Do again, up to now, each erasure that did not end; those of which the keys are not at hand too."""
-        return tuple(self._erase(each.key_hash) for each in self._erasures.open())
+        """End the erasures that died in the middle; what has arrived after they began stays."""
+        return self._erase(self._erasures.open)
 
-    def _erase(self, hashed: str) -> Erased:
+    def _erase(self, which: Callable[[], Sequence[Erasure]]) -> tuple[Erased, ...]:
+        """Do erasures side by side; ``which`` is asked once nobody else is at work, who may have done some."""
         with self._turn("erase", ANALYSIS_HOLD) as no_analysis, self._turn("erase") as alone:
-            erasure = Erasure(self._now_ms(), hashed)
-            self._erasures.begin(erasure)
-            rows = self._delete(f"key_hash = '{hashed}' AND timestamp_ms <= {erasure.erased_ms}")
-            self._vacuum(0, "erase", alone)
-            no_analysis.check_turn("erase", self._lake.uri)
-            self._tables.files.remove(self._lake.table(DERIVED))
-            self._erasures.end(erasure, self._now_ms())
-        return Erased(hashed, rows)
+            erasures = which()
+            for each in erasures:
+                self._erasures.begin(each)
+            erased = tuple(
+                Erased(
+                    each.key_hash, self._delete(f"key_hash = '{each.key_hash}' AND timestamp_ms <= {each.erased_ms}")
+                )
+                for each in erasures
+            )
+            if erasures:
+                self._vacuum(0, "erase", alone)
+                no_analysis.check_turn("erase", self._lake.uri)
+                self._tables.files.remove(self._lake.table(DERIVED))
+            for each in erasures:
+                self._erasures.end(each, self._now_ms())
+        return erased
 
     def rebuild(self, since: date) -> int:
         """Read the rows of days from ``since`` on anew, from their own bytes; return how many.

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
@@ -72,6 +73,27 @@ def test_a_table_that_cannot_be_made_ends_the_others(spark: SparkSession, lake: 
     assert derived.read(slow).count() == 0, "it had not ended"
     with pytest.raises(TableMissingError):
         derived.read(names[-1])
+
+
+@pytest.mark.parametrize("given", [None, "true"])
+def test_what_is_set_for_journeys_is_set_for_them_alone(spark: SparkSession, lake: Lake, given: str | None) -> None:
+    """Whether the user has set it or not, and also where they cannot be written."""
+    name = "spark.sql.execution.useObjectHashAggregateExec"
+    if given is not None:
+        spark.conf.set(name, given)
+    seen: list[str | None] = []
+
+    def look(*columns: object) -> DataFrame:
+        seen.append(spark.conf.get(name, None))
+        raise ValueError(columns)
+
+    unwritable = Mock(select=look)
+    try:
+        with pytest.raises(ValueError, match="failure_id"):
+            Derived(spark, lake).put_journeys(unwritable, whole=True)
+        assert (seen, spark.conf.get(name, None)) == (["false"], given)
+    finally:
+        spark.conf.unset(name)
 
 
 @pytest.mark.slow

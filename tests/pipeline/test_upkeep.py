@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +21,14 @@ from retryapp.cli.main import run as retryapp
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.pipeline.archive import Archive, ArchiveOptions
-from retryapp.pipeline.erasures import Erasures
+from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import HeldError, LakeUnusableError, TableMissingError, TurnLostError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds
 from retryapp.pipeline.lake import Files, Lake, open_lake
 from retryapp.pipeline.remains import find_remains
-from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
-from retryapp.pipeline.upkeep import Upkeep, hash_key
+from retryapp.pipeline.tables import DERIVED, ERASURES_TABLE, RECORDS_TABLE, Tables, quoted
+from retryapp.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +99,22 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     assert [bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).collect()] == [b"somebody else"]
 
 
-def test_an_erasure_that_dies_between_its_steps(
+def now_ms() -> int:
+    """Return the time, as the broker has it."""
+    return time.time_ns() // 1_000_000
+
+
+def dies(*_: object) -> None:
+    """End this process, as far as a command can tell."""
+    raise SystemExit(137)
+
+
+def keys(spark: SparkSession, lake: Lake) -> list[bytes]:
+    """Return the archived records' keys."""
+    return sorted(bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).select("key").collect())
+
+
+def test_an_erasure_that_dies_is_resumed_without_its_key(
     spark: SparkSession,
     group: Group,
     lake: Lake,
@@ -106,39 +122,92 @@ def test_an_erasure_that_dies_between_its_steps(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing of the key is archived after the first step, whatever comes; and it counts as open until it has ended."""
+    """What had arrived before is not archived; status tells of it until it has ended; what came later stays."""
+    group.dead(0, replace(dead(0), error_message="no such user grace"), key=b"grace")
+    group.dead(1, dead(1), key=b"somebody else")
+    assert archive(spark, group, lake) == 2
+    group.dead(1, dead(2), key=b"grace", value=b"grace was here before")
+    group.flush()
+    upkeep = Upkeep(spark, lake, now_ms=now_ms)
+    with monkeypatch.context() as dying:
+        dying.setattr(Upkeep, "_delete", dies)
+        with pytest.raises(SystemExit):
+            upkeep.erase(b"grace")
+    (begun,) = Erasures(Facts(spark, lake)).open()
+    group.dead(1, dead(3), key=b"grace", value=b"grace is back")
+    group.flush()
+    assert archive(spark, group, lake) == 2, "read; one of them is left out"
+    assert keys(spark, lake) == [b"grace", b"grace", b"somebody else"]
+
+    where = ["--lake", lake.uri, "--broker", group.connection.bootstrap, "--group", group.topology.group]
+    capsys.readouterr()
+    assert retryapp(["pipeline", "status", *where]) == ExitCode.FINDING
+    assert f"'retryapp pipeline erase --resume --lake {lake.uri}' ends it" in capsys.readouterr().out
+    resume = ["pipeline", "erase", "--resume", "--lake", lake.uri, "--json"]
+    for wrong in (["--key", "grace"], where[2:], ["--client-config", __file__]):
+        assert retryapp([*resume, *wrong]) == ExitCode.USAGE
+    capsys.readouterr()
+    assert retryapp(resume) == ExitCode.FINE
+    assert json.loads(capsys.readouterr().out) == {"erasures": [{"rows": 1, "key_hash": begun.key_hash}]}
+    assert retryapp(["pipeline", "status", *where, "--json"]) == ExitCode.FINE
+    assert json.loads(capsys.readouterr().out)["open_erasures"] == []
+    assert keys(spark, lake) == [b"grace", b"somebody else"]
+    assert not list(files_with(tmp_path / "lake", b"no such user grace"))
+    assert list(files_with(tmp_path / "lake", b"grace is back"))
+    assert retryapp(resume) == ExitCode.FINE
+    assert json.loads(capsys.readouterr().out) == {"erasures": []}
+
+    behind = Upkeep(spark, lake, now_ms=lambda: begun.erased_ms - 1)  # a machine whose clock is slow
+    with monkeypatch.context() as dying:
+        dying.setattr(Upkeep, "_vacuum", dies)
+        with pytest.raises(SystemExit):
+            upkeep.erase(b"grace")
+    assert behind.erase(b"grace").rows == 0, "it reaches as far as the one before"
+    assert Erasures(Facts(spark, lake)).open() == ()
+
+
+def test_an_erasure_that_dies_between_its_steps(
+    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command, given again, ends it, whichever step it was."""
     group.dead(0, replace(dead(0), error_message=f"no such user {ADDRESS.decode()}"), key=ADDRESS)
     group.dead(1, dead(1), key=b"somebody else")
     assert archive(spark, group, lake) == 2
     report = tmp_path / "lake" / DERIVED / "report.html"
     report.parent.mkdir()
     report.write_bytes(ADDRESS)
-
-    def dies(*_: object) -> None:
-        raise SystemExit(137)
-
     steps: tuple[tuple[type, str], ...] = ((Upkeep, "_delete"), (Upkeep, "_vacuum"), (Files, "remove"))
-    for number, (owner, step) in enumerate(steps):
+    for owner, step in steps:
         with monkeypatch.context() as dying:
             dying.setattr(owner, step, dies)
             with pytest.raises(SystemExit):
                 upkeep_of(spark, lake).erase(ADDRESS)
         assert list(files_with(tmp_path / "lake", ADDRESS)), f"it had ended before {step}"
-        if not number:
-            group.dead(1, dead(2), key=ADDRESS)
-            assert archive(spark, group, lake) == 1, "read, and left out"
-            assert Tables(spark, lake).read(RECORDS_TABLE).count() == 2
-    erasures = Erasures(Facts(spark, lake))
-    assert [each.erased_ms for each in erasures.open()] == [FAR_MS]
-    where = ("--lake", lake.uri, "--broker", group.connection.bootstrap, "--group", group.topology.group)
-    assert retryapp(["pipeline", "status", *where]) == ExitCode.FINDING
-    assert "has not ended" in capsys.readouterr().out
-    (resumed,) = upkeep_of(spark, lake).resume_erasures()
-    assert (resumed.key_hash, resumed.rows) == (hash_key(ADDRESS, lake.salt), 0), "its rows went at the second try"
-    assert erasures.open() == ()
-    assert upkeep_of(spark, lake).resume_erasures() == ()
+    upkeep_of(spark, lake).erase(ADDRESS)
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
-    assert [bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).collect()] == [b"somebody else"]
+    assert keys(spark, lake) == [b"somebody else"]
+
+
+def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    """Those that no later end covers: of their key, whole, and of whatever version."""
+    facts = Facts(spark, lake)
+    erasures, kay, lee = Erasures(facts), Erasure(100, "ab"), Erasure(70, "cd")
+    assert erasures.open() == ()
+    erasures.begin(kay)
+    facts.put(ERASURES_TABLE, "cd 70", {"key_hash": "cd", "erased_ms": 70})  # as versions without an end wrote it
+    assert erasures.open() == (lee, kay)
+    assert (erasures.last("ab"), erasures.last("ef")) == (kay, None)
+    erasures.end(lee, 75)
+    erasures.begin(Erasure(60, "ab"))
+    erasures.end(Erasure(60, "ab"), 65)
+    assert erasures.open() == (kay,)
+    half = tmp_path / "lake" / ERASURES_TABLE / "ab~20100~20ended.json"
+    half.write_text('{"key_hash": "ab", "era')
+    assert erasures.open() == (kay,)
+    erasures.end(kay, 105)
+    assert erasures.open() == ()
+    erasures.begin(Erasure(200, "ab"))
+    assert erasures.open() == (Erasure(200, "ab"),)
 
 
 @pytest.mark.parametrize("command", [("compact",), ("erase", "--key", "ada")])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import inheritable_thread_target
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES, JOURNEYS_TABLE
@@ -129,14 +130,16 @@ class Derived:
         """
         conf = self._spark.conf
         former = conf.get(_BY_HASH, None)
-        conf.set(_BY_HASH, "false")
+        with suppress(PySparkException):  # a platform may keep its settings: slower, and the same journeys
+            conf.set(_BY_HASH, "false")
         try:
             yield
         finally:
-            if former is None:
-                conf.unset(_BY_HASH)
-            else:
-                conf.set(_BY_HASH, former)
+            with suppress(PySparkException):
+                if former is None:
+                    conf.unset(_BY_HASH)
+                else:
+                    conf.set(_BY_HASH, former)
 
     @property
     def can_merge(self) -> bool:
