@@ -17,19 +17,16 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from standalone import Cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `history`
-
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Generating and compiling Java for each plan takes longer than ten rows take. What a user's session generates is tried
-by the tests that start commands, and by the property test of the reader."""
 
 
 @pytest.fixture(scope="session")
 def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two threads with our jars; skipped on a laptop that cannot have one, an error where CI is set."""
     pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
-    from quick import QUICK_JVM
+    from quick import INTERPRETED, QUICK_JVM
 
     from retryapp.pipeline.session import SessionOptions, java_flags, start_session
 
@@ -54,8 +51,25 @@ def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
+def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
+    """A running cluster."""
+    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
+    from standalone import Cluster
+
+    from retryapp.pipeline.classes import sharing_flags
+    from retryapp.pipeline.java import java_home
+
+    os.environ.setdefault("JAVA_HOME", str(java_home(cache_dir)))
+    made = Cluster(tmp_path, sharing_flags(cache_dir))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
 def generating(spark: SparkSession) -> Iterator[SparkSession]:
     """The session, generating code as a user's does."""
+    from quick import INTERPRETED
+
     spark.conf.set("spark.sql.codegen.wholeStage", "true")
     spark.conf.set("spark.sql.codegen.factoryMode", "CODEGEN_ONLY")  # else what does not compile is interpreted
     yield spark

@@ -1,0 +1,99 @@
+"""A real cluster: a standalone master and two workers, as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import psutil
+from quick import QUICK_JVM
+
+from retryapp.broker.probe import free_ports
+from retryapp.pipeline.session import java_flags
+
+HOST: Final = "127.0.0.1"
+EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+QUICK: Final = " ".join(QUICK_JVM)
+
+
+class Cluster:
+    """A standalone master and two workers, from the installed PySpark: the wheel has no start scripts."""
+
+    def __init__(self, folder: Path, sharing: str) -> None:
+        """Args: folder: for logs and work. sharing: Java's options for its archive of classes."""
+        self.folder = folder
+        self.sharing = sharing
+        self.processes: list[subprocess.Popen[bytes]] = []
+        port, *self.web = free_ports(4)
+        self.url = f"spark://{HOST}:{port}"
+        self.start("master.Master", "--host", HOST, "--port", str(port), "--webui-port", str(self.web[0]))
+        for number in (1, 2):
+            work = ["--work-dir", str(folder / f"work-{number}"), "--webui-port", str(self.web[number])]
+            self.start("worker.Worker", "--host", HOST, "--cores", "1", "--memory", "700m", *work, self.url)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a driver sets, so that it and its executors stay small."""
+        return {
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.driver.extraJavaOptions": java_flags(*QUICK_JVM),
+            "spark.ui.enabled": "false",
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": f"{QUICK} -Xss4m {self.sharing}",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.databricks.delta.snapshotPartitions": "1",
+        }
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Start one daemon."""
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+        settings = {
+            "SPARK_HOME": str(home),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK} {self.sharing}",
+        }
+        with (self.folder / f"daemon-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True
+            )
+        self.processes.append(process)
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the executors of both workers."""
+        found = []
+        for process in self.processes[1:]:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                try:
+                    if EXECUTOR in child.cmdline():
+                        found.append(child)
+                except psutil.NoSuchProcess:
+                    continue
+        return found
+
+    def memory_bytes(self) -> int:
+        """Return what all its processes hold in memory."""
+        held = 0
+        for process in self.processes:
+            root = psutil.Process(process.pid)
+            for each in (root, *root.children(recursive=True)):
+                try:
+                    held += each.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+        return held
+
+    def stop(self) -> None:
+        """Kill everything that was started."""
+        for process in self.processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait()
