@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -145,6 +145,32 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         builder = builder.config(name, value)
     with _deaf_to_sigterm():
         return _get(builder, str(home))
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str, *, required: bool = True) -> Iterator[None]:
+    """Have a setting of a session at a value while the body runs.
+
+    Args:
+        spark: the session, perhaps a platform's.
+        name: of the setting.
+        value: for the body.
+        required: raise where the session does not let it be changed; else the body runs without.
+    """
+    from pyspark.errors import PySparkException
+
+    refused = () if required else (PySparkException,)
+    former = spark.conf.get(name, None)
+    with suppress(*refused):
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        with suppress(*refused):
+            if former is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, former)
 
 
 def _submitted() -> dict[str, str]:

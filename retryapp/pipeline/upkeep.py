@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Final
@@ -29,6 +29,7 @@ from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, TABLES, Tables, quoted
 from retryapp.pipeline.transform import reread_rows
 
@@ -201,24 +202,12 @@ class Upkeep:
 
     def _vacuum(self, hours: int, job: str, alone: Held) -> None:
         alone.check_turn(job, self._lake.uri)  # it would remove what another one writes
-        with self._setting(_CHECK, "false"):
+        with setting(self._spark, _CHECK, "false"):
             self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
 
     def _delete(self, predicate: str) -> int:
         statement = f"DELETE FROM {self._records} WHERE {predicate}"  # noqa: S608 - dates, numbers and hashes of ours
         return int(self._spark.sql(statement).collect()[0]["num_affected_rows"])
-
-    @contextmanager
-    def _setting(self, name: str, value: str) -> Iterator[None]:
-        before = self._spark.conf.get(name, None)
-        self._spark.conf.set(name, value)
-        try:
-            yield
-        finally:
-            if before is None:
-                self._spark.conf.unset(name)
-            else:
-                self._spark.conf.set(name, before)
 
 
 def hash_key(key: bytes, salt: str) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import inheritable_thread_target
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES, JOURNEYS_TABLE
 from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, quoted
 from retryapp.pipeline.tables import Tables as LakeTables
 
@@ -25,6 +24,8 @@ SIDE_BY_SIDE: Final = 4
 """Tables that are written at a time: tasks of one fill the gaps between those of the others."""
 STATE: Final = "state.json"
 _BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
+"""Off for journeys, whose steps come in order: lists are else collected by hash, and from 128 journeys on Spark sorts
+all steps once more for it. Where a platform keeps its settings it is slower, and the journeys are the same."""
 _FRESH: Final = "retryapp_fresh_journeys"
 _DELTA_OPTIONS: Final = {
     "overwriteSchema": "true",
@@ -108,7 +109,7 @@ class Derived:
             fresh: the columns of ``schemas.JOURNEYS``.
             whole: there are no others.
         """
-        with self._rows_in_order():
+        with setting(self._spark, _BY_HASH, "false", required=False):
             if whole or not self._delta:
                 self.put(JOURNEYS_TABLE, fresh)
                 return None
@@ -121,25 +122,6 @@ class Derived:
                 return int(self._spark.sql(merge).collect()[0]["num_affected_rows"])
             finally:
                 self._spark.catalog.dropTempView(_FRESH)
-
-    @contextmanager
-    def _rows_in_order(self) -> Iterator[None]:
-        """Have the steps of a journey, which come in its order, summed as they come: while the body runs.
-
-        Lists are else collected by hash, and from 128 journeys on Spark sorts them all once more for it.
-        """
-        conf = self._spark.conf
-        former = conf.get(_BY_HASH, None)
-        with suppress(PySparkException):  # a platform may keep its settings: slower, and the same journeys
-            conf.set(_BY_HASH, "false")
-        try:
-            yield
-        finally:
-            with suppress(PySparkException):
-                if former is None:
-                    conf.unset(_BY_HASH)
-                else:
-                    conf.set(_BY_HASH, former)
 
     @property
     def can_merge(self) -> bool:
