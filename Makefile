@@ -33,10 +33,10 @@ test: install  ## all tests; options for pytest: ARGS="-k schedule"; two at a ti
 SEEDS ?= 10000
 
 simulate: install  ## simulated histories with faults, on all processors: SEEDS=100000
-	@$(BIN)/python -m retryapp.testing.simulation --seeds $(SEEDS) $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m simulation --seeds $(SEEDS) $(ARGS)
 
 mutants: install  ## planted faults of the protocol, each of which the simulation must find
-	@$(BIN)/python -m retryapp.testing.simulation --mutants --seeds 2000 $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m simulation --mutants --seeds 2000 $(ARGS)
 
 chaos: install  ## real faults to real workers and brokers, for an hour or more; goes on where it was: ARGS="--faults F1,F6"
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)

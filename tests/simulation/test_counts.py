@@ -9,11 +9,11 @@ import pytest
 
 from retryapp.core.hops import Outgoing
 from retryapp.ports import Committed, TopicPartition
-from retryapp.testing.simulation.broker import Broker
-from retryapp.testing.simulation.counts import check_counts
-from retryapp.testing.simulation.loop import VirtualLoop
-from retryapp.testing.simulation.oracle import Oracle, Topics
-from retryapp.testing.simulation.story import Call, Violation
+from simulation.broker import Broker
+from simulation.counts import check_counts
+from simulation.loop import VirtualLoop
+from simulation.oracle import Oracle, Topics
+from simulation.story import Call, Violation
 
 TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
 MAIN, EVENTS, CHANGELOG = (TopicPartition(name, 0) for name in ("orders", "events", "changelog"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from retryapp.testing.simulation import History, Plan
-from retryapp.testing.simulation.plan import Fault
+from simulation import History, Plan
+from simulation.plan import Fault
 
 
 def test_a_dead_letter_that_the_broker_took_back_comes_again() -> None:

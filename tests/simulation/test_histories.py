@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from retryapp.testing.simulation import History, Plan, simulate
-from retryapp.testing.simulation.campaign import Summary, minimise, run_seeds
+from simulation import History, Plan, simulate
+from simulation.campaign import Summary, minimise, run_seeds
 
 SEEDS = 3_000
 PART = 250
@@ -41,11 +41,11 @@ def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
 def test_a_seed_takes_the_same_course_again() -> None:
     """Also in another process: a failure can be looked at."""
     seed = next(seed for seed in range(100) if len(Plan.of(seed).faults) > 2)
-    code = f"from retryapp.testing.simulation import simulate; print(simulate({seed}).digest)"
+    code = f"from simulation import simulate; print(simulate({seed}).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": order},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": order},
             check=True,
             capture_output=True,
             text=True,

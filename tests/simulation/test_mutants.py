@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp.testing.simulation import MUTANTS, Mutant, hunt, simulate
+from simulation import MUTANTS, Mutant, hunt, simulate
 
 SEEDS = 2_000
 

@@ -10,8 +10,8 @@ import pytest
 
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
-from retryapp.testing.simulation.oracle import Oracle, Topics
-from retryapp.testing.simulation.story import Call, Opening, Violation
+from simulation.oracle import Oracle, Topics
+from simulation.story import Call, Opening, Violation
 
 TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
 WAITS_MS = (100, 200)

@@ -13,10 +13,10 @@ import pytest
 from retryapp.core.hops import Outgoing
 from retryapp.core.rows import row_key
 from retryapp.ports import Committed, Removal, Row, Standing, TopicPartition
-from retryapp.testing.simulation.broker import Broker, FencedError, OutOfRangeError
-from retryapp.testing.simulation.disk import Disk, SimPendingStore
-from retryapp.testing.simulation.loop import Process, Stalled, VirtualLoop
-from retryapp.testing.simulation.network import REQUEST_S, Network, Wire
+from simulation.broker import Broker, FencedError, OutOfRangeError
+from simulation.disk import Disk, SimPendingStore
+from simulation.loop import Process, Stalled, VirtualLoop
+from simulation.network import REQUEST_S, Network, Wire
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 

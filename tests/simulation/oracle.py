@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
-from retryapp.testing.simulation.story import Call, Opening, Origin, Story, Violation
+from simulation.story import Call, Opening, Origin, Story, Violation
 
 MAX_KILLS = 12
 """Workers that one record may end: until there is no progress any more, then two, then three with a mark."""

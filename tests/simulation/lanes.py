@@ -11,9 +11,9 @@ from typing import ClassVar
 from retryapp.core.hops import Outgoing
 from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Sink, Standing, TopicPartition
-from retryapp.testing.simulation.disk import SimDeadLetterStore, SimPendingStore, SimSeenStore
-from retryapp.testing.simulation.host import Host
-from retryapp.testing.simulation.network import Wire
+from simulation.disk import SimDeadLetterStore, SimPendingStore, SimSeenStore
+from simulation.host import Host
+from simulation.network import Wire
 
 _SLICE = 20
 """Records that one request of a reading brings."""

@@ -13,7 +13,7 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
-from retryapp.testing.simulation.loop import current_process
+from simulation.loop import current_process
 
 REQUEST_S = 6.0
 """Request time-out."""

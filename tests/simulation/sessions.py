@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from retryapp.engine.lane import LaneState
-from retryapp.testing.simulation.disk import SimSeenStore
-from retryapp.testing.simulation.lanes import SimLane
-from retryapp.testing.simulation.story import Opening
-from retryapp.testing.simulation.worker import SimWorker
+from simulation.disk import SimSeenStore
+from simulation.lanes import SimLane
+from simulation.story import Opening
+from simulation.worker import SimWorker
 
 
 def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:

@@ -7,14 +7,14 @@ number::
     result = simulate(27)
     assert result.violation is None, result.plan
 
-`python -m retryapp.testing.simulation --seeds 100000` runs fresh ones on all processors, `--mutants` shows that planted
-faults of the protocol are found.
+`make simulate SEEDS=100000` runs fresh ones on all processors, `make mutants` shows that planted faults of the
+protocol are found.
 """
 
 from __future__ import annotations
 
-from retryapp.testing.simulation.history import History, Result, simulate
-from retryapp.testing.simulation.mutants import MUTANTS, Mutant, hunt
-from retryapp.testing.simulation.plan import Plan
+from simulation.history import History, Result, simulate
+from simulation.mutants import MUTANTS, Mutant, hunt
+from simulation.plan import Plan
 
 __all__ = ["MUTANTS", "History", "Mutant", "Plan", "Result", "hunt", "simulate"]

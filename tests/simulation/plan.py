@@ -65,7 +65,7 @@ class Plan:
             seed: says everything.
             transactional: the delivery mode, where it is given.
         """
-        random = Random(seed)  # noqa: S311 - a test
+        random = Random(seed)
         drawn = random.random() < 0.7
         partitions, workers = random.randint(1, 2), random.choice((1, 2, 2, 3))
         skewed = random.random() < 0.15
@@ -81,10 +81,10 @@ class Plan:
             Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
             for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))
         )
-        rare = Random(seed ^ 0x57E9)  # noqa: S311 - a test; apart, so that the rest of a plan does not depend on it
+        rare = Random(seed ^ 0x57E9)
         if rare.random() < 0.08:
             faults = (*faults, Fault(rare.uniform(0.2, FAULTS_S - 4), STOPPED, 0, rare.random()))
-        again = Random(seed ^ 0xD0B1)  # noqa: S311 - a test; apart as well
+        again = Random(seed ^ 0xD0B1)
         sent = sorted(records)
         repeats = tuple(
             (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)

@@ -26,10 +26,10 @@ from retryapp.engine.run import Run
 from retryapp.engine.transport import LaneProtocol
 from retryapp.engine.turn import Turn
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, Standing, TopicPartition
-from retryapp.testing.simulation.broker import Broker
-from retryapp.testing.simulation.consumer import SimConsumer
-from retryapp.testing.simulation.disk import SimPendingStore
-from retryapp.testing.simulation.lanes import SimLane
+from simulation.broker import Broker
+from simulation.consumer import SimConsumer
+from simulation.disk import SimPendingStore
+from simulation.lanes import SimLane
 
 EARLY_MS = 400
 

@@ -1,4 +1,4 @@
-"""`python -m retryapp.testing.simulation`: fresh histories, planted faults, or one history by its number."""
+"""`python -m simulation`: fresh histories, planted faults, or one history by its number."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.testing.simulation.campaign import Summary, hunt_everywhere, minimise, run_everywhere
-from retryapp.testing.simulation.history import History
-from retryapp.testing.simulation.mutants import MUTANTS
-from retryapp.testing.simulation.plan import Plan
+from simulation.campaign import Summary, hunt_everywhere, minimise, run_everywhere
+from simulation.history import History
+from simulation.mutants import MUTANTS
+from simulation.plan import Plan
 
 _SHOWN = 10
 """Failures that are told one by one."""
@@ -84,7 +84,7 @@ def _simulate(seeds: int, first: int | None, jobs: int, as_json: bool) -> int:
         if summary.missed:
             click.echo(f"not reached: {', '.join(summary.missed)}")
         for seed, violation in summary.failed[:_SHOWN]:
-            click.echo(f"seed {seed}: {violation}\n  again: python -m retryapp.testing.simulation --replay {seed}")
+            click.echo(f"seed {seed}: {violation}\n  again: make simulate ARGS='--replay {seed}'")
         click.echo(f"{summary.passed} passed, {len(summary.failed)} failed")
     return int(bool(summary.failed))
 
@@ -111,5 +111,5 @@ def _mutants(seeds: int, jobs: int, as_json: bool) -> int:
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of texts is part of a history
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "retryapp.testing.simulation", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]])
     main()

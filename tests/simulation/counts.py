@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from retryapp.ports import TopicPartition
-from retryapp.testing.simulation.broker import Broker
-from retryapp.testing.simulation.oracle import Oracle, Topics
-from retryapp.testing.simulation.story import Origin, Story, Violation
+from simulation.broker import Broker
+from simulation.oracle import Oracle, Topics
+from simulation.story import Origin, Story, Violation
 
 _NOTE = re.compile(r"p1:(\d+)-(\d+)@\d+:(\d+),(\d+),(\d+)")
 

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from retryapp.engine.ownership import Ownership
 from retryapp.ports import Clock, Committed, TopicPartition
-from retryapp.testing.simulation.broker import Broker
-from retryapp.testing.simulation.disk import Disk
-from retryapp.testing.simulation.loop import Process
-from retryapp.testing.simulation.network import Wire
+from simulation.broker import Broker
+from simulation.disk import Disk
+from simulation.loop import Process
+from simulation.network import Wire
 
 
 class Positions(Protocol):

@@ -24,17 +24,17 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler import Delivery, Handler
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.testing.simulation.broker import Broker
-from retryapp.testing.simulation.counts import check_counts
-from retryapp.testing.simulation.disk import Disk, SimPendingStore
-from retryapp.testing.simulation.loop import BEGAN_S, Stalled, VirtualLoop
-from retryapp.testing.simulation.network import Network
-from retryapp.testing.simulation.oracle import Oracle, Topics, step
-from retryapp.testing.simulation.plan import FEED_S, Fault, Plan
-from retryapp.testing.simulation.quiet import check_quiet
-from retryapp.testing.simulation.sessions import opening_of, seen_stores
-from retryapp.testing.simulation.story import Call, Violation
-from retryapp.testing.simulation.worker import SimWorker
+from simulation.broker import Broker
+from simulation.counts import check_counts
+from simulation.disk import Disk, SimPendingStore
+from simulation.loop import BEGAN_S, Stalled, VirtualLoop
+from simulation.network import Network
+from simulation.oracle import Oracle, Topics, step
+from simulation.plan import FEED_S, Fault, Plan
+from simulation.quiet import check_quiet
+from simulation.sessions import opening_of, seen_stores
+from simulation.story import Call, Violation
+from simulation.worker import SimWorker
 
 POLICY: Final = RetryPolicy("300ms 1s 3s", timeout="2s")
 EVENTS: Final = Deduplicate("header:event-id", window="1h")
@@ -67,7 +67,7 @@ class History:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.loop = VirtualLoop()
-        self.random = Random(plan.seed ^ 0x5EED)  # noqa: S311 - a test
+        self.random = Random(plan.seed ^ 0x5EED)
         self.reached: Counter[str] = Counter()
         self.network = Network(self.loop, self.random, self.reached)
         self.rule = EVENTS if plan.repeats else None

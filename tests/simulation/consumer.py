@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from retryapp.core.record import Record
 from retryapp.engine.intake import Stamped
 from retryapp.ports import Standing, TopicPartition
-from retryapp.testing.simulation.broker import SESSION_S, OutOfRangeError
-from retryapp.testing.simulation.host import Host
+from simulation.broker import SESSION_S, OutOfRangeError
+from simulation.host import Host
 
 HEARTBEAT_S = 3.0
 _FETCH = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from retryapp.testing.simulation.oracle import Oracle
-from retryapp.testing.simulation.story import Story, Violation
+from simulation.oracle import Oracle
+from simulation.story import Story, Violation
 
 LATE_MS: Final = 8_000.0
 """Longest lateness: handlers that hang hold others up."""

@@ -18,12 +18,12 @@ from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.site import LaneSite
 from retryapp.ports import Committed, Observation, TopicPartition
-from retryapp.testing.simulation.broker import Broker
-from retryapp.testing.simulation.consumer import SimConsumer
-from retryapp.testing.simulation.disk import Disk
-from retryapp.testing.simulation.lanes import PlainSimLane, SimLane, SimReader
-from retryapp.testing.simulation.loop import Process
-from retryapp.testing.simulation.network import Network, Wire
+from simulation.broker import Broker
+from simulation.consumer import SimConsumer
+from simulation.disk import Disk
+from simulation.lanes import PlainSimLane, SimLane, SimReader
+from simulation.loop import Process
+from simulation.network import Network, Wire
 
 TOPIC_ID = "simulated"
 MAX_BYTES = 1 << 20

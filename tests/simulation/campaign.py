@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from retryapp.testing.simulation.history import History, simulate
-from retryapp.testing.simulation.mutants import MUTANTS, hunt
-from retryapp.testing.simulation.plan import KINDS, STOPPED, Plan
+from simulation.history import History, simulate
+from simulation.mutants import MUTANTS, hunt
+from simulation.plan import KINDS, STOPPED, Plan
 
 CHUNK = 50
 """Histories that one process runs in a row."""
