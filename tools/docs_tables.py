@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from retryapp.core.alerts import alerts, rules_text
+import yaml
+
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, TopicSpec, topic_specs
@@ -54,9 +55,22 @@ def records_columns() -> str:
     return table(("column", "type", "meaning"), rows)
 
 
+def derived_tables() -> str:
+    """Columns of the analysis' tables, a section each."""
+    from retryapp.pipeline.analysis.schemas import ATTEMPT, DERIVED_TABLES  # loads PySpark
+
+    sections = []
+    for name, schema in DERIVED_TABLES.items():
+        rows = ((f"`{field.name}`", _column_type(field), field.metadata["comment"]) for field in schema)
+        sections.append(f"### {name}\n\n{table(('column', 'type', 'meaning'), rows)}")
+        if name == "journeys":
+            sections.append(f"An attempt has `{'`, `'.join(ATTEMPT.fieldNames())}`.\n")
+    return "\n".join(sections)
+
+
 def _column_type(field: Any) -> str:
     text = str(field.dataType.simpleString())
-    return text if "struct<" not in text or text.startswith("array") else "struct"
+    return text if len(text) < 40 else text.split("<")[0]
 
 
 def demo_settings() -> str:
@@ -162,19 +176,27 @@ def log_events() -> str:
 
 def alert_rules() -> str:
     """Alerts, what they mean and what to do."""
+    groups = yaml.safe_load((ROOT / "docs" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
     rows = (
-        (f"`{each.name}`", each.urgency.value, each.meaning, re.sub(r"'(retryapp [^']*)'", r"`\1`", each.action))
-        for each in alerts()
+        (
+            f"`{rule['alert']}`",
+            rule["labels"]["severity"],
+            *(_code(rule["annotations"][k]) for k in ("description", "action")),
+        )
+        for group in groups
+        for rule in group["rules"]
     )
     return table(("alert", "severity", "meaning", "what to do"), rows)
 
 
-FILES: dict[str, Callable[[], str]] = {"docs/alerts.yml": rules_text}
-"""Whole files that say what the code says."""
+def _code(text: str) -> str:
+    return re.sub(r"'(retryapp [^']*)'", r"`\1`", text)
+
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "records-columns": records_columns,
+    "derived-tables": derived_tables,
     "demo-settings": demo_settings,
     "retries-arguments": lambda: arguments(Retries.__init__, Retries.__doc__),
     "handler-arguments": lambda: arguments(Retries.handler, Retries.handler.__doc__),
@@ -205,7 +227,6 @@ def documents() -> list[Path]:
 def main(words: list[str]) -> int:
     """Renew or check all documents."""
     wanted = {path: renewed(path.read_text(encoding="utf-8")) for path in documents()}
-    wanted |= {ROOT / name: make() for name, make in FILES.items()}
     stale = []
     for path, text in wanted.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:

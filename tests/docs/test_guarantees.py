@@ -1,4 +1,4 @@
-"""The programs of docs/exactly-once.md: an effect happens once, however often its attempt runs."""
+"""The programs of docs/guarantees.md: an effect happens once, however often its attempt runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retryapp import Delivery
 from retryapp.testing import MemoryPartition, Step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TEXT = (ROOT / "docs" / "exactly-once.md").read_text()
+TEXT = (ROOT / "docs" / "guarantees.md").read_text()
 
 
 def program(heading: str, number: int = 0) -> dict[str, Any]:
