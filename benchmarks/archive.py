@@ -12,11 +12,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +22,6 @@ import psutil
 from confluent_kafka import Producer
 
 from benchmarks import machine
-from retryapp.broker import Broker
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
@@ -32,6 +29,7 @@ from retryapp.core.record import Origin, failure_id
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.settings import current_settings
+from retryapp.stage import Run
 
 WANTED_PER_S = 40_000
 PARTITIONS = 4
@@ -146,13 +144,14 @@ def _program(process: psutil.Process) -> str:
     return "spark" if any("SparkSubmit" in word for word in process.cmdline()) else "broker"
 
 
-def measure(count: int, folder: Path, warm: int) -> Figures:
+def measure(count: int, warm: int) -> Figures:
     """Archive records and return the figures."""
     from retryapp.pipeline.archive import Archive, ArchiveOptions
     from retryapp.pipeline.lake import open_lake
     from retryapp.pipeline.session import SessionOptions, start_session
 
-    with Broker(current_settings().cache_dir) as broker:
+    with Run() as run:
+        broker = run.broker(current_settings().cache_dir)
         connection = KafkaConnection(broker.bootstrap)
         admin = KafkaAdmin(connection)
         specs = topic_specs(
@@ -166,7 +165,7 @@ def measure(count: int, folder: Path, warm: int) -> Figures:
         admin.wait_for_topics(TOPOLOGY.owned)
         spark = start_session(SessionOptions(cache_dir=current_settings().cache_dir, memory="3g"))
         try:
-            lake = open_lake(spark, str(folder))
+            lake = open_lake(spark, str(run.folder / "lake"))
             options = ArchiveOptions(group=TOPOLOGY.group)
             job = Archive(spark, connection, lake, options, now_ms=lambda: time.time_ns() // 1_000_000)
             write(broker.bootstrap, warm, 0)
@@ -197,8 +196,7 @@ def measure(count: int, folder: Path, warm: int) -> Figures:
 @click.option("--warm", type=click.IntRange(min=1_000), default=400_000, show_default=True)
 def main(count: int, warm: int) -> None:
     """Measure the archive's rate; prints one JSON object."""
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(count, Path(folder), warm)
+    figures = measure(count, warm)
     click.echo(json.dumps({**asdict(figures), "machine": machine.describe()}, indent=2))
 
 

@@ -19,10 +19,11 @@ from benchmarks import machine, results
 from benchmarks.plan import Plan, quick_plan
 from benchmarks.report import PAGE, page, summary
 from benchmarks.results import Result, as_json
-from benchmarks.stage import NotFinishedError, Stage
-from benchmarks.worker import ROOT, WorkerEndedError
+from benchmarks.stage import Stage
+from benchmarks.worker import ROOT
 from benchmarks.workloads import WORKLOADS, Workload
 from retryapp.core.errors import RetryAppError
+from retryapp.stage import ChildFailedError, NotInTimeError
 
 SHARED = ("partitions", "value_bytes", "concurrency", "pin", "log_level", "timeout_s")
 """Fields of the plan that every workload reads."""
@@ -60,7 +61,7 @@ def _run_one(workload: Workload, stage: Stage) -> dict[str, Any]:
     say(f"{workload.name}: {workload.title}")
     try:
         result = workload.run(stage, say)
-    except (NotFinishedError, WorkerEndedError) as error:
+    except (NotInTimeError, ChildFailedError) as error:
         say(f"{workload.name}: DID NOT FINISH: {error}")
         result = Result(name=workload.name, title=workload.title, unfinished=str(error))
     minutes = (time.monotonic() - began_s) / 60

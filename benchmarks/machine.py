@@ -6,8 +6,6 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -83,20 +81,6 @@ def share_cores(*, pin: bool) -> Cores:
         return Cores(None, None)
     first, second, *_ = sorted(os.sched_getaffinity(0))
     return Cores(frozenset({first}), frozenset({second}))
-
-
-@contextmanager
-def held_to(cores: frozenset[int] | None) -> Iterator[None]:
-    """Hold this thread, and what it starts meanwhile, to some processors."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _listed(cores: frozenset[int]) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.ledger import Balance, Ledger
 from benchmarks.records import Wanted
-from benchmarks.stage import NotFinishedError, Stage, cleaned
-from benchmarks.worker import Used, WorkerEndedError
+from benchmarks.stage import Stage, cleaned
+from benchmarks.worker import Used
+from retryapp.stage import ChildFailedError, NotInTimeError
 
 WARMUP_SHARE = 5
 """One record in so many, the first ones, is not counted in a happy run."""
@@ -67,7 +68,7 @@ def attempt(say: Say, label: str, run: Callable[[], Run]) -> Run | None:
     """Run one side; one that does not finish is a result, told as such."""
     try:
         found = run()
-    except (NotFinishedError, WorkerEndedError) as error:
+    except (NotInTimeError, ChildFailedError) as error:
         say(f"{label}: DID NOT FINISH: {error}")
         return None
     void = "" if found.balance.sound else f" VOID: {found.balance}"

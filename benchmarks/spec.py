@@ -24,7 +24,6 @@ class WorkerSpec:
     delay_ms: int = 5_000
     """Wait of a record that names none."""
     concurrency: int = 1
-    delivery: str = "transactions"
 
     @property
     def retry_topic(self) -> str:

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.ledger import Ledger
-from benchmarks.machine import Cores, held_to, share_cores
+from benchmarks.machine import Cores, share_cores
 from benchmarks.plan import Plan
 from benchmarks.records import Wanted, encode
 from benchmarks.spec import WorkerSpec
 from benchmarks.worker import WorkerProcess
-from retryapp.broker import Broker
-from retryapp.core.errors import EnvironmentFault
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.settings import load_settings
+from retryapp.stage import NotInTimeError, Run, held_to
 
 POLL_S = 0.002
 _FLUSH_S = 120.0
 _WAKE_TRIES, _WAKE_PAUSE_S = 60, 0.5
-
-
-class NotFinishedError(EnvironmentFault):
-    """A run did not come to its end in time: its side did not finish, which is a result."""
-
-    def __init__(self, side: str, waited_for: str, timeout_s: float) -> None:
-        """Args: side: which program. waited_for: what did not come. timeout_s: how long it had."""
-        self.side = side
-        super().__init__(f"{side} did not finish: {waited_for} within {timeout_s:g} s")
 
 
 class Stage:
@@ -51,24 +39,22 @@ class Stage:
         """
         self.plan = plan
         self.cores: Cores = share_cores(pin=plan.pin)
-        self.folder = Path()
         self._bootstrap = bootstrap or ""
         self._broker_pid = broker_pid
         self._numbers = count(1)
+        self._run = Run()
+        self.folder = self._run.folder
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Stage:
-        self.folder = Path(tempfile.mkdtemp(prefix="retryapp-bench-"))
-        self._cleanup.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        try:
-            self._cleanup.enter_context(held_to(self.cores.broker))
+        with ExitStack() as cleanup:
+            cleanup.enter_context(self._run)
+            cleanup.enter_context(held_to(self.cores.broker))
             if not self._bootstrap:
-                broker = self._cleanup.enter_context(Broker(load_settings().cache_dir, heap_mb=1024))
+                broker = self._run.broker(load_settings().cache_dir, heap_mb=1024)
                 self._bootstrap, self._broker_pid = broker.bootstrap, broker.pid
             self._wake_coordinator()
-        except BaseException:
-            self._cleanup.close()
-            raise
+            self._cleanup = cleanup.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,7 +191,7 @@ class Stage:
 
     def _flush(self, producer: Producer) -> None:
         if producer.flush(_FLUSH_S):
-            raise NotFinishedError("the load generator", "the broker took all records", _FLUSH_S)
+            raise NotInTimeError(f"the load generator did not finish: all records taken within {_FLUSH_S:g} s")
 
     # -- workers ------------------------------------------------------------------------------------------------
 
@@ -232,9 +218,10 @@ class Stage:
     ) -> WorkerProcess:
         """Start a worker on its processors."""
         return WorkerProcess(
+            self._run,
+            self.name(side),
             side,
             spec,
-            log=self.folder / f"{self.name(side)}.log",
             level=level or self.plan.log_level,
             cores=self.cores.worker,
             broker_pid=self._broker_pid or 0,
@@ -245,14 +232,14 @@ class Stage:
         """Wait until something is so.
 
         Raises:
-            NotFinishedError: it is not so within the plan's time-out.
-            WorkerEndedError: the worker ended.
+            NotInTimeError: it is not so within the plan's time-out.
+            ChildFailedError: the worker ended.
         """
         deadline_s = time.monotonic() + self.plan.timeout_s
         while not reached():
             worker.check()
             if time.monotonic() > deadline_s:
-                raise NotFinishedError(worker.side, what, self.plan.timeout_s)
+                raise NotInTimeError(f"{worker.side} did not finish: {what} within {self.plan.timeout_s:g} s")
             time.sleep(poll_s)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import faust
 
@@ -13,10 +12,9 @@ from retryapp import Retries, RetryLater, RetryPolicy
 
 spec = load_spec()
 ledger = Ledger(Path(spec.ledger))
-options: dict[str, Any] = {} if spec.delivery == "transactions" else {"delivery": spec.delivery}
 
 app = faust.App(spec.group, broker=f"kafka://{spec.bootstrap}", store="rocksdb://", datadir=spec.datadir)
-retries = Retries(app, **options)
+retries = Retries(app)
 
 
 class DownError(Exception):

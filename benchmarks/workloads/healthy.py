@@ -10,10 +10,11 @@ from benchmarks.ledger import Ledger
 from benchmarks.records import Wanted
 from benchmarks.results import Result, Target, figure
 from benchmarks.runs import Say, healthy
-from benchmarks.stage import NotFinishedError, Stage, cleaned
+from benchmarks.stage import Stage, cleaned
 from benchmarks.stats import pair_ratios, percentile, turn_order
 from benchmarks.worker import WorkerProcess
 from benchmarks.workloads.waiting import park
+from retryapp.stage import NotInTimeError
 
 NAME = "healthy"
 TITLE = "Healthy records beside those that wait"
@@ -112,7 +113,7 @@ def _while_firing(stage: Stage, say: Say, run_number: int) -> dict[str, float]:
             stage.fill(topic, (Wanted(warm + n, 1, due_ms) for n in range(many)))
             stage.wait(worker, lambda: ledger.deliveries >= warm + many, "all had failed")
             if time.time_ns() // 1_000_000 > due_ms - plan.healthy_s * 500:
-                raise NotFinishedError("ours", f"{many} records were parked", parking_s)
+                raise NotInTimeError(f"ours did not finish: {many} records were parked within {parking_s:g} s")
             stage.wait(worker, lambda: time.time_ns() // 1_000_000 > due_ms - plan.healthy_s * 500, "the flow began")
             intended = stage.feed(topic, healthy(count, first=warm + many), plan.healthy_rate)
             stage.wait(worker, lambda: ledger.done >= warm + many + count, "all were delivered")

@@ -2,60 +2,58 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import time
 
 from benchmarks.records import Wanted
 from benchmarks.results import Result, Target, figure
 from benchmarks.runs import Say, failing_once
-from benchmarks.stage import NotFinishedError, Stage, cleaned
+from benchmarks.stage import Stage, cleaned
 from benchmarks.stats import percentile
-from benchmarks.worker import WorkerEndedError
-from retryapp import Retries
+from retryapp.stage import ChildFailedError, NotInTimeError
 
 NAME = "lateness"
 TITLE = "Lateness under a steady flow"
 OPTIONS = ("repeats", "lateness_rate", "lateness_s", "lateness_longest_s")
-TARGET_MS = {"transactions": 100.0, "at_least_once": 50.0}
+TARGET = Target(most=100.0)
 _SHORTEST_MS = 1_000
 _SEED = 20130101
 
 
 def run(stage: Stage, say: Say) -> Result:
-    """Run each delivery mode that this version has."""
+    """Run the flow as often as is counted."""
     plan = stage.plan
-    modes = ["transactions", *(["at_least_once"] if "delivery" in inspect.signature(Retries).parameters else [])]
-    result = Result(name=NAME, title=TITLE)
-    for mode in modes:
-        found: list[dict[str, float]] = []
-        for number in range(plan.repeats):
-            try:
-                figures = _one(stage, mode)
-            except (NotFinishedError, WorkerEndedError) as error:
-                say(f"{NAME} {mode} {number + 1}/{plan.repeats}: DID NOT FINISH: {error}")
-                continue
-            found.append(figures)
-            shown = ", ".join(f"{name} {value:,.1f}" for name, value in figures.items())
-            say(f"{NAME} {mode} {number + 1}/{plan.repeats}: {shown}")
-        for name, unit in (("p50", "ms"), ("p99", "ms"), ("p99.9", "ms"), ("largest", "ms"), ("CPU", "% of a core")):
-            target = Target(most=TARGET_MS[mode]) if name == "p99" else None
-            result.figures.append(figure(f"{mode}, {name}", unit, [one[name] for one in found], target))
-        wrong = sum(one["early"] + one["lost"] + one["repeated"] for one in found)
-        result.notes.append(f"{mode}: records lost, early or delivered too often in all runs: {wrong:.0f}.")
-        result.samples[f"{mode} p99"] = [one["p99"] for one in found]
-    if "at_least_once" not in modes:
-        result.notes.append('delivery="at_least_once" is not built yet.')
-    result.notes.append(
-        f"{plan.lateness_rate:,} records a second for {plan.lateness_s} s, each fails once and waits 1 to "
-        f"{plan.lateness_longest_s} s (uniform, seeded). Lateness: start of the redelivery minus due time, which is "
-        "failure plus wait, by the handler's own clock. Counted: what was due after the longest wait had passed and "
-        "before the flow ended."
+    runs: list[dict[str, float]] = []
+    for number in range(plan.repeats):
+        try:
+            figures = _one(stage)
+        except (NotInTimeError, ChildFailedError) as error:
+            say(f"{NAME} {number + 1}/{plan.repeats}: DID NOT FINISH: {error}")
+            continue
+        runs.append(figures)
+        shown = ", ".join(f"{name} {value:,.1f}" for name, value in figures.items())
+        say(f"{NAME} {number + 1}/{plan.repeats}: {shown}")
+    wrong = sum(one["early"] + one["lost"] + one["repeated"] for one in runs)
+    units = {"p50": "ms", "p99": "ms", "p99.9": "ms", "largest": "ms", "CPU": "% of a core"}
+    return Result(
+        name=NAME,
+        title=TITLE,
+        figures=[
+            figure(name, unit, [one[name] for one in runs], TARGET if name == "p99" else None)
+            for name, unit in units.items()
+        ],
+        notes=[
+            f"Records lost, early or delivered too often in all runs: {wrong:.0f}.",
+            f"{plan.lateness_rate:,} records a second for {plan.lateness_s} s, each fails once and waits 1 to "
+            f"{plan.lateness_longest_s} s (uniform, seeded). Lateness: start of the redelivery minus due time, which "
+            "is failure plus wait, by the handler's own clock. Counted: what was due after the longest wait had "
+            "passed and before the flow ended.",
+        ],
+        samples={"p99": [one["p99"] for one in runs]},
     )
-    return result
 
 
-def _one(stage: Stage, mode: str) -> dict[str, float]:
+def _one(stage: Stage) -> dict[str, float]:
     plan = stage.plan
     warm, count = plan.partitions * 25, plan.lateness_rate * plan.lateness_s
     chosen = random.Random(_SEED)  # noqa: S311 - the same delays in every run, no secret
@@ -64,7 +62,7 @@ def _one(stage: Stage, mode: str) -> dict[str, float]:
     with cleaned(stage, group):
         topic = stage.make_topic(f"{group}-main")
         stage.fill(topic, failing_once(warm))
-        with stage.worker("ours", stage.spec(group, topic, delay_ms=_SHORTEST_MS, delivery=mode)) as worker:
+        with stage.worker("ours", stage.spec(group, topic, delay_ms=_SHORTEST_MS)) as worker:
             stage.wait(worker, lambda: ledger.done >= warm, "the warm-up was done")
             before, began_ns = worker.used(), time.time_ns()
             stage.feed(topic, (Wanted(warm + n, 1, wait) for n, wait in enumerate(waits)), plan.lateness_rate)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -24,20 +22,7 @@ PLACE = re.compile(
 
 def start(stage: Stage, *options: str) -> Worker:
     """Run the command in the stage's folder."""
-    log_file = stage.folder / "all.log"
-    with log_file.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "retryapp.cli.main", "worker", "app", *options],
-            cwd=stage.folder,
-            env={**os.environ, **stage.env},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    worker = Worker("all", process, log_file)
-    stage.workers.append(worker)
-    return worker
+    return stage.start("all", [sys.executable, "-m", "retryapp.cli.main", "worker", "app", *options])
 
 
 def ready(url: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import time
 from pathlib import Path
 
 import click
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -24,6 +22,7 @@ from chaos.matrix import FAULTS
 from chaos.plan import Round, rounds
 from chaos.report import publish, summary
 from retryapp.core.errors import EnvironmentFault
+from retryapp.guardian import guard
 from retryapp.settings import load_settings
 
 ENVIRONMENT = 3
@@ -63,6 +62,7 @@ def main(
     if publishes:
         publish(folder)
         return
+    guard()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_all)
     made = list(rounds([fault for fault in FAULTS if fault.id in faults], _seed(folder, seed), times))
@@ -82,10 +82,7 @@ def main(
 
 
 def _end_all(number: int, _frame: object) -> None:
-    """End what this process has started, then itself; the rounds that are over are written down."""
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+    """End at once: the guardian ends what this process has started, and the rounds that are over are written down."""
     os._exit(128 + number)
 
 

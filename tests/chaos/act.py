@@ -46,7 +46,6 @@ class Act:
 
     ground: Ground
     folder: Path
-    delivery: str
     rng: random.Random
     waits_ms: tuple[int, ...] = WAITS_MS
     policy: str = POLICY
@@ -116,7 +115,7 @@ class Act:
         )  # fmt: skip
         self.stage.program(
             handler,
-            options={"delivery": self.delivery, **self.options},
+            options=self.options,
             app_options={"datadir": str(self.folder / "data"), **self.app_options},
             partitions=self.partitions,
             session_timeout_s=SESSION_S,
@@ -269,7 +268,7 @@ class Act:
     @property
     def single(self) -> bool:
         """Tell whether no hand-off may be there twice."""
-        return self.delivery == "exactly_once" and not self.copied
+        return not self.copied
 
     def verdict(self) -> dict[str, Any]:
         """Have the verifier judge, in a process of its own; add what the ledger says."""
@@ -279,7 +278,7 @@ class Act:
             "bootstrap": self.ground.bootstrap, "group": self.stage.group, "main": self.topic, "retry": retry,
             "partitions": self.partitions, "redelivery": topology.redelivery, "dlq": topology.dlq,
             "events": topology.events, "changelog": topology.pending_changelog, "waits_ms": self.waits_ms,
-            "exactly_once": self.single, "truncated": self.truncated, "unheard": self.unheard,
+            "single": self.single, "truncated": self.truncated, "unheard": self.unheard,
         }  # fmt: skip
         (self.folder / "round.json").write_text(json.dumps(facts))
         done = subprocess.run(

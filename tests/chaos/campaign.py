@@ -81,7 +81,7 @@ class Campaign:
             told = {"outcome": "failed", "error": traceback.format_exc()[-4000:], "injections": _counted(folder)}
         if told["outcome"] == "passed" and not self._keep:
             shutil.rmtree(folder, ignore_errors=True)
-        return {**base, "delivery": each.delivery, "took_s": round(time.monotonic() - began_s, 1), **told}
+        return {**base, "took_s": round(time.monotonic() - began_s, 1), **told}
 
     def _single(self, each: Round, folder: Path) -> Result:
         with ExitStack() as stack:
@@ -90,7 +90,6 @@ class Campaign:
                 Act(
                     self._ground,
                     folder,
-                    each.delivery,
                     random.Random(each.seed),
                     link=link,
                     short=self._short,
@@ -114,7 +113,6 @@ class Campaign:
                     Act(
                         ground,
                         folder / f"group{n}",
-                        each.fault.deliveries[(each.number + n) % len(each.fault.deliveries)],
                         random.Random(each.seed + n),
                         short=self._short,
                         **each.fault.act,

@@ -19,13 +19,28 @@ class Point:
 
     name: str
     point: str
-    """Class and method: `KafkaLane`, `PlainLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
+    """Class and method: `KafkaLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
     moment: str = "after"
     holding: str = ""
     """Only calls for a transaction with some of these count: `offsets`, `publishes`, `puts`, `removes`."""
 
 
-_BOTH = (
+POINTS = (
+    Point("transaction of a fire begun", "Producer.begin_transaction", "after", "removes"),
+    Point("transaction of a failure begun", "Producer.begin_transaction", "after", "publishes"),
+    Point("records of a fire sent, not acknowledged", "Producer.send_batch", "after", "removes"),
+    Point("records of a failure sent, not acknowledged", "Producer.send_batch", "after", "publishes"),
+    Point("before the offsets of a park", "Producer.send_offsets_to_transaction", "before", "puts"),
+    Point("offsets of a failure in the transaction", "Producer.send_offsets_to_transaction", "after", "publishes"),
+    Point("before the commit of a failure", "Producer.commit_transaction", "before", "publishes"),
+    Point("before the commit of a park", "Producer.commit_transaction", "before", "puts"),
+    Point("before the commit of a fire", "Producer.commit_transaction", "before", "removes"),
+    Point("during the commit of a failure", "Producer.commit_transaction", "during", "publishes"),
+    Point("during the commit of a fire", "Producer.commit_transaction", "during", "removes"),
+    Point("after the commit of a failure", "Producer.commit_transaction", "after", "publishes"),
+    Point("after the commit of a park", "Producer.commit_transaction", "after", "puts"),
+    Point("after the commit of a fire", "Producer.commit_transaction", "after", "removes"),
+    Point("fenced the former owner", "KafkaLane.fence"),
     Point("store written after a park", "Table.write", "after", "puts"),
     Point("store written after a fire", "Table.write", "after", "removes"),
     Point("before the store learns of a fire", "KafkaLane.apply", "before", "removes"),
@@ -33,37 +48,6 @@ _BOTH = (
     Point("offsets read at an opening", "KafkaLane.committed"),
     Point("lane closing", "KafkaLane.release", "before"),
 )
-POINTS: dict[str, tuple[Point, ...]] = {
-    "exactly_once": (
-        Point("transaction of a fire begun", "Producer.begin_transaction", "after", "removes"),
-        Point("transaction of a failure begun", "Producer.begin_transaction", "after", "publishes"),
-        Point("records of a fire sent, not acknowledged", "Producer.send_batch", "after", "removes"),
-        Point("records of a failure sent, not acknowledged", "Producer.send_batch", "after", "publishes"),
-        Point("before the offsets of a park", "Producer.send_offsets_to_transaction", "before", "puts"),
-        Point("offsets of a failure in the transaction", "Producer.send_offsets_to_transaction", "after", "publishes"),
-        Point("before the commit of a failure", "Producer.commit_transaction", "before", "publishes"),
-        Point("before the commit of a park", "Producer.commit_transaction", "before", "puts"),
-        Point("before the commit of a fire", "Producer.commit_transaction", "before", "removes"),
-        Point("during the commit of a failure", "Producer.commit_transaction", "during", "publishes"),
-        Point("during the commit of a fire", "Producer.commit_transaction", "during", "removes"),
-        Point("after the commit of a failure", "Producer.commit_transaction", "after", "publishes"),
-        Point("after the commit of a park", "Producer.commit_transaction", "after", "puts"),
-        Point("after the commit of a fire", "Producer.commit_transaction", "after", "removes"),
-        Point("fenced the former owner", "KafkaLane.fence"),
-        *_BOTH,
-    ),
-    "at_least_once": (
-        Point("records of a fire sent, not acknowledged", "Producer.send_batch", "after", "removes"),
-        Point("records of a failure sent, not acknowledged", "Producer.send_batch", "after", "publishes"),
-        Point("fire published, rows not removed", "PlainLane._publish", "after", "removes"),
-        Point("rows removed in the changelog, offsets not committed", "PlainLane._log", "after", "removes"),
-        Point("rows added in the changelog, offsets not committed", "PlainLane._log", "after", "puts"),
-        Point("failure published, before its offset", "PlainLane._commit_offsets", "before", "publishes"),
-        Point("offsets of a park committed", "PlainLane._commit_offsets", "after", "puts"),
-        Point("offsets of a failure committed", "PlainLane._commit_offsets", "after", "publishes"),
-        *_BOTH,
-    ),
-}
 
 
 def die_in_turn(act: Act, lives: int, number: int) -> None:
@@ -74,9 +58,8 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
         lives: how many die.
         number: of the round: rounds go through the points in turn.
     """
-    points = POINTS[act.delivery]
     for life in range(act.some(lives)):
-        point = points[(number * lives + life) % len(points)]
+        point = POINTS[(number * lives + life) % len(POINTS)]
         spec = {name: value for name, value in asdict(point).items() if name != "name"}
         lost = act.rng.random() < 0.2
         act.app_options = {"datadir": str(act.folder / (f"data{life}" if lost else "data"))}
@@ -91,7 +74,7 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
         ended = worker.wait(1)
         if ended != -signal.SIGKILL:
             raise AssertionError(f"life {life} ended with {ended}, not at {point.name}: {worker.log[-1500:]}")
-        with act.fault(f"{act.delivery}: {point.name}"):
+        with act.fault(point.name):
             pass  # it has just happened
     act.app_options = {}
     act.program()

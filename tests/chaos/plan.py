@@ -10,9 +10,6 @@ from typing import Any
 
 from chaos.act import Act
 
-BOTH = ("exactly_once", "at_least_once")
-ONCE = ("exactly_once",)
-
 Scenario = Callable[[Act, int], None]
 Crowd = Callable[[Sequence[Act], int], None]
 
@@ -30,8 +27,6 @@ class Fault:
     """Instead of `run`, where the fault is done to a broker of its own with several groups on it."""
     rounds: int = 4
     """Rounds of a whole campaign."""
-    deliveries: tuple[str, ...] = BOTH
-    """Modes, taken in turn."""
     known: str = ""
     """Why its rounds may fail through no fault of retryapp's: the page tells it, with each round that did."""
     alone: bool = False
@@ -60,11 +55,6 @@ class Round:
     def key(self) -> str:
         """Name in the run's log."""
         return f"{self.fault.id}#{self.number}"
-
-    @property
-    def delivery(self) -> str:
-        """The mode that it runs in."""
-        return self.fault.deliveries[self.number % len(self.fault.deliveries)]
 
 
 def rounds(faults: Sequence[Fault], seed: int, times: float) -> Iterator[Round]:

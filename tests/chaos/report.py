@@ -22,7 +22,6 @@ RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 TEMPLATE = Path(__file__).with_name("page.md")
 COUNTS = ("records", "lost", "wrong", "early", "over_policy", "altered", "leftover", "runs", "repeated", "unexplained")
-MODES = ("exactly_once", "at_least_once")
 
 
 def by_fault(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
@@ -53,7 +52,7 @@ def _sum(mine: Sequence[Result]) -> dict[str, Any]:
         "kinds": dict(sorted(kinds.items())),
         **{name: sum(verdict[name] for verdict in verdicts) for name in COUNTS},
         "ledger": sum(len(verdict["ledger"]) for verdict in verdicts),
-        "modes": {mode: _mode([v for v in verdicts if v["exactly_once"] is (mode == MODES[0])]) for mode in MODES},
+        "repeats": _repeated(verdicts),
         "late_ms_max": max((verdict["late_ms"].get("max", 0) for verdict in verdicts), default=0),
         "notes": notes,
         "failures": [_failure(result) for result in mine if result["outcome"] == "failed"],
@@ -69,19 +68,18 @@ def _failure(result: Result) -> str:
     counts: Counter[str] = Counter()
     for verdict in result["verdicts"]:
         counts.update({name: verdict[name] for name in broken})
-        counts["copied with transactions"] += verdict["copied"] * verdict["exactly_once"]
+        counts["copied"] += verdict["copied"] * verdict["single"]
         counts["problems in the ledger"] += len(verdict["ledger"])
     return f"{result['key']}: {', '.join(f'{count} {name}' for name, count in counts.items() if count)}"
 
 
-def _mode(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Say how often hand-offs were copied and handlers ran again, over the faults of one mode."""
+def _repeated(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count copied hand-offs and repeated runs over all faults."""
     faults = [each for verdict in verdicts for each in verdict["faults"]]
     repeated = [each["repeated"] for each in faults]
     return {
         "faults": len(faults),
-        "records": sum(verdict["records"] for verdict in verdicts),
-        "copied": sum(verdict["copied"] for verdict in verdicts),
+        "copied": sum(verdict["copied"] * verdict["single"] for verdict in verdicts),
         "repeated": sum(verdict["repeated"] for verdict in verdicts),
         "repeated_most": max(repeated, default=0),
         "in_flight": sum(each["in_flight"] for each in faults),
@@ -97,7 +95,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     told = [
         f"{name:9} {each['injections']:5} injections, {each['records']:6} records: {each['lost']} lost, "
         f"{each['early']} early, {each['over_policy']} over policy, {each['wrong']} wrong, {each['altered']} altered, "
-        f"{each['modes']['exactly_once']['copied']} copied, {each['repeated']} runs repeated  {each['title']}"
+        f"{each['repeats']['copied']} copied, {each['repeated']} runs repeated  {each['title']}"
         for name, each in faults.items()
     ]
     return {
@@ -140,16 +138,13 @@ def page(told: Mapping[str, Any]) -> str:
         "over": zero["over_policy"],
         "wrong": zero["wrong"],
         "altered": zero["altered"],
-        "copied": sum(each["modes"]["exactly_once"]["copied"] for each in faults.values()),
+        "copied": sum(each["repeats"]["copied"] for each in faults.values()),
         "failed": told["failed"],
         "conditions": "\n".join(f"| {name} | {text} |" for name, text in told["conditions"].items()),
         "matrix": "\n".join(_line(name, each) for name, each in faults.items() if each["injections"]),
         "how": "\n".join(f"| {name} | {each['how']} |" for name, each in faults.items() if each["injections"]),
         "repeats": "\n".join(
-            _repeats(name, mode, each["modes"][mode])
-            for name, each in faults.items()
-            for mode in MODES
-            if each["modes"][mode]["faults"]
+            _repeats(name, each["repeats"]) for name, each in faults.items() if each["repeats"]["faults"]
         ),
         "points": "\n".join(points),
         "skipped": "\n".join(
@@ -175,15 +170,15 @@ def _failures(faults: Mapping[str, Any]) -> str:
 def _line(name: str, each: Mapping[str, Any]) -> str:
     shown = ("injections", "records", "lost", "early", "over_policy", "wrong", "altered")
     cells = [f"{each[column]:,}" for column in shown]
-    copies = each["modes"]["exactly_once"]["copied"]
+    copies = each["repeats"]["copied"]
     return f"| {name} | {each['title']} | {' | '.join(cells)} | {copies} | {each['failed']} of {each['rounds']} |"
 
 
-def _repeats(name: str, mode: str, each: Mapping[str, Any]) -> str:
+def _repeats(name: str, each: Mapping[str, Any]) -> str:
     mean = [each[column] / each["faults"] for column in ("repeated", "in_flight")]
     return (
-        f"| {name} | `{mode}` | {each['faults']} | {mean[0]:.1f} | {each['repeated_most']} | {mean[1]:.1f} | "
-        f"{each['in_flight_most']} | {each['over_in_flight']} | {each['copied']} |"
+        f"| {name} | {each['faults']} | {mean[0]:.1f} | {each['repeated_most']} | {mean[1]:.1f} | "
+        f"{each['in_flight_most']} | {each['over_in_flight']} |"
     )
 
 

@@ -193,17 +193,15 @@ def _acl(where: ResourceType, name: str, permission: AclPermissionType) -> AclBi
 
 def _rights(act: Act) -> list[tuple[str, ResourceType, str]]:
     topology = act.stage.topology(act.topic)
-    found = [
+    return [
         ("the retry topic", ResourceType.TOPIC, topology.retry_topics[0]),
         ("the redelivery topic", ResourceType.TOPIC, topology.redelivery),
         ("the dead-letter topic", ResourceType.TOPIC, topology.dlq),
         ("the changelog", ResourceType.TOPIC, topology.pending_changelog),
         ("the events topic", ResourceType.TOPIC, topology.events),
         ("its group", ResourceType.GROUP, act.stage.group),
+        ("its transactions", ResourceType.TRANSACTIONAL_ID, act.stage.group),
     ]
-    if act.delivery == "exactly_once":
-        found.append(("its transactions", ResourceType.TRANSACTIONAL_ID, act.stage.group))
-    return found
 
 
 def copy_records(act: Act, times: int) -> None:

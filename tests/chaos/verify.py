@@ -43,7 +43,7 @@ class Verdict:
     altered: list[str] = field(default_factory=list)
     """Bytes, headers or timestamp are not those of the input."""
     copied: list[str] = field(default_factory=list)
-    """Hand-offs that a committed reader sees twice; allowed without transactions."""
+    """Hand-offs that a committed reader sees twice; allowed where the fault itself copies records."""
     leftover: list[str] = field(default_factory=list)
     """Rows, offsets or records of ours that should not be there at rest."""
     runs: int = 0
@@ -55,13 +55,14 @@ class Verdict:
     """Each injection: kind, runs in flight, runs repeated because of it, and of how many attempts those are."""
     late_ms: dict[str, int] = field(default_factory=dict)
     """Begin minus due time of later attempts: p50, p99, max."""
-    exactly_once: bool = True
+    single: bool = True
+    """No hand-off may be there twice: the fault copies none."""
 
     @property
     def passed(self) -> bool:
         """Tell whether every promise held."""
         broken = [self.lost, self.wrong, self.early, self.over_policy, self.altered, self.leftover]
-        return not any(broken) and not (self.exactly_once and self.copied)
+        return not any(broken) and not (self.single and self.copied)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it for JSON; of long lists the first entries, with their lengths beside."""
@@ -77,14 +78,14 @@ def judge(
     """Compare what was published with what was run and with what the topics say.
 
     Args:
-        facts: `waits_ms` of the policy, `exactly_once`, `truncated`, whether retry records were deleted by a fault, and
+        facts: `waits_ms` of the policy, `single`, `truncated`, whether retry records were deleted by a fault, and
             `unheard`, whether attempts may have failed before they reached the service.
         published: the input.
         ran: the deliveries.
         done_to: the faults.
         told: the topics at rest.
     """
-    verdict = Verdict(records=len(published), runs=len(ran), exactly_once=facts["exactly_once"])
+    verdict = Verdict(records=len(published), runs=len(ran), single=facts["single"])
     ours = frozenset().union(*(each.copies for each in done_to))
     copies = [c for c in told.copies if (c.topic, c.partition, c.offset) not in ours]
     by_place: dict[Place, list[Run]] = defaultdict(list)
@@ -154,7 +155,7 @@ def _times(verdict: Verdict, facts: dict[str, Any], ran: dict[Place, list[Run]],
             if run.attempt == 1:
                 continue
             known = due.get((place, run.attempt))
-            if known and facts.get("truncated") and not verdict.exactly_once and run.due_ms is not None:
+            if known and facts.get("truncated") and not verdict.single and run.due_ms is not None:
                 known = known | {run.due_ms}  # this copy's own record may be among those that the fault deleted
             if known is None and not facts.get("truncated"):
                 verdict.over_policy.append(f"{place} attempt {run.attempt}: no failure before it is on the retry topic")
@@ -185,7 +186,7 @@ def _attempts(verdict: Verdict, facts: dict[str, Any], ran: dict[Place, list[Run
         gaps = numbers != set(range(1, len(numbers) + 1)) and not facts.get("unheard")
         if max(numbers) > most or gaps:
             verdict.over_policy.append(f"{place}: attempts {sorted(numbers)}, at most {most}")
-        if verdict.exactly_once:
+        if verdict.single:
             for run in here:
                 behind = run.begun_ms - settled.get((place, run.attempt), NEVER_MS)
                 if behind > COMMITTED_MS:

@@ -47,5 +47,5 @@ def test_no_promise_was_broken(told: dict[str, Any]) -> None:
             assert all(each["known"] in text and failure in text for failure in each["failures"])
             continue
         assert each["over_policy"] == each["ledger"] == 0, name
-        assert each["modes"]["exactly_once"]["copied"] == 0, name
+        assert each["repeats"]["copied"] == 0, name
         assert each["failed"] == 0, name

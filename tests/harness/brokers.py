@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retryapp.broker import Broker
 from retryapp.core.errors import EnvironmentFault
+from retryapp.guardian import guard
 
 
 @contextmanager
@@ -25,14 +27,13 @@ def skip_without_broker() -> Iterator[None]:
 
 
 @contextmanager
-def running_broker(
-    cache_dir: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None
-) -> Iterator[Broker]:
-    """Run a broker whose data goes away with it; skip the test where none can start."""
-    started = Broker(cache_dir, port=port, settings=settings)
+def running_broker(cache_dir: Path, **options: Any) -> Iterator[Broker]:
+    """Run a broker whose data goes away with it; skip the test where none can start. For the options see `Broker`."""
+    guard()
+    broker = Broker(cache_dir, **options)
     try:
         with skip_without_broker():
-            started.start()
-        yield started
+            broker.start()
+        yield broker
     finally:
-        started.close()
+        broker.close()

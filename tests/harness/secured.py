@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from retryapp.broker import Broker
 from retryapp.broker.config import NODE_ID
 from retryapp.broker.probe import LOOPBACK, free_ports
+from retryapp.guardian import guard
 
 USER, PASSWORD = "alice", "correct horse; battery=staple"
 """A password with characters that a properties file or a URL would mistake."""
@@ -37,21 +37,12 @@ class Certificates:
     """Files for clients, in PEM."""
 
     folder: Path
-
-    @property
-    def ca(self) -> Path:
-        """The private authority that signed the broker's certificate."""
-        return self.folder / "ca.pem"
-
-    @property
-    def other_ca(self) -> Path:
-        """An authority that has signed nothing."""
-        return self.folder / "other-ca.pem"
-
-    @property
-    def client(self) -> Path:
-        """Key and certificate of a client."""
-        return self.folder / "client.pem"
+    ca: Path
+    """The private authority that signed the broker's certificate."""
+    other_ca: Path
+    """An authority that has signed nothing."""
+    client: Path
+    """Key and certificate of a client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ class SecuredBroker:
 
 def make_certificates(folder: Path) -> Certificates:
     """Make an authority, and certificates for a broker on loopback and for a client."""
-    made = Certificates(folder)
+    made = Certificates(folder, folder / "ca.pem", folder / "other-ca.pem", folder / "client.pem")
     authority, other = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(made.ca)
     other.cert_pem.write_to_path(made.other_ca)
@@ -83,22 +74,10 @@ def make_certificates(folder: Path) -> Certificates:
     return made
 
 
-def client_context(certificates: Certificates, *, with_client: bool = False) -> ssl.SSLContext:
-    """Return the context that a client of this authority has."""
-    context = ssl.create_default_context(cafile=certificates.ca)
-    if with_client:
-        context.load_cert_chain(certificates.client)
-    return context
-
-
 @contextmanager
 def secured_broker(cache_dir: Path, folder: Path) -> Iterator[SecuredBroker]:
-    """Run a broker with four listeners on loopback.
-
-    Args:
-        cache_dir: where the jars are.
-        folder: for the certificates.
-    """
+    """Run a broker with four listeners on loopback; the certificates go to `folder`."""
+    guard()
     certificates = make_certificates(folder)
     plain, controller, sasl, sasl_tls, tls = free_ports(5)
     settings = _settings(certificates, controller, plain=plain, sasl=sasl, sasl_tls=sasl_tls, tls=tls)

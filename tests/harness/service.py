@@ -14,10 +14,6 @@ from typing import Any
 
 from aiohttp import web
 
-_LOGGED = ("topic", "failure_id", "attempt", "key", "value", "headers", "timestamp_ms", "due_at_ms", "pid")
-
-Pairs = tuple[tuple[str, bytes | None], ...]
-
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
@@ -28,38 +24,24 @@ class Visit:
     """One delivery as the service saw it begin."""
 
     number: int
-    """Order of arrival."""
     at_ms: int
-    """When it arrived, by this process's clock."""
     topic: str
-    """Main topic of the handler."""
     failure_id: str
     attempt: int
     key: bytes | None
     value: bytes | None
-    headers: Pairs
+    headers: tuple[tuple[str, bytes | None], ...]
     timestamp_ms: int
     due_at_ms: int | None
     pid: int
-    """Process that ran the handler."""
     facts: dict[str, Any]
     """The value, where it is a JSON object; else empty."""
 
 
-class Gate:
+class Gate(threading.Event):
     """Deliveries wait at it until it is opened."""
 
-    def __init__(self) -> None:
-        self._open = threading.Event()
-
-    def open(self) -> None:
-        """Let all pass, now and later."""
-        self._open.set()
-
-    async def passed(self) -> None:
-        """Wait until it is open."""
-        while not self._open.is_set():  # noqa: ASYNC110 - opened by another thread
-            await asyncio.sleep(0.02)
+    open = threading.Event.set
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +77,9 @@ class Service:
     url: str = ""
     log: Path | None = None
     """File that each delivery is written to as it begins and as it is answered: one JSON object a line."""
-    _loop: asyncio.AbstractEventLoop | None = None
-    _thread: threading.Thread | None = None
-    _stopping: asyncio.Event | None = None
+    _loop: asyncio.AbstractEventLoop = field(init=False)
+    _thread: threading.Thread = field(init=False)
+    _stopping: asyncio.Event = field(init=False)
 
     def start(self) -> None:
         """Serve on a free port."""
@@ -109,9 +91,8 @@ class Service:
 
     def stop(self) -> None:
         """End the server."""
-        if self._loop is not None and self._stopping is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(10)
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(10)
 
     def of(self, topic: str) -> list[Visit]:
         """Return the visits for a main topic, in order of arrival."""
@@ -138,7 +119,8 @@ class Service:
         visit = self._note(await request.json())
         answer = self.rule(visit)
         if answer.gate is not None:
-            await answer.gate.passed()
+            while not answer.gate.is_set():  # noqa: ASYNC110 - opened by another thread
+                await asyncio.sleep(0.02)
         if answer.after_s:
             await asyncio.sleep(answer.after_s)
         self.finished[visit.number] = answer.status
@@ -148,23 +130,15 @@ class Service:
 
     def _note(self, told: dict[str, Any]) -> Visit:
         value = _bytes(told["value"])
-        visit = Visit(
-            number=len(self.visits),
-            at_ms=_now_ms(),
-            topic=told["topic"],
-            failure_id=told["failure_id"],
-            attempt=told["attempt"],
-            key=_bytes(told["key"]),
-            value=value,
-            headers=tuple((name, _bytes(text)) for name, text in told["headers"]),
-            timestamp_ms=told["timestamp_ms"],
-            due_at_ms=told["due_at_ms"],
-            pid=told["pid"],
-            facts=_facts(value),
-        )
+        decoded = {
+            "key": _bytes(told["key"]),
+            "value": value,
+            "headers": tuple((name, _bytes(text)) for name, text in told["headers"]),
+            "facts": _facts(value),
+        }
+        visit = Visit(number=len(self.visits), at_ms=_now_ms(), **{**told, **decoded})
         self.visits.append(visit)
-        kept = {name: told[name] for name in _LOGGED}
-        self._write({"visit": visit.number, "begun_ms": visit.at_ms, **kept})
+        self._write({"visit": visit.number, "begun_ms": visit.at_ms, **told})
         return visit
 
     def _write(self, fact: dict[str, Any]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from harness.evidence import Evidence
 from harness.service import Service
 from harness.waiting import wait_for
-from harness.workers import Worker, run_faust, start_worker, write_spec
+from harness.workers import Worker
 from retryapp.broker.probe import free_ports
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.policy import RetryPolicy
@@ -46,7 +47,7 @@ class HandlerSpec:
 
 @dataclass(slots=True)
 class Stage:
-    """See the module's text. Every name is fresh, so tests cannot meet."""
+    """Every name is fresh, so tests cannot meet."""
 
     bootstrap: str
     folder: Path
@@ -76,13 +77,7 @@ class Stage:
         return topic
 
     def program(self, *handlers: HandlerSpec, options: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Write the user's program.
-
-        Args:
-            handlers: its handlers, in order.
-            options: arguments of `Retries`.
-            more: further entries of the spec.
-        """
+        """Write the user's program; `options` are arguments of `Retries`, `more` further entries of its spec."""
         self.handlers = {handler.topic: handler for handler in handlers}
         self.copies_allowed = (options or {}).get("delivery") == "at_least_once"
         spec = {
@@ -96,19 +91,35 @@ class Stage:
             "handlers": [asdict(handler) for handler in handlers],
             **more,
         }
-        write_spec(self.folder, spec)
+        (self.folder / "app.py").write_text(Path(__file__).with_name("user_app.py").read_text())
+        (self.folder / "spec.json").write_text(json.dumps(spec))
 
     def worker(self, name: str | None = None, *, ready: bool = True, env: Mapping[str, str] | None = None) -> Worker:
-        """Start a worker; by default return when its lanes are open."""
-        worker = start_worker(name or f"worker{len(self.workers) + 1}", self.folder, {**self.env, **(env or {})})
-        self.workers.append(worker)
+        """Start `faust -A app worker`; by default return when its lanes are open."""
+        command = [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"]
+        worker = self.start(name or f"worker{len(self.workers) + 1}", command, env=env)
         if ready:
             worker.wait_ready()
         return worker
 
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Worker:
+        """Start a command that runs workers of the program."""
+        worker = Worker(
+            name, command, log_file=self.folder / f"{name}.log", cwd=self.folder, env={**self.env, **(env or {})}
+        )
+        self.workers.append(worker)
+        return worker.start()
+
     def faust(self, *arguments: str) -> tuple[int, str]:
-        """Run another `faust -A app` command; return exit code and output."""
-        return run_faust(self.folder, self.env, *arguments)
+        """Run another `faust -A app` command to its end; return exit code and output."""
+        run = Worker(
+            "faust",
+            [sys.executable, "-m", "faust", "-A", "app", *arguments],
+            log_file=self.folder / f"{uuid.uuid4().hex}.log",
+            cwd=self.folder,
+            env=self.env,
+        )
+        return run.start().wait(60), run.log
 
     def topology(self, topic: str) -> HandlerTopology:
         """Return the topics of a handler."""
@@ -156,12 +167,9 @@ class Stage:
         wait_for(done, "the group has no members any more, and takes the offset", every_s=0.3)
 
     def wait_settled(self, topic: str, timeout_s: float = 40.0, *, ledger: bool = True) -> None:
-        """Wait until everything that was published has its fate: nothing waits, every offset is committed.
+        """Wait until everything published has its fate: nothing waits, every offset is committed, the ledger agrees.
 
-        Args:
-            topic: the main topic.
-            timeout_s: longest wait.
-            ledger: take the ledger then; everything has to add up. False for topics that the test itself has changed.
+        `ledger=False` is for topics that the test itself has changed.
         """
         evidence = self.evidence(topic)
         # a record may be on its way between two looks: twice nothing, with the tiers in between
@@ -176,7 +184,7 @@ class Stage:
             assert taken.problems == (), taken.problems
 
     def close(self) -> None:
-        """End every process; show what they said (pytest prints it when the test fails)."""
+        """End every process; print their logs (pytest shows them when the test fails)."""
         for worker in self.workers:
             worker.kill()
         for worker in {worker.log_file: worker for worker in self.workers}.values():

@@ -10,7 +10,7 @@ import pytest
 from chaos.__main__ import main
 from chaos.campaign import Campaign, Result
 from chaos.matrix import FAULTS
-from chaos.plan import BOTH, Fault, Round, rounds
+from chaos.plan import Fault, Round, rounds
 from chaos.report import by_fault, summary
 from click.testing import CliRunner
 
@@ -30,7 +30,6 @@ def test_rounds_are_the_same_for_a_seed_and_take_turns() -> None:
     assert [each.seed for each in made] == [each.seed for each in rounds([fault("A", 3), fault("B", 1)], SEED, 1.0)]
     assert len({each.seed for each in made}) == 4
     assert {each.seed for each in rounds([fault("A", 3)], SEED + 1, 1.0)}.isdisjoint({each.seed for each in made})
-    assert [each.delivery for each in made if each.fault.id == "A"] == [*BOTH, BOTH[0]]
     assert [each.key for each in rounds([fault("A", 40)], SEED, 0.05)] == ["A#0", "A#1"]
 
 
@@ -84,10 +83,10 @@ def test_what_cannot_be_done_is_skipped_and_what_raises_has_failed(tmp_path: Pat
 
 
 def test_the_sum_of_a_run() -> None:
-    """Injections and broken promises are added up by fault and by mode."""
+    """Injections and broken promises are added up by fault."""
     verdict = {
         **dict.fromkeys(("records", "lost", "wrong", "early", "over_policy", "altered", "leftover"), 1),
-        "runs": 9, "repeated": 5, "unexplained": 0, "copied": 2, "exactly_once": False, "late_ms": {"max": 30},
+        "runs": 9, "repeated": 5, "unexplained": 0, "copied": 2, "single": True, "late_ms": {"max": 30},
         "faults": [{"kind": "k", "in_flight": 4, "repeated": 6, "attempts": 5}],
         "ledger": ["a problem"], "notes": {"rss_mb": 90},
     }  # fmt: skip
@@ -99,9 +98,7 @@ def test_the_sum_of_a_run() -> None:
     assert (told["injections"], told["passed"], told["failed"], told["skipped"]) == (1, 0, 1, 1)
     each = by_fault(results)["F1"]
     assert (each["lost"], each["ledger"], each["notes"]) == (2, 2, {"rss_mb": [90, 90]})
-    assert each["modes"]["at_least_once"]["copied"] == 4
-    assert each["modes"]["at_least_once"]["over_in_flight"] == 2
-    assert each["modes"]["exactly_once"]["faults"] == 0
+    assert (each["repeats"]["copied"], each["repeats"]["over_in_flight"], each["repeats"]["faults"]) == (4, 2, 2)
     assert told["faults"]["F6-loss"]["reasons"] == ["no iptables"]
 
 

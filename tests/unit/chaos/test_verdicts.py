@@ -13,7 +13,7 @@ import pytest
 from chaos.eyes import Copy, Injection, Input, Run, Told
 from chaos.verify import Verdict, judge
 
-FACTS = {"waits_ms": (300, 600), "exactly_once": True}
+FACTS = {"waits_ms": (300, 600), "single": True}
 TESTS = Path(__file__).resolve().parents[2]
 
 
@@ -167,11 +167,11 @@ def test_a_broken_promise_is_found(breaks: Callable[[Round], None], named: str) 
     assert not verdict.passed
 
 
-def test_copies_are_counted_and_allowed_without_transactions() -> None:
-    """A hand-off that is there twice is no broken promise of that mode."""
+def test_copies_are_counted_and_allowed_where_the_fault_copies_records() -> None:
+    """They follow from it."""
     made = Round()
     _handed_on_twice(made)
-    verdict = made.judge(exactly_once=False)
+    verdict = made.judge(single=False)
     assert verdict.passed
     assert len(verdict.copied) == 1
 

@@ -1,0 +1,171 @@
+"""What a run starts: its processes end with it, however it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from retryapp.guardian import is_alive
+from retryapp.stage import Child, ChildFailedError, NotInTimeError, Run, stop_all, wait_for
+
+SERVER = "import time; print('ready at home', flush=True); time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SERVER
+PARENT = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+    "print('ready at', child.pid, flush=True); time.sleep(60)"
+)
+RUN = f"""
+import signal, sys, time
+from pathlib import Path
+from retryapp.stage import Run
+with Run() as run:
+    parent = run.child("parent", [sys.executable, "-c", {PARENT!r}])
+    if len(sys.argv) > 1:
+        run.broker(Path(sys.argv[1]))
+    parent.wait_for_line("ready")
+    parent.signal(signal.SIGSTOP)
+    print("running in", run.folder, flush=True)
+    time.sleep(60)
+"""
+
+Make = Callable[[str], Child]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Start children that run a Python program."""
+    with Run(tmp_path) as run:
+        yield lambda program: run.child(f"child{len(run.children)}", [sys.executable, "-c", program])
+
+
+def bearers(mark: str) -> list[psutil.Process]:
+    """Return the processes that have a mark in their environment."""
+    processes = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK_OF_TEST") == mark and is_alive(process):
+                processes.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return processes
+
+
+@pytest.mark.parametrize(
+    ("number", "broker"),
+    [
+        (signal.SIGINT, False),
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGKILL, True, marks=pytest.mark.broker),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGKILL"],
+)
+def test_nothing_survives_an_interrupted_run(
+    number: signal.Signals, broker: bool, cache_dir: Path, tmp_path: Path
+) -> None:
+    """A paused child, its own child in another session, a broker, and the folder are gone."""
+    mark = uuid.uuid4().hex
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, *([str(cache_dir)] if broker else [])],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MARK_OF_TEST": mark, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        assert run.stdout is not None
+        line = run.stdout.readline()
+        assert "running in" in line
+        assert len(bearers(mark)) == 4 + broker, bearers(mark)  # the run, child and grandchild, the guardian
+        run.send_signal(number)
+        run.wait(20)
+        if number is signal.SIGKILL:
+            wait_for(lambda: not bearers(mark), "all have ended", timeout_s=10)
+        assert bearers(mark) == []
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        for process in bearers(mark):
+            process.kill()
+        run.communicate()
+
+
+def test_a_run_that_fails_takes_its_processes_along(tmp_path: Path) -> None:
+    """An error in the block ends them; a folder of the caller's own stays, with the logs."""
+
+    def fail() -> None:
+        with Run(tmp_path) as run:
+            children.append(run.child("server", [sys.executable, "-c", SERVER]))
+            children[0].wait_for_line("ready")
+            raise LookupError
+
+    children: list[Child] = []
+    with pytest.raises(LookupError):
+        fail()
+    (child,) = children
+    assert child.exit_code == -signal.SIGTERM
+    assert "ready at home" in (tmp_path / "server.log").read_text()
+
+
+def test_a_child_is_ready_when_it_says_so(make: Make) -> None:
+    """Waiting returns what the line says."""
+    child = make(SERVER)
+    assert child.wait_for_line(r"^ready at (\S+)").group(1) == "home"
+    assert child.stop() == -signal.SIGTERM
+
+
+def test_a_child_that_ends_too_soon_is_shown_with_its_last_words(make: Make) -> None:
+    """The error has the exit code, the log and its end."""
+    child = make("import sys; sys.exit('no such broker')")
+    with pytest.raises(ChildFailedError, match=r"ended with exit code 1 before it was ready; (?s:.)*no such broker"):
+        child.wait_for_line("ready")
+
+
+def test_a_child_that_is_never_ready_is_named(make: Make) -> None:
+    """The wait is bounded."""
+    child = make("import time; time.sleep(60)")
+    with pytest.raises(ChildFailedError, match=r"was not ready within 0\.2 s"):
+        child.wait_for_line("ready", timeout_s=0.2)
+
+
+@pytest.mark.parametrize("end", [Child.kill, Child.stop])
+def test_what_a_child_started_ends_with_it(make: Make, end: Callable[[Child], object]) -> None:
+    """Also in a session of its own."""
+    child = make(PARENT)
+    grandchild = psutil.Process(int(child.wait_for_line(r"ready at (\d+)").group(1)))
+    end(child)
+    assert not is_alive(grandchild)
+
+
+def test_a_stubborn_child_is_killed_after_its_time(make: Make) -> None:
+    """A child that ignores TERM is killed; the others are not waited for one by one."""
+    children = [make(STUBBORN), make(SERVER)]
+    for child in children:
+        child.wait_for_line("ready")
+    children[1].signal(signal.SIGSTOP)
+    stop_all(children, timeout_s=0.5)
+    assert [child.exit_code for child in children] == [-signal.SIGKILL, -signal.SIGTERM]
+
+
+def test_a_killed_child_can_be_started_again(make: Make) -> None:
+    """Its output is appended to the same file."""
+    child = make(SERVER)
+    child.wait_for_line("ready")
+    child.kill()
+    child.start()
+    child.wait_for_line(r"(?s)ready at home.*ready at home")
+    assert not child.ended()
+
+
+def test_a_wait_names_its_condition_and_the_last_answer() -> None:
+    """The deadline holds."""
+    began_s = time.monotonic()
+    with pytest.raises(NotInTimeError, match=re.escape("not within 0.1 s: pigs fly; last answer: 0")):
+        wait_for(lambda: 0, "pigs fly", timeout_s=0.1, every_s=0.01)
+    assert time.monotonic() - began_s < 5
