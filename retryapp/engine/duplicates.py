@@ -6,8 +6,7 @@
    has an outcome (`engine.progress`), so it is never durable before the first one's outcome: if that fails, both are
    read again.
 3. The turn that settles a first delivery, whatever its outcome, also publishes the row, to the changelog of the table:
-   one transaction with the offset. Without transactions the row goes before the offset: a crash in between leaves a row
-   that names the very record that is read again.
+   one transaction with the offset.
 
 Redeliveries and replays come on other topics and are not looked at.
 """

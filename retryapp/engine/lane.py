@@ -88,8 +88,6 @@ class Lane:
         self._ready.set()
         self._renewal: asyncio.TimerHandle | None = None
         self._confirmation: asyncio.TimerHandle | None = None
-        self._following: asyncio.TimerHandle | None = None
-        self._behind = False
         self._idle = True
         self._positions: dict[TopicPartition, int] = {}
         self._opened_s: float | None = None
@@ -235,11 +233,10 @@ class Lane:
         turns, self._queue = self._queue, deque()
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
-        for timer in (self._timer, self._rest, self._renewal, self._confirmation, self._following):
+        for timer in (self._timer, self._rest, self._renewal, self._confirmation):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._rest = self._renewal = self._confirmation = self._following = None
-        self._behind = False
+        self._timer = self._rest = self._renewal = self._confirmation = None
         self._ready.set()
         if was_open:
             self.state = LaneState.OPENING
@@ -267,19 +264,6 @@ class Lane:
         """Use the producer once more, so that it is told if its last transaction was taken back."""
         self._confirmation = None
         self._repeat_offset()
-
-    def _follow(self) -> None:
-        """Have the offsets committed that were left behind, unless a later batch has taken them along."""
-        self._following = None
-        if not self._behind:
-            return
-        if self._ready.is_set():
-            self._repeat_offset()
-            self._tick_due = True
-            self._wake.set()
-        else:  # a rest is short, and what is being committed may take them along
-            seconds = max(self._limits.longest_rest_s, self._limits.follow_s / 10)
-            self._following = asyncio.get_running_loop().call_later(seconds, self._follow)
 
     def _repeat_offset(self) -> None:
         if self._positions and not self._queue and self._ready.is_set():  # else a turn is on its way
@@ -332,9 +316,6 @@ class Lane:
         loop = asyncio.get_running_loop()
         if self._limits.confirm_s > 0 and batch.changes:
             self._confirmation = loop.call_later(self._limits.confirm_s, self._confirm)
-        self._behind = receipt.behind
-        if self._behind and self._following is None:
-            self._following = loop.call_later(self._limits.follow_s, self._follow)
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more

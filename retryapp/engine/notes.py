@@ -89,17 +89,6 @@ class Notes:
             self._counted = "" if self.tally is None else self.tally.text(offset)
         return self._counted
 
-    def said_by(self, batch: LaneBatch) -> bool:
-        """Tell whether an event in a batch says what is counted: it must not be found beside an offset any more."""
-        if batch.tally is None:
-            return False
-        return self.tally is None or batch.tally.from_offset != self.tally.from_offset
-
-    def unmarked(self, batch: LaneBatch) -> bool:
-        """Tell whether a batch moves an offset that has no mark of this life beside it yet."""
-        marks = [parse_mark(self._marks[tp][1]) for tp in batch.offsets if tp in self._marks]
-        return any(mark is None or mark.life != self.life for mark in marks)
-
     def counting(self) -> list[TopicPartition]:
         """Return the sources whose mark holds something against what is behind the offset."""
         return [tp for tp, (_, text) in self._marks.items() if (mark := parse_mark(text)) is not None and mark.counts]

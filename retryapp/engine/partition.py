@@ -17,7 +17,6 @@ from retryapp.core.lives import Suspected
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
 from retryapp.core.tally import Tally
-from retryapp.engine.copies import Copies, Outcomes
 from retryapp.engine.duplicates import TURN_ROWS, Duplicates
 from retryapp.engine.firing import Firing
 from retryapp.engine.lane import Lane
@@ -70,7 +69,6 @@ class PartitionEngine:
         """What goes on as long as the session: firing, and what runs alone."""
         self._suspects: dict[TopicPartition, Suspects] = {}
         self._duplicates: Duplicates | None = None
-        self._copies: Copies | None = None
         self._progress_ms = progress_ms
         self._counting = Counting(station.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
         self._unreleased: dict[TopicPartition, None] = {}
@@ -123,7 +121,6 @@ class PartitionEngine:
         pending: PendingTable,
         suspicions: Mapping[TopicPartition, Suspected] | None = None,
         seen: SeenTable | None = None,
-        outcomes: Outcomes | None = None,
         tally: Tally | None = None,
     ) -> None:
         """Begin a session; the lane has just opened.
@@ -134,7 +131,6 @@ class PartitionEngine:
             pending: what waits.
             suspicions: what may have ended a worker, by source.
             seen: events of the past, where the handler deduplicates.
-            outcomes: how far records have come, where there may be copies.
             tally: what was counted before, and nobody has said yet.
 
         Raises:
@@ -145,7 +141,6 @@ class PartitionEngine:
         self._unreleased.clear()
         self.firing = Firing(self.station, self.lane, self.partition, session, pending)
         self._duplicates = self._begin_duplicates(seen)
-        self._copies = None if outcomes is None else Copies(self.station, outcomes, pending)
         start = starts[self._main]
         tally = tally or Tally(from_offset=start, since_ms=self.station.clock.wall_ms())
         self._counting = Counting(self.station.handler, self._main, tally, start)
@@ -243,28 +238,19 @@ class PartitionEngine:
         station, suspects = self.station, self._suspects.get(tp)
         submit = self._pool(tp).submit if suspects is None else suspects.add
         now_ms = station.clock.wall_ms()
-        looked_at = self._copies is not None or (self._duplicates is not None and tp == self._main)
+        duplicates = self._duplicates if tp == self._main else None
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
-            passed = self._passed(tp, record, now_ms) if looked_at else None
-            if passed is None:
+            skipped = None if duplicates is None else duplicates.skip(record, now_ms)
+            if skipped is None:
                 submit(Run(self, station, record, source=tp, session=session))
             else:
-                window.finish(record.offset, passed)
+                window.finish(record.offset, skipped)
                 if suspects is not None:
                     suspects.passed(record.offset)
-        if looked_at:
+        if duplicates is not None:
             self._release(tp, session, window)  # nothing else may come to end
-
-    def _passed(self, tp: TopicPartition, record: Record, now_ms: int) -> Turn | None:
-        """Return the turn of a record that is not delivered: a duplicate, or a copy. It is settled at once."""
-        duplicates, copies = self._duplicates, self._copies
-        if tp == self._main and duplicates is not None and (skipped := duplicates.skip(record, now_ms)) is not None:
-            return skipped
-        if copies is None:
-            return None
-        return copies.first(record) if tp == self._main else copies.again(record)
 
     def _pool(self, tp: TopicPartition) -> DeliveryPool:
         return self._first if tp == self._main else self._again
@@ -274,10 +260,7 @@ class PartitionEngine:
         now_ms = station.clock.wall_ms()
         for record in records:
             window.add(record.offset)
-            turn = None if self._copies is None else self._copies.parking(record)
-            turn = turn or park(
-                station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes
-            )
+            turn = park(station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes)
             if turn.puts:
                 turn.on_settled = partial(self._parked, parse_row_key(turn.puts[0].key).due_at_ms)
             window.finish(record.offset, turn)

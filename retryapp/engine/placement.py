@@ -16,7 +16,7 @@ from retryapp.core.errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import Lane, LaneState
-from retryapp.engine.limits import CONFIRM_S, PLAIN_REST, LaneLimits
+from retryapp.engine.limits import LaneLimits
 from retryapp.engine.partition import PROGRESS_MS, PartitionEngine
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.run import Station
@@ -137,7 +137,6 @@ class Placer:
                 transport.pending,
                 transport.suspicions,
                 transport.seen,
-                transport.outcomes,
                 transport.tally,
             )
             for tp in engine.sources:
@@ -159,9 +158,7 @@ class Placer:
             on_open=begin,
             on_close=engine.end,
             on_room=room,
-            limits=LaneLimits(tick_s=self.tick_s, confirm_s=CONFIRM_S)
-            if transport.transactional
-            else LaneLimits(tick_s=self.tick_s, confirm_s=0.0, rest=PLAIN_REST),
+            limits=LaneLimits(tick_s=self.tick_s),
         )
 
     def _note_policy(self, handler: Handler, partition: int, engine: PartitionEngine, session: int) -> None:

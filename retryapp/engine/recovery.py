@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retryapp.core import marks
-from retryapp.core.errors import ChangelogReplacedError, ChangelogSharedError, OffsetsMissingError, StoreAheadError
+from retryapp.core.errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.site import LaneSite
-from retryapp.ports import Committed, LaneBatch, PendingStore, TopicPartition, TopicReader
+from retryapp.ports import Committed, PendingStore, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
@@ -60,34 +60,6 @@ async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPar
         table.recover((), reached)  # nothing is left of what was there
     table.recovered()
     return True
-
-
-def offsets_in(topic: TopicPartition, batch: LaneBatch, published: Sequence[int]) -> list[int]:
-    """Return the offsets that what a batch publishes got in a topic, in order."""
-    return [
-        at for out, at in zip(batch.publishes, published, strict=True) if (out.topic, out.partition) == tuple(topic)
-    ]
-
-
-def check_alone(site: LaneSite, table: PendingStore | None, written: Sequence[int]) -> None:
-    """Refuse to write to a local store what does not follow in the changelog on what it has.
-
-    Without transactions nothing keeps a former owner from writing, or its requests from arriving late. A store that
-    passed over records of another worker would never read them again: rows that wait would be gone with it.
-
-    Args:
-        site: the lane's.
-        table: the local copy; None while the lane opens, which reads what is there afterwards.
-        written: offsets that the records of a batch got, in order.
-
-    Raises:
-        ChangelogSharedError: somebody else has written.
-    """
-    if table is None:
-        return
-    for expected, offset in enumerate(written, table.next_offset):
-        if offset != expected:
-            raise ChangelogSharedError(site.name, expected, offset)
 
 
 def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed]) -> list[TopicPartition]:

@@ -77,7 +77,6 @@ class Event(StrEnum):
 
     SUCCEEDED = "succeeded"
     SKIPPED = "skipped"
-    COPY_DROPPED = "copy_dropped"
     FAILED = "failed"
     SCHEDULED = "scheduled"
     DEAD = "dead"
@@ -171,8 +170,6 @@ class LaneReceipt:
     """Offset of each of `LaneBatch.publishes`, in order."""
     changelog_offset: int | None
     """Highest offset written to the changelog partition; None when nothing was."""
-    behind: bool = False
-    """Whether offsets, of this batch or of one before, wait for a later one. The lane sees to it that one comes."""
 
 
 class PendingTable(Protocol):

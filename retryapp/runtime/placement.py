@@ -20,7 +20,6 @@ from retryapp.engine.placement import Membership, Served
 from retryapp.ports import Clock, TopicPartition
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.plain import PlainLane
 from retryapp.runtime.publisher import KafkaLane, LanePlace
 from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.tail import TailReader
@@ -47,8 +46,7 @@ class LaneMaker:
 
     def __call__(self, served: Served, engine: PartitionEngine, membership: Membership) -> KafkaLane:
         """See `engine.placement.MakeTransport`."""
-        lane_type = KafkaLane if self.delivery is DeliveryMode.EXACTLY_ONCE else PlainLane
-        return lane_type(
+        return KafkaLane(
             place=self._place(served, engine),
             settings=self.settings,
             consumer=self.consumer(),
@@ -69,7 +67,6 @@ class LaneMaker:
             main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
-            events=TopicPartition(topology.events, partition),
             delivering=engine.delivering,
             topic_id=served.topic_id,
             changelog_id=served.changelog_id,

@@ -153,10 +153,6 @@ class KafkaLane(LaneProtocol):
         """See `LaneProtocol.end_transaction`."""
         await self._open_producer().commit_transaction()
 
-    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
-        """See `LaneProtocol.move_offsets`; `runtime.plain` can."""
-        raise NotImplementedError(f"lane {self.place.name} moves offsets in transactions only")
-
     async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         """See `LaneProtocol.fetch_committed`."""
         client_tps = [ClientTopicPartition(*tp) for tp in self.place.sources]

@@ -20,7 +20,6 @@ from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport, Pause, Step
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.partition import MemoryPartition
-from retryapp.testing.plain import MemoryPlainTransport
 from retryapp.testing.script import Script, Seen
 from retryapp.testing.tables import MemoryDeadLetterTable, MemoryPendingTable
 
@@ -30,7 +29,6 @@ __all__ = [
     "MemoryLaneTransport",
     "MemoryPartition",
     "MemoryPendingTable",
-    "MemoryPlainTransport",
     "Pause",
     "RecordingObserver",
     "Script",

@@ -20,7 +20,6 @@ from enum import StrEnum
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
 from retryapp.core.tally import Tally, parse_tally
-from retryapp.engine.copies import Outcomes
 from retryapp.engine.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.testing.clock import VirtualClock
@@ -114,8 +113,6 @@ class MemoryLaneTransport:
         """What stands beside the main topic's offset of that, as text."""
         self.site: LaneSite | None = None
         """The topics, for who looks at them when it opens."""
-        self.outcomes: Outcomes | None = None
-        """How far records had come at the opening; None with transactions."""
         self.released: dict[TopicPartition, int] | None = None
         """Where records flow from; None while they are held."""
         self.clock = clock or VirtualClock()

@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
@@ -40,16 +39,11 @@ from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
-from retryapp.testing.plain import MemoryPlainTransport
 
 _ROUNDS = 200
 _LOOK_MS = 1_000
 """How much time passes at once while handlers run."""
 _MAX_BYTES = 1_048_576
-_TRANSPORTS = {
-    DeliveryMode.EXACTLY_ONCE: MemoryLaneTransport,
-    DeliveryMode.AT_LEAST_ONCE: MemoryPlainTransport,
-}
 
 
 class MemoryPartition:
@@ -66,7 +60,6 @@ class MemoryPartition:
         clock: VirtualClock | None = None,
         random: Random | None = None,
         limits: LaneLimits | None = None,
-        delivery: DeliveryMode | str = DeliveryMode.EXACTLY_ONCE,
         transport: MemoryLaneTransport | None = None,
         pools: tuple[DeliveryPool, DeliveryPool] | None = None,
         destinations: MemoryDestinations | None = None,
@@ -83,7 +76,6 @@ class MemoryPartition:
             clock: shared by partitions of one test; that of `transport` unless given.
             random: for jitter; 0.5 for ever unless given.
             limits: of the lane.
-            delivery: with transactions, or without; that of `transport` where that is given.
             transport: Kafka and the local store as a worker has left them, to go on from there; new ones unless given.
             pools: for first deliveries and redeliveries, shared by partitions of one handler; its own unless given.
             destinations: topics that the handler publishes to; every name with one partition unless given.
@@ -125,7 +117,7 @@ class MemoryPartition:
             again=self._pools[1],
             source=self,
         )
-        self.transport = transport or _TRANSPORTS[DeliveryMode(delivery)]((), self.clock)
+        self.transport = transport or MemoryLaneTransport((), self.clock)
         self.transport.seen_changelog = None if rule is None else TopicPartition(topology.seen_changelog, partition)
         for tp in self.engine.sources:
             self.transport.offsets.setdefault(tp, 0)
@@ -137,7 +129,6 @@ class MemoryPartition:
             main=TopicPartition(main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
-            events=TopicPartition(topology.events, partition),
             delivering=self.engine.delivering,
         )
         self.lane = Lane(
@@ -293,7 +284,6 @@ class MemoryPartition:
             starts,
             self.transport.pending,
             seen=self.transport.seen,
-            outcomes=self.transport.outcomes,
             tally=self.transport.tally,
         )
 

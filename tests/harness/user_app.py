@@ -117,9 +117,9 @@ def arm(crash: dict[str, Any]) -> None:
             must hold a record, if that matters; `after`: so many calls that count go well before.
     """
     from aiokafka import AIOKafkaProducer
+    from retryapp.runtime.plain import PlainLane
 
     from retryapp.runtime.pending import RocksPendingTable
-    from retryapp.runtime.plain import PlainLane
     from retryapp.runtime.publisher import KafkaLane
 
     places: dict[str, Any] = {

@@ -57,7 +57,6 @@ class Result:
     reached: Counter[str] = field(default_factory=Counter)
     """Which faults and states it came to."""
     steps: int = 0
-    copies: int = 0
     repeated: int = 0
 
 
@@ -87,10 +86,8 @@ class History:
             names,
             WAITS_MS,
             later_ms=LATER_MS,
-            transactional=plan.transactional,
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
         )
-        self.oracle.late = any(fault.kind == "late" for fault in plan.faults)
         self.broker = Broker(self.loop, names, plan.partitions)
         self.broker.on_visible = self._appeared
         self.broker.on_moved = self._moved
@@ -191,7 +188,6 @@ class History:
             network=self.network,
             disk=self.disks[slot],
             make_handler=self._handler,
-            transactional=self.plan.transactional,
             offset_ms=self.clocks_ms[slot],
             random=self.random,
             observe=self._observe,
@@ -325,7 +321,6 @@ class History:
             self._trace.hexdigest(),
             self.reached,
             self.loop.steps,
-            self.oracle.copies,
             self.oracle.repeated,
         )
 
@@ -374,7 +369,7 @@ class History:
 
     def _judge(self) -> None:
         self.oracle.at_rest()
-        said = check_counts(self.broker, self.oracle, self.names, transactional=self.plan.transactional)
+        said = check_counts(self.broker, self.oracle, self.names)
         self.reached["a progress event"] += said
         for number, store in seen_stores(self.slots, self.broker.generation):
             taken_back = self.broker.taken_back[self.topology.seen_changelog] > 0
@@ -391,6 +386,6 @@ class History:
             check_quiet(self.oracle)
 
 
-def simulate(seed: int, *, transactional: bool | None = None) -> Result:
+def simulate(seed: int) -> Result:
     """Run the history of a seed."""
-    return History(Plan.of(seed, transactional=transactional)).run()
+    return History(Plan.of(seed)).run()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from retryapp.core.hops import Outgoing
 from retryapp.engine.transport import LaneProtocol
@@ -66,11 +65,8 @@ class SimLane(LaneProtocol):
     async def start_producer(self) -> None:
         """See `LaneProtocol.start_producer`."""
         self.line = Wire(self.worker.wire.network)
-        if self.transactional:
-            broker = self.worker.broker
-            self.epoch = await self.line.request("fence", lambda: broker.init_producer(self.place.name))
-        else:
-            self.epoch = 0
+        broker = self.worker.broker
+        self.epoch = await self.line.request("fence", lambda: broker.init_producer(self.place.name))
         self.fenced_ms = asyncio.get_running_loop().time() * 1000
 
     def end_producer(self) -> asyncio.Task[None] | None:
@@ -94,9 +90,7 @@ class SimLane(LaneProtocol):
         broker, name, epoch, sent = self.worker.broker, self.place.name, self.epoch, list(records)
 
         def append() -> tuple[list[int], int]:
-            if self.transactional:
-                return broker.produce(name, epoch, sent), broker.now_ms()
-            return [broker.append(TopicPartition(out.topic, out.partition), out) for out in sent], broker.now_ms()
+            return broker.produce(name, epoch, sent), broker.now_ms()
 
         return SimAcks(line.request("produce", append))
 
@@ -109,14 +103,6 @@ class SimLane(LaneProtocol):
         """See `LaneProtocol.end_transaction`."""
         broker, epoch = self.worker.broker, self.epoch
         await self._line().request("commit", lambda: broker.end_transaction(self.place.name, epoch))
-
-    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
-        """See `LaneProtocol.move_offsets`."""
-        broker, told = self.worker.broker, dict(offsets)
-        got: Standing = await self.worker.wire.request(
-            "move", lambda: broker.commit_offsets(self.member_id, self.generation, told)
-        )
-        return got
 
     async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         """See `LaneProtocol.fetch_committed`."""
@@ -141,12 +127,6 @@ class SimLane(LaneProtocol):
     def open_seen(self) -> SimSeenStore:
         """See `LaneProtocol.open_seen`."""
         return SimSeenStore(self.worker.disk, f"{self.place.name}.seen")
-
-
-class PlainSimLane(SimLane):
-    """`SimLane` without transactions."""
-
-    transactional: ClassVar[bool] = False
 
 
 class SimReader:

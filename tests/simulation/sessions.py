@@ -16,9 +16,7 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
     placed = worker.ownership.placed.get((main, number))
     if placed is None or not isinstance(lane := placed.transport, SimLane):
         return None
-    known = lane.outcomes
-    told = known is None or (known.complete and not known.set_by_hand)
-    return Opening(worker.process.name, lane.fenced_ms, told)
+    return Opening(worker.process.name, lane.fenced_ms)
 
 
 def seen_stores(workers: Iterable[SimWorker | None], generation: int) -> Iterator[tuple[int, SimSeenStore]]:

@@ -31,8 +31,6 @@ class Opening(NamedTuple):
     worker: str
     fenced_ms: float
     """Whatever was visible by then, it has read."""
-    told: bool
-    """It has read all of it, and believes it."""
 
 
 @dataclass(slots=True)

@@ -269,7 +269,6 @@ def test_a_group_gives_each_partition_to_one_member() -> None:
         assert (first, second) == (2, 2)
         assert (mine | others, mine & others) == ({0, 1}, set())
         assert broker.heartbeat("one", 1) is Standing.GONE
-        assert broker.commit_offsets("one", 1, {A: Committed(3, "")}) is Standing.GONE
         for _ in range(12):
             await asyncio.sleep(1)
             standing = broker.heartbeat("one", 2)

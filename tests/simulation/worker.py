@@ -21,7 +21,7 @@ from retryapp.ports import Committed, Observation, TopicPartition
 from simulation.broker import Broker
 from simulation.consumer import SimConsumer
 from simulation.disk import Disk
-from simulation.lanes import PlainSimLane, SimLane, SimReader
+from simulation.lanes import SimLane, SimReader
 from simulation.loop import Process
 from simulation.network import Network, Wire
 
@@ -98,7 +98,6 @@ class SimWorker:
         network: Network,
         disk: Disk,
         make_handler: Callable[[SimWorker], Handler],
-        transactional: bool,
         offset_ms: float,
         random: Random,
         observe: Callable[[SimWorker, Observation], None],
@@ -111,7 +110,6 @@ class SimWorker:
             network: the way there.
             disk: of its machine.
             make_handler: makes the user's handler of this process.
-            transactional: the delivery mode.
             offset_ms: what its machine's clock is wrong by.
             random: everything that varies.
             observe: told what it observes.
@@ -129,7 +127,6 @@ class SimWorker:
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
         self._observe = observe
-        self._lane_type = SimLane if transactional else PlainSimLane
         self.handler = make_handler(self)
         self.topics: Sequence[str] = self.handler.topology.consumed
         self.ownership = Ownership(clock=self.clock, observer=self, to_record=_itself, drain_s=GRACE_S)
@@ -194,7 +191,7 @@ class SimWorker:
 
     def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> SimLane:
         topology, number = served.handler.topology, engine.partition
-        return self._lane_type(
+        return SimLane(
             place=LaneSite(
                 name=f"{topology.prefix}.{number}",
                 group=topology.group,
@@ -203,7 +200,6 @@ class SimWorker:
                 main=TopicPartition(topology.main, number),
                 changelog=TopicPartition(topology.pending_changelog, number),
                 dlq=TopicPartition(topology.dlq, number),
-                events=TopicPartition(topology.events, number),
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 topic_id=TOPIC_ID,
                 changelog_id=TOPIC_ID,

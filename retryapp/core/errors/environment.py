@@ -126,19 +126,6 @@ class OfflineError(EnvironmentFault):
         )
 
 
-class DeliveryModeError(EnvironmentFault):
-    """Workers of the other delivery mode run in the group. Operator action: stop all of them, then start."""
-
-    def __init__(self, group: str, mode: str) -> None:
-        """Args: group: the consumer group. mode: that of this worker."""
-        self.group = group
-        self.mode = mode
-        super().__init__(
-            f"group {group} has running members that do not work with delivery={mode!r}: a change of the mode needs a "
-            f"full stop. Stop all workers of the group, then start them with the same mode"
-        )
-
-
 class UnreadableTopicError(EnvironmentFault):
     """A partition cannot be read on, and passing anything would skip sound records. It stays where it is."""
 

@@ -11,7 +11,6 @@ from itertools import pairwise
 from doubles import MAIN, REDELIVERY, RETRY
 
 from retryapp.core.classify import non_retryable
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
@@ -92,7 +91,6 @@ class _Distant(MemoryLaneTransport):
 class World:
     """Kafka, the disk, the clock and the user's side of one partition: what outlives its workers."""
 
-    delivery: DeliveryMode = DeliveryMode.EXACTLY_ONCE
     clock: VirtualClock = field(default_factory=VirtualClock)
     transport: MemoryLaneTransport | None = None
     unsent: deque[bytes] = field(default_factory=lambda: deque(SENT))
@@ -136,7 +134,6 @@ class World:
             clock=self.clock,
             concurrency=3,
             limits=LaneLimits(turns=2),
-            delivery=self.delivery,
             transport=self.transport,
         )
         self.transport = worker.transport
@@ -212,11 +209,7 @@ class World:
     # -- books --------------------------------------------------------------------------------------------------
 
     def check(self, where: object) -> None:
-        """Find one fate for every record in what is committed, and nothing early, repeated or changed on the way.
-
-        Without transactions a crash may have repeated anything; then only that nothing is missing, early or changed.
-        """
-        exact = self.delivery is DeliveryMode.EXACTLY_ONCE
+        """Find one fate for every record in what is committed, and nothing early, repeated or changed on the way."""
         copies, events = self._copies(), [decode_event(record.value or b"") for record in self.kafka.read(EVENTS)]
         successes = [event for event in events if isinstance(event, Succeeded)]
         left = Counter[Copy](
@@ -224,24 +217,23 @@ class World:
         )
         left.update(("published", r.value or b"", int(r.key or b"")) for r in self.kafka.read(OUT))
         left.update(("succeeded", self._value(event.failure_id), event.attempt) for event in successes)
-        assert left == EXPECTED if exact else set(left) == set(EXPECTED), where
+        assert left == EXPECTED, where
         assert self.finished == set(SENT) - HOPELESS, where
-        due = Counter[tuple[bytes, int]]()  # the earliest, where there are more
+        due = Counter[tuple[bytes, int]]()
         for tp, record, m in copies:
             attempt = (record.value or b"", m.attempt + 1)
             if tp == RETRY:
                 assert (m.due_at_ms or 0) - m.last_failed_ms == DELAYS_MS[m.attempt - 1], where
-                due[attempt] = min(due[attempt] or m.due_at_ms or 0, m.due_at_ms or 0)
+                due[attempt] = m.due_at_ms or 0
             if tp == REDELIVERY:
                 assert record.timestamp_ms >= (m.due_at_ms or 0) >= due[attempt] > 0, where
         started = [(r.value or b"", m.attempt, m.started_ms or 0) for tp, r, m in copies if tp in {RETRY, DLQ}]
         started += [(self._value(event.failure_id), event.attempt, event.started_ms) for event in successes]
         assert all(at >= due[value, attempt] for value, attempt, at in started), where
         assert all(began >= due_at >= due[value, attempt] for value, attempt, began, due_at in self.runs), where
-        if exact:
-            runs = Counter((value, attempt) for value, attempt, _, _ in self.runs)
-            assert max(runs.values()) <= self.lives + 2, where  # two: how often the first worker's lane opens anew
-            self._check_progress([event for event in events if isinstance(event, Progress)], where)
+        runs = Counter((value, attempt) for value, attempt, _, _ in self.runs)
+        assert max(runs.values()) <= self.lives + 2, where  # two: how often the first worker's lane opens anew
+        self._check_progress([event for event in events if isinstance(event, Progress)], where)
 
     def _copies(self) -> list[tuple[TopicPartition, Record, RetryMetadata]]:
         sent = {record.offset: record for record in self.kafka.read(MAIN)}

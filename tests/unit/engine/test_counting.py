@@ -20,9 +20,9 @@ async def picky(value: bytes) -> None:
         raise ConnectionError("503")
 
 
-def make(transport: MemoryLaneTransport | None = None, delivery: str = "exactly_once") -> MemoryPartition:
+def make(transport: MemoryLaneTransport | None = None) -> MemoryPartition:
     """Return a partition whose records wait for long once they have failed."""
-    return MemoryPartition(picky, "1h", transport=transport, delivery=delivery)
+    return MemoryPartition(picky, "1h", transport=transport)
 
 
 def said(orders: MemoryPartition) -> list[Said]:
@@ -42,10 +42,9 @@ async def feed(orders: MemoryPartition, *values: bytes) -> None:
     assert orders.transport.offsets[MAIN] == orders.transport.bounds(MAIN)[1]
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-async def test_a_worker_that_is_killed_takes_no_count_along(delivery: str) -> None:
+async def test_a_worker_that_is_killed_takes_no_count_along() -> None:
     """The next one says what both have counted, in one range."""
-    async with make(delivery=delivery) as orders:
+    async with make() as orders:
         await feed(orders, b"good", b"bad", b"good")
         assert said(orders) == []
     async with make(orders.transport) as orders:

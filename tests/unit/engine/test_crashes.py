@@ -13,10 +13,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-from crashes import EXPECTED, Point, World
+from crashes import Point, World
 from doubles import MAIN, REDELIVERY
 
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.testing import MemoryPartition, Step
 
 OPENINGS = 3
@@ -43,11 +42,11 @@ def sweep(crash: Callable[[Point], Coroutine[Any, Any, bool]], step: Step, *, du
     raise AssertionError("a life has an end")
 
 
-def crash_once(store: str, world: Callable[[], World] = World) -> Callable[[Point], Coroutine[Any, Any, bool]]:
+def crash_once(store: str) -> Callable[[Point], Coroutine[Any, Any, bool]]:
     """Return a scenario: one crash, then a life to the end."""
 
     async def crash(point: Point) -> bool:
-        it = world()
+        it = World()
         died = await it.die_at(point)
         if died.reached and store == "lost":
             it.kafka.lose_store()
@@ -129,43 +128,6 @@ def test_two_crashes_in_a_row(second: Point) -> None:
     for durable in (False, True):
         assert sweep(crash, Step.COMMIT, durable=durable) >= LEAST[Step.COMMIT]
     assert len(reached) > 20, "near the end of the first life there is nothing left for the second worker to commit"
-
-
-# -- without transactions ---------------------------------------------------------------------------------------------
-
-
-@STORES
-@pytest.mark.parametrize("step", [*OPENING, Step.COMMIT, Step.PUBLISH, Step.LOG, Step.MOVE, Step.CLOSE])
-def test_a_worker_without_transactions_may_repeat_but_never_lose(step: Step, store: str) -> None:
-    """Before each record, each change of the changelog, and each move of offsets."""
-    least = LEAST | {Step.PUBLISH: sum(EXPECTED.values()), Step.LOG: 10, Step.MOVE: 12}
-    assert sweep(crash_once(store, without_transactions), step) >= least.get(step, OPENINGS)
-
-
-@STORES
-def test_a_worker_without_transactions_that_dies_before_it_takes_note(store: str) -> None:
-    """All is done, the local store is not written."""
-    assert sweep(crash_once(store, without_transactions), Step.COMMIT, durable=True) >= LEAST[Step.COMMIT]
-
-
-def test_without_transactions_a_crash_does_repeat() -> None:
-    """So the tests of the other mode see what they look for."""
-
-    async def crash() -> None:
-        world = without_transactions()
-        assert (await world.die_at(Point(Step.MOVE, 1))).reached
-        await world.survive()
-        world.check("at least once")
-        world.delivery = DeliveryMode.EXACTLY_ONCE
-        with pytest.raises(AssertionError):
-            world.check("exactly once")
-
-    asyncio.run(crash())
-
-
-def without_transactions() -> World:
-    """Return a world without transactions."""
-    return World(DeliveryMode.AT_LEAST_ONCE)
 
 
 # -- between the steps ------------------------------------------------------------------------------------------------

@@ -233,16 +233,6 @@ async def test_a_worker_that_dies_in_its_transaction_leaves_one_result(durable: 
         assert results(orders) == [b"done 1"]
 
 
-async def test_without_transactions_results_are_there_before_the_offset_moves() -> None:
-    """So a crash in between makes a copy, and loses none."""
-    async with MemoryPartition(publish, delivery="at_least_once") as orders:
-        orders.transport.pause(Step.MOVE)
-        await orders.send(b"1")
-        assert (results(orders), orders.transport.offsets[MAIN]) == ([b"done 1"], 0)
-    async with MemoryPartition(publish, transport=orders.transport, delivery="at_least_once") as orders:
-        assert (results(orders), orders.transport.offsets[MAIN]) == ([b"done 1"] * 2, 1)
-
-
 # -- what it counts as ------------------------------------------------------------------------------------------------
 
 

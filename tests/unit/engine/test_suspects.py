@@ -8,22 +8,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.lives import Suspected
 from retryapp.engine.handler import Delivery
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step
-from retryapp.testing.plain import MemoryPlainTransport
 
 MAIN = TopicPartition("orders", 0)
-
-
-def retried(offset: int) -> tuple[tuple[str, bytes], ...]:
-    """Return the headers of a record on its retry topic: the outcome of its first attempt is durable."""
-    told = {
-        "version": b"1", "group": b"app", "origin": f"orders@kq8G0bTz/0/{offset}".encode(), "attempt": b"1",
-        "due-ms": b"9999999999999",
-    }  # fmt: skip
-    return tuple((f"retry-{name}", value) for name, value in told.items())
 
 
 Start = Callable[..., Awaitable[MemoryPartition]]
@@ -199,31 +190,22 @@ async def test_a_session_that_ends_lets_its_suspects_go(start: Start) -> None:
     assert gate.running == [b"a", b"b"]
 
 
-async def test_the_mark_of_a_record_that_is_passed_over_is_not_the_next_ones(start: Start) -> None:
-    """The first one ended three workers, and its outcome is durable: the one behind it has done nothing."""
-    handler = Gate()
-    handler.open.set()
-    transport = MemoryPlainTransport(())
-    transport.append(TopicPartition("app.orders.retry", 0), None, b"a", retried(0))
-    for value in (b"a", b"b"):
-        transport.append(MAIN, None, value)
-    orders = await start(handler, 3, transport=transport)
-    await orders.advance(1_000)
-    assert handler.done == [b"b"]
-    assert orders.dead_letters == []
-
-
-async def test_records_that_are_passed_over_are_not_among_those_that_may_have_run(start: Start) -> None:
-    """They were done before; what ended the workers ran behind them, and has to run alone."""
+async def test_a_skipped_duplicate_is_not_among_the_suspects(start: Start) -> None:
+    """It does not run: the mark may have been its own, and those behind it may have run."""
     gate = Gate()
-    transport = MemoryPlainTransport(())
-    for offset in range(2):
-        transport.append(TopicPartition("app.orders.retry", 0), None, b"x", retried(offset))
-    for value in (b"a", b"b", b"c", b"d"):
-        transport.append(MAIN, None, value)
-    orders = await start(gate, 0, concurrency=2, max_in_flight=2, transport=transport)
+    gate.open.set()
+    rule = Deduplicate("header:event-id", window="1h")
+    async with MemoryPartition(gate, "1s", deduplicate=rule) as orders:
+        await orders.send(b"first", headers=(("event-id", b"e"),))
+        await orders.advance(1_000)
+    gate.open.clear()
+    orders.transport.append(MAIN, None, b"again", (("event-id", b"e"),))
+    for value in (b"a", b"b"):
+        orders.transport.append(MAIN, None, value)
+    orders = await start(gate, 3, concurrency=2, max_in_flight=2, deduplicate=rule, transport=orders.transport)
     await orders.advance(1_000)
-    assert gate.running == [b"c"]
+    assert gate.running == [b"a"]
     gate.open.set()
     await orders.advance(1_000)
-    assert (gate.most, gate.done) == (1, [b"c", b"d"])
+    assert (gate.most, gate.done) == (1, [b"first", b"a", b"b"])
+    assert orders.dead_letters == []

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from aiokafka.errors import NotEnoughReplicasError
 from lane_clients import BATCH, CHANGELOG, MAIN, REDELIVERY, RETRY, Kafka, MakeLane, commits
+from retryapp.runtime.plain import PlainLane
 
 from retryapp.ports import LaneBatch
-from retryapp.runtime.plain import PlainLane
 from retryapp.runtime.publisher import KafkaLane
 from retryapp.testing import VirtualClock
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from retryapp.runtime.plain import PROTOCOL
 
 from retryapp.core.errors import (
     BrokerUnreachableError,
@@ -19,7 +20,6 @@ from retryapp.core.guarantees import DeliveryMode
 from retryapp.kafka import Plan, TopicState
 from retryapp.runtime import preparation as module
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.plain import PROTOCOL
 
 
 class Cluster:

@@ -11,6 +11,7 @@ from typing import Any
 import faust
 import pytest
 from faust.types import TP
+from retryapp.runtime.plain import PROTOCOL, PlainLane
 
 from retryapp import Retries, RetryPolicy
 from retryapp.core.errors import PositionGoneError
@@ -23,7 +24,6 @@ from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.plain import PROTOCOL, PlainLane
 from retryapp.runtime.publisher import KafkaLane
 from retryapp.runtime.worker import runtime_of
 
