@@ -7,7 +7,7 @@ Life of a record, each step a pure function:
 3. ``to_tier``: the copy that waits.  ``row_of`` (rows.py) parks it.
 4. ``to_redelivery``: the parked row comes back when due.
 5. ``restore``: what the handler sees of it: its own headers, its original coordinates and timestamp.
-6. ``to_dead_letter``: the copy that waits no more; ``for_replay`` and ``to_tier`` send it round again.
+6. ``to_dead_letter``: the copy that waits no more.
 
 A copy is measured (``waiting_size``) before it is handed on: one that the broker refuses would fail its transaction,
 and every one after it, for ever.
@@ -262,7 +262,6 @@ def after_failure(
     policy_digest: str,
     failure: Failure,
     decision: Decision,
-    hot_attempts: int = 1,
 ) -> RetryMetadata:
     """Return the metadata after a failed attempt.
 
@@ -278,7 +277,6 @@ def after_failure(
         policy_digest: digest of the policy that decided.
         failure: the classified error.
         decision: what was decided.
-        hot_attempts: tries in place within this attempt.
 
     Returns:
         Metadata with a due time or a reason, the attempt added to its history. A replay's first failure starts the time
@@ -297,7 +295,6 @@ def after_failure(
         attempt=attempt,
         due_at_ms=clamped(decision.due_at_ms) if isinstance(decision, RetryAt) else None,
         started_ms=clamped(started_ms),
-        hot_attempts=hot_attempts,
         policy=policy_digest,
         tier=decision.tier if isinstance(decision, RetryAt) else None,
         first_failed_ms=first_failed_ms(previous, failed_ms),
@@ -317,28 +314,3 @@ def after_failure(
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
     """Return the time that ``max_elapsed`` counts from: the first failure, of the last replay if there was one."""
     return failed_ms if previous is None or previous.attempt == 0 else previous.first_failed_ms
-
-
-def for_replay(dead: RetryMetadata, *, replay_id: str, due_at_ms: int) -> RetryMetadata:
-    """Return the metadata that sends a dead letter round again: attempts start at 1, the failure id stays.
-
-    Args:
-        dead: what the dead letter's headers say.
-        replay_id: which replay this is.
-        due_at_ms: earliest delivery, epoch milliseconds.
-
-    Raises:
-        ValueError: the record does not fit (reason ``too-large``): its value was dropped, or would have to be.
-    """
-    if dead.reason == DeadReason.TOO_LARGE:
-        raise ValueError(f"{dead.failure_id} is too large to wait: its value is whole at {dead.origin.text}")
-    return replace(
-        dead,
-        attempt=0,
-        hot_attempts=1,
-        due_at_ms=due_at_ms,
-        reason=None,
-        error_trace=None,
-        replay_id=replay_id,
-        replays=min(dead.replays + 1, MAX_COUNT),
-    )
