@@ -120,9 +120,6 @@ def _name(header: str, text: str) -> bytes:
 def encode_metadata(metadata: RetryMetadata) -> Headers:
     """Write our headers, each once, in a fixed order; text and history beyond their bounds are cut.
 
-    Args:
-        metadata: what is to be said.
-
     Returns:
         At most ``len(OUR_HEADERS)`` pairs of ASCII values, together at most ``MAX_METADATA_BYTES``.
 
@@ -175,9 +172,6 @@ def _history_entry(entry: HistoryEntry) -> bytes:
 
 def decode_metadata(headers: Headers) -> RetryMetadata | None:
     """Read our headers.
-
-    Args:
-        headers: all headers of a record; foreign ones are ignored.
 
     Returns:
         What they say, or None when there is not one header of ours.

@@ -113,10 +113,6 @@ def arriving(record: Record) -> Record:
 def restore(record: Record, metadata: RetryMetadata) -> Record:
     """Return what the handler sees of a redelivered record: as it was at its first delivery.
 
-    Args:
-        record: as read from the redelivery, a retry or the dead-letter topic.
-        metadata: what its headers say.
-
     Returns:
         Foreign headers only, original topic, partition, offset and timestamp, null value restored.
     """
@@ -150,11 +146,6 @@ def _marked(record: Record, metadata: RetryMetadata) -> tuple[bytes, RetryMetada
 
 def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadata) -> Outgoing:
     """Return the copy that waits.
-
-    Args:
-        record: the failed record, as the handler saw it or as read from a topic of ours.
-        topology: the handler's topics.
-        metadata: what its headers shall say; has a due time.
 
     Returns:
         The copy for the retry topic of the nearest tier.
@@ -202,12 +193,6 @@ def to_dead_letter(
     What is left out first: the traceback, the history, the end of the message. If the record still does not fit, its
     value and foreign headers (then its key too) are dropped, the reason becomes ``too-large`` and the former one is
     kept beside it. The coordinates of the first delivery always stay.
-
-    Args:
-        record: the dead record, as the handler saw it or as read from a topic of ours.
-        topology: the handler's topics.
-        metadata: what its headers shall say; has a reason.
-        max_bytes: the dead-letter topic's ``max.message.bytes``.
 
     Returns:
         The copy for the dead-letter topic, and the metadata that it carries: its reason may have become ``too-large``.
@@ -264,19 +249,6 @@ def after_failure(
     decision: Decision,
 ) -> RetryMetadata:
     """Return the metadata after a failed attempt.
-
-    Args:
-        previous: what the record's headers said when it was delivered; None at its first delivery.
-        group: the app id.
-        handler: qualified name of the handler function.
-        origin: first delivery; that of ``previous`` goes before.
-        origin_timestamp_ms: original timestamp; that of ``previous`` goes before.
-        attempt: number of the delivery that failed.
-        started_ms: when it began.
-        failed_ms: when it failed.
-        policy_digest: digest of the policy that decided.
-        failure: the classified error.
-        decision: what was decided.
 
     Returns:
         Metadata with a due time or a reason, the attempt added to its history. A replay's first failure starts the time
