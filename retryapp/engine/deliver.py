@@ -1,9 +1,10 @@
 """Deliver: one delivery of a record to its handler becomes one turn.
 
-1. decode metadata and value; 2. run the handler, bounded in time; 3. on a failure ask `core.decide`; 4. return the
-   turn:
-nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead letter. What the
-handler has published goes with the first two.
+1. Decode metadata and value.
+2. Run the handler, bounded in time.
+3. On a failure ask `core.decide`.
+4. Return the turn: nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead
+   letter. What the handler has published goes with the first two.
 
 The handler runs outside any transaction. Everything that it raises is a failure of the record, never of the worker.
 """
@@ -37,8 +38,8 @@ from retryapp.engine.park import waiting_metadata
 from retryapp.engine.publish import Outbox, announced, give_up
 from retryapp.engine.run import Outcome, Run, RunAbortedError
 from retryapp.engine.threads import NoThreadError
-from retryapp.engine.turn import Turn, to_event
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.engine.turn import Turn, observed, settling, to_event
+from retryapp.ports import Event, Observation
 
 
 class HandlerTimeoutError(RetryAppError):
@@ -121,15 +122,7 @@ def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
     try:
         return _Failed(run, failed_ms).turn(_judge(error, station.handler))
     except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
-        return last_resort(
-            station.handler,
-            run.record,
-            error,
-            fault,
-            now_ms=failed_ms,
-            topic_id=station.topic_id,
-            max_bytes=station.max_bytes,
-        )
+        return last_resort(station, run.record, error, fault, failed_ms)
 
 
 def delivery_of(run: Run) -> Delivery:
@@ -147,14 +140,7 @@ def _begin_again(run: Run) -> Turn | None:
             raise damage
         run.metadata = waiting_metadata(record)
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
-        return bury_damaged(
-            station.handler,
-            record,
-            exc,
-            now_ms=station.clock.wall_ms(),
-            topic_id=station.topic_id,
-            max_bytes=station.max_bytes,
-        )
+        return bury_damaged(station, record, exc, station.clock.wall_ms())
     run.seen = restore(record, run.metadata)
     return None
 
@@ -270,20 +256,12 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
 def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
     """Return the turn of a first delivery that was fine and published something."""
     record, handler = run.record, run.station.handler
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
+    return settling(
+        record,
         publishes=published,
         fine=True,
         observations=(
-            Observation(
-                event=Event.SUCCEEDED,
-                handler=handler.main,
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                attempt=1,
-            ),
+            observed(Event.SUCCEEDED, handler.main, record, attempt=1),
             *announced(handler.main, published),
         ),
         on_settled=give_up(published),
@@ -304,9 +282,8 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
         ended_ms=ended_ms,
         lateness_ms=max(0, delivery.lateness_ms or 0),
     )
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
+    return settling(
+        record,
         publishes=(*published, to_event(event, topology=handler.topology, partition=record.partition)),
         observations=(
             _observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),
@@ -319,12 +296,10 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
 def _observation(
     event: Event, handler: Handler, record: Record, delivery: Delivery, ended_ms: int, **more: Any
 ) -> Observation:
-    return Observation(
-        event=event,
-        handler=handler.main,
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
+    return observed(
+        event,
+        handler.main,
+        record,
         failure_id=delivery.failure_id,
         attempt=delivery.attempt,
         lateness_ms=delivery.lateness_ms,
@@ -386,9 +361,8 @@ class _Failed:
             )
             facts |= {"reason": metadata.reason, "trace": failure.trace}
             event = Event.DEAD
-        return Turn(
-            source=TopicPartition(record.topic, record.partition),
-            next_offset=record.next_offset,
+        return settling(
+            record,
             publishes=(outgoing,),
             observations=(failed, _observation(event, handler, record, delivery, self.failed_ms, **facts)),
         )

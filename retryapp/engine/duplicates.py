@@ -22,8 +22,8 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import Skipped
 from retryapp.core.record import Origin, Record, failure_id
 from retryapp.engine.run import Station
-from retryapp.engine.turn import Turn, to_event
-from retryapp.ports import Event, Observation, SeenTable, TopicPartition
+from retryapp.engine.turn import Turn, observed, settling, to_event
+from retryapp.ports import Event, SeenTable, TopicPartition
 
 logger = logging.getLogger("retryapp.events")
 
@@ -114,18 +114,9 @@ def _skipped(station: Station, record: Record, first_offset: int, now_ms: int) -
         first_offset=first_offset,
         at_ms=now_ms,
     )
-    seen = Observation(
-        event=Event.SKIPPED,
-        handler=handler.main,
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        failure_id=identity,
-    )
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
+    return settling(
+        record,
         publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
         skipped=True,
-        observations=(seen,),
+        observations=(observed(Event.SKIPPED, handler.main, record, failure_id=identity),),
     )

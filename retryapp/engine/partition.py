@@ -248,7 +248,7 @@ class PartitionEngine:
         now_ms = station.clock.wall_ms()
         for record in records:
             window.add(record.offset)
-            turn = park(station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes)
+            turn = park(station, record, now_ms)
             if turn.puts:
                 turn.on_settled = partial(self._parked, parse_row_key(turn.puts[0].key).due_at_ms)
             window.finish(record.offset, turn)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
-from retryapp.engine import deliver, fire, firing, pool, suspects, transport
+from retryapp.engine import deliver, firing, pool, suspects, transport
 from retryapp.engine.duplicates import Duplicates
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
@@ -183,11 +183,11 @@ def _due_early(self: SimPendingStore, now_ms: int, limit: int, claimed: Any = ()
 _due = SimPendingStore.due
 
 
-def _fire_anyway(handler: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
-    return _fire(handler, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
+def _fire_anyway(station: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
+    return _fire(station, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
 
 
-_fire = fire.fire
+_fire = firing.fire
 
 
 async def _startable(_run: Any, _due_at_ms: int) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from retryapp.engine.fire import fire
-from retryapp.engine.firing import MAX_SLEEP_S
+from retryapp.engine.firing import MAX_SLEEP_S, fire
 from retryapp.engine.handler import Delivery
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event

@@ -10,7 +10,7 @@ from doubles import REDELIVERY, BankDownError, Gate, MakeStation, down, offsets
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.rows import row_key
 from retryapp.engine import firing as engine_firing
-from retryapp.engine.fire import fire
+from retryapp.engine.firing import fire
 from retryapp.engine.lane import LaneLimits
 from retryapp.testing import MemoryPartition, Step
 
@@ -126,7 +126,7 @@ async def test_a_table_that_cannot_be_read_makes_the_lane_open_again(monkeypatch
 
 async def test_a_row_that_is_not_due_is_refused_whoever_asks(make_station: MakeStation) -> None:
     """The table gives out what is due; if it ever gave out more, nothing of it may come early."""
-    handler = make_station(down).handler
+    station = make_station(down)
     rows = [(row_key(due_at_ms, 0, due_at_ms), b"") for due_at_ms in (1_000, 1_001)]
     with pytest.raises(ValueError, match="row due at 1001 ms would fire at 1000 ms"):
-        fire(handler, rows, partition=0, now_ms=1_000, topic_id="kq8G0bTz", max_bytes=1_000)
+        fire(station, rows, partition=0, now_ms=1_000)

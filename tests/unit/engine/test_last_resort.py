@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -35,15 +36,7 @@ async def down(_value: bytes) -> None:
 
 def buried(station: Station, record: Record, max_bytes: int = 100_000) -> Turn:
     """Return the turn of a record whose failure could not be told."""
-    return last_resort(
-        station.handler,
-        record,
-        OddError(),
-        OddError(),
-        now_ms=-1,
-        topic_id=station.topic_id,
-        max_bytes=max_bytes,
-    )
+    return last_resort(replace(station, max_bytes=max_bytes), record, OddError(), OddError(), -1)
 
 
 async def test_a_new_record_keeps_its_bytes_and_coordinates(make_station: MakeStation, make_record: MakeRecord) -> None:

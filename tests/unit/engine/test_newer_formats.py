@@ -8,7 +8,7 @@ from retryapp.core.errors import NewerRecordError
 from retryapp.core.names import RETRY_ATTEMPT, RETRY_VERSION
 from retryapp.core.record import Headers, Record
 from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.engine.fire import fire
+from retryapp.engine.firing import fire
 from retryapp.engine.park import park, waiting_metadata
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, LaneBatch, Row, TopicPartition
@@ -39,7 +39,7 @@ async def waiting() -> Record:
 def fired(orders: MemoryPartition, row: bytes) -> Turn:
     """Fire one row of origin offset 7."""
     rows = [(row_key(1, 0, 7), row)]
-    return fire(orders.handler, rows, partition=0, now_ms=10**12, topic_id="kq8G0bTz", max_bytes=10**6)
+    return fire(orders.engine.station, rows, partition=0, now_ms=10**12)
 
 
 @pytest.mark.parametrize("topic", [RETRY, REDELIVERY])
@@ -81,10 +81,9 @@ async def test_a_row_of_a_newer_format_stays_where_it_is(waiting: Record) -> Non
 async def test_only_what_waiting_needs_is_read_when_a_record_is_parked(waiting: Record) -> None:
     """Damage of a header that only explains is found before delivery; of one that decides, at once."""
     async with MemoryPartition(down, "1s 1h") as orders:
-        options = {"now_ms": 1, "topic_id": "kq8G0bTz", "max_bytes": 10**6}
         for name, parked in (("retry-fingerprint", True), (RETRY_ATTEMPT, False)):
             record = Record(RETRY, 0, 3, 4, b"k", b"v", said(waiting, name, b"%"))
-            turn = park(orders.handler, record, **options)  # type: ignore[arg-type]
+            turn = park(orders.engine.station, record, 1)
             assert bool(turn.puts) is parked
             assert bool(turn.publishes) is not parked
         with pytest.raises(NewerRecordError):

@@ -9,7 +9,7 @@ from doubles import MakeStation
 
 from retryapp.core.lifecycle import Progress, decode_event
 from retryapp.core.tally import Tally
-from retryapp.engine.fire import Ahead
+from retryapp.engine.firing import Ahead
 from retryapp.engine.progress import Counting, OffsetWindow
 from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition

@@ -13,8 +13,7 @@ from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import decode_row, encode_row
-from retryapp.engine.fire import fire
-from retryapp.engine.handler import Handler
+from retryapp.engine.firing import fire
 from retryapp.engine.park import park
 from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
@@ -83,19 +82,27 @@ async def test_what_is_far_too_large_keeps_its_coordinates(make_station: MakeSta
     assert record_size(out.key, out.value, out.headers) <= 4_000
 
 
-def parked(handler: Handler, record: Record, max_bytes: int) -> Turn:
+NOW_MS = 1_900_000_000_000
+
+
+def parked(station: Station, record: Record, max_bytes: int) -> Turn:
     """Park a record."""
-    return park(handler, record, now_ms=1_800_000_000_000, topic_id="kq8G0bTz", max_bytes=max_bytes)
+    return park(replace(station, max_bytes=max_bytes), record, NOW_MS)
+
+
+def fired(station: Station, row: Row, max_bytes: int) -> Turn:
+    """Fire a row."""
+    return fire(replace(station, max_bytes=max_bytes), [(row.key, row.value)], partition=0, now_ms=NOW_MS)
 
 
 async def test_a_tier_record_whose_row_does_not_fit_is_dead(make_station: MakeStation, copy: Outgoing) -> None:
     """At the limit there is a row, which the changelog takes; one byte more and there is a dead letter."""
-    handler, record, limit = make_station(down).handler, tier_record(copy), waiting_size(copy)
-    (row,) = parked(handler, record, limit).puts
+    station, record, limit = make_station(down), tier_record(copy), waiting_size(copy)
+    (row,) = parked(station, record, limit).puts
     assert record_size(row.key, row.value, ()) <= limit
     assert decode_row(row.value).value == b"x" * 5_000
 
-    turn = parked(handler, record, limit - 1)
+    turn = parked(station, record, limit - 1)
     out, metadata = said(turn)
     assert (turn.puts, turn.next_offset, turn.source) == ((), 4, (record.topic, 0))
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
@@ -103,26 +110,14 @@ async def test_a_tier_record_whose_row_does_not_fit_is_dead(make_station: MakeSt
     assert [o.event for o in turn.observations] == [Event.DEAD]
 
 
-def fired(handler: Handler, row: Row, max_bytes: int) -> Turn:
-    """Fire a row."""
-    return fire(
-        handler,
-        [(row.key, row.value)],
-        partition=0,
-        now_ms=1_900_000_000_000,
-        topic_id="kq8G0bTz",
-        max_bytes=max_bytes,
-    )
-
-
 async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(make_station: MakeStation, copy: Outgoing) -> None:
     """A limit that was lowered while it waited; the row is gone and its count with it."""
-    handler = make_station(down).handler
+    station = make_station(down)
     limit = waiting_size(copy)
-    (row,) = parked(handler, tier_record(copy), limit).puts
-    assert said(fired(handler, row, limit))[0] == replace(copy, topic="app.orders.redelivery")
+    (row,) = parked(station, tier_record(copy), limit).puts
+    assert said(fired(station, row, limit))[0] == replace(copy, topic="app.orders.redelivery")
 
-    turn = fired(handler, row, limit - 1)
+    turn = fired(station, row, limit - 1)
     out, metadata = said(turn)
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
     assert out.headers[:2] == (("trace", b"1"), ("trace", None))
@@ -131,10 +126,10 @@ async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(make_station
 
 async def test_a_row_without_metadata_that_does_not_fit_is_damaged(make_station: MakeStation, copy: Outgoing) -> None:
     """Nothing says whose it is; it goes all the same."""
-    handler = make_station(down).handler
-    (row,) = parked(handler, tier_record(copy), 1 << 20).puts
+    station = make_station(down)
+    (row,) = parked(station, tier_record(copy), 1 << 20).puts
     bare = row._replace(value=encode_row(replace(decode_row(row.value), headers=())))
-    turn = fired(handler, bare, 3_000)
+    turn = fired(station, bare, 3_000)
     out, metadata = said(turn)
     assert (out.topic, metadata.reason, turn.removes) == ("app.orders.dlq", "too-large", (Removal(row.key, "?"),))
     assert metadata.original_reason == "damaged"

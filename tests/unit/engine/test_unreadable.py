@@ -58,4 +58,4 @@ async def test_a_damaged_batch_on_the_way_to_the_table(station: Station) -> None
     """What waited in it is named by where it lay; no row is made."""
     (topic,) = station.handler.topology.retry_topics
     record = Record(topic, 0, 6, -1, None, b"", (), DAMAGE)
-    assert_buried(park(station.handler, record, now_ms=1_000, topic_id=station.topic_id, max_bytes=10_000), topic)
+    assert_buried(park(station, record, 1_000), topic)
