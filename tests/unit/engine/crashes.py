@@ -123,7 +123,7 @@ class World:
 
     def move_away(self) -> None:
         """Let every transaction take time on its way there and back, after which the lane rests."""
-        self.transport = _Distant((), self.clock)
+        self.transport = _Distant(self.clock)
 
     def worker(self) -> MemoryPartition:
         """Return the next worker: small transactions, so that there are many, and several handlers at once."""
