@@ -172,10 +172,6 @@ class _Saying:
 def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
     """Judge an error by the policy's rules.
 
-    Args:
-        error: what the handler raised, with its causes.
-        rules: ordered, first match wins.
-
     Returns:
         The failure. Its type and message are the outermost error's, except that ``Reject`` and the deciding member of a
         group speak for themselves.

@@ -43,7 +43,6 @@ from retryapp.core.names import (
     RETRY_GROUP,
     RETRY_HANDLER,
     RETRY_HISTORY,
-    RETRY_HOT_ATTEMPTS,
     RETRY_LAST_FAILED_MS,
     RETRY_NULL_VALUE,
     RETRY_ORIGIN,
@@ -89,7 +88,6 @@ def _check(metadata: RetryMetadata) -> None:
     """Refuse numbers that must never be written or believed, and what both waits and is dead, or neither."""
     for header, value, least, most in (
         (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT),
-        (RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
         (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
@@ -122,9 +120,6 @@ def _name(header: str, text: str) -> bytes:
 def encode_metadata(metadata: RetryMetadata) -> Headers:
     """Write our headers, each once, in a fixed order; text and history beyond their bounds are cut.
 
-    Args:
-        metadata: what is to be said.
-
     Returns:
         At most ``len(OUR_HEADERS)`` pairs of ASCII values, together at most ``MAX_METADATA_BYTES``.
 
@@ -148,8 +143,6 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     if md.due_at_ms is not None:
         yield RETRY_DUE_MS, b"%d" % md.due_at_ms
     yield RETRY_STARTED_MS, b"%d" % md.started_ms
-    if md.hot_attempts > 1:
-        yield RETRY_HOT_ATTEMPTS, b"%d" % md.hot_attempts
     yield RETRY_POLICY, _name(RETRY_POLICY, md.policy)
     if md.tier is not None:
         yield RETRY_TIER, escape_text(md.tier, MAX_NAME_BYTES)
@@ -179,9 +172,6 @@ def _history_entry(entry: HistoryEntry) -> bytes:
 
 def decode_metadata(headers: Headers) -> RetryMetadata | None:
     """Read our headers.
-
-    Args:
-        headers: all headers of a record; foreign ones are ignored.
 
     Returns:
         What they say, or None when there is not one header of ours.
@@ -277,7 +267,6 @@ class HeaderReader:
             attempt=self.number(RETRY_ATTEMPT),
             due_at_ms=self.number(RETRY_DUE_MS) if RETRY_DUE_MS in self.found else None,
             started_ms=self.number(RETRY_STARTED_MS),
-            hot_attempts=self.number(RETRY_HOT_ATTEMPTS) if RETRY_HOT_ATTEMPTS in self.found else 1,
             policy=self.name(RETRY_POLICY),
             tier=self.optional_name(RETRY_TIER),
             first_failed_ms=self.number(RETRY_FIRST_FAILED_MS),

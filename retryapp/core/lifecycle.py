@@ -197,9 +197,6 @@ def encode_event(event: AnyEvent) -> bytes:
 def decode_event(raw: bytes) -> AnyEvent:
     """Read an event back.
 
-    Args:
-        raw: value of a record of the events topic.
-
     Raises:
         DamagedEventError: no JSON, another version, an unknown kind, a missing field or one out of range.
     """

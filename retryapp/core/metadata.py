@@ -88,9 +88,6 @@ class RetryMetadata:
     started_ms: int
     """When the attempt that failed last began."""
 
-    hot_attempts: int = 1
-    """Tries in place within that attempt."""
-
     policy: str
     """Digest of the policy that decided."""
 

@@ -124,9 +124,6 @@ def short_topic_id(topic_id: str) -> str:
 def parse_origin(text: str) -> Origin:
     """Read an origin back from its text.
 
-    Args:
-        text: ``topic@id/partition/offset``.
-
     Raises:
         DamagedMetadataError: the text has another form or a number is out of Kafka's range; names ``retry-origin``.
     """

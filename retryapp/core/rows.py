@@ -193,10 +193,6 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
 def _places(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Return where headers with names of one length stand; rows of one cause are alike, so most are remembered.
 
-    Args:
-        table: the lengths of names and values, as they stand in a row.
-        wanted: length of the name, bytes.
-
     Returns:
         Bytes of all headers, more than any row has where the lengths make no sense; for each such header where its name
         begins, counted from the first header's name, and the length of its value.

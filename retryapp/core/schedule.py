@@ -70,9 +70,6 @@ class Schedule(ABC):
     def nominal_ms(self, attempt: int) -> int:
         """Return the delay after a failed attempt, before jitter.
 
-        Args:
-            attempt: number of the attempt that failed, from 1 to ``retries``.
-
         Raises:
             ValueError: no delay follows that attempt.
         """
@@ -84,10 +81,6 @@ class Schedule(ABC):
 
     def delay_ms(self, attempt: int, rng: float) -> int:
         """Return the delay after a failed attempt, in milliseconds.
-
-        Args:
-            attempt: number of the attempt that failed, from 1 to ``retries``.
-            rng: random number, from 0 up to but without 1; without jitter it does not matter.
 
         Returns:
             From 1 to ``nominal_ms(attempt)``.

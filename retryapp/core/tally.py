@@ -48,13 +48,7 @@ class Tally:
         return self.received - self.first_try_ok - self.skipped
 
     def plus(self, *, received: int, ok: int, skipped: int = 0) -> Tally:
-        """Return the tally with more records.
-
-        Args:
-            received: how many.
-            ok: how many of them were fine at once.
-            skipped: how many were passed over.
-        """
+        """Return the tally with more records."""
         return replace(
             self,
             received=self.received + received,
@@ -63,11 +57,7 @@ class Tally:
         )
 
     def text(self, to_offset: int) -> str:
-        """Return it as it stands beside an offset: empty where that would say nothing.
-
-        Args:
-            to_offset: the offset; every record before it is counted, here or in an event.
-        """
+        """Return it as it stands beside an offset: empty where that would say nothing."""
         if not self.received and self.from_offset == to_offset:
             return ""
         counts = f"{self.received},{self.first_try_ok},{self.skipped}"
@@ -75,12 +65,7 @@ class Tally:
 
 
 def parse_tally(text: str, offset: int) -> Tally | None:
-    """Return what was counted up to an offset; None where the text does not say, or speaks of another one.
-
-    Args:
-        text: the tally's part of a note.
-        offset: the committed offset that it stands beside.
-    """
+    """Return what was counted up to an offset; None where the text does not say, or speaks of another one."""
     found = _TALLY.fullmatch(text)
     if found is None:
         return None

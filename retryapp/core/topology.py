@@ -196,9 +196,6 @@ def owner_mark(topology: HandlerTopology) -> str:
 def check_names(topologies: Iterable[HandlerTopology]) -> None:
     """Refuse handlers whose topics cannot stand side by side.
 
-    Args:
-        topologies: all handlers that are known, of one group or several.
-
     Raises:
         DuplicateHandlerError: two handlers in one group have the same main topic.
         NameClashError: a topic would have two owners, a main topic is a topic of ours, or two names differ only in

@@ -25,16 +25,7 @@ from retryapp.ports import Event, Observation, TopicPartition
 def bury_damaged(
     handler: Handler, record: Record, error: RecordError, *, now_ms: int, topic_id: str, max_bytes: int
 ) -> Turn:
-    """Return the turn that sends a damaged record to the dead-letter topic.
-
-    Args:
-        handler: whose record it is.
-        record: as read from a retry or redelivery topic, or a row of the pending table.
-        error: what is damaged.
-        now_ms: epoch milliseconds.
-        topic_id: short id of the main topic.
-        max_bytes: largest record that the dead-letter topic takes.
-    """
+    """Return the turn that sends a damaged record to the dead-letter topic."""
     metadata = salvage(
         record,
         error,
@@ -60,15 +51,6 @@ def last_resort(
     """Return the turn of a record whose failure could not be told: without one it would hold up its partition for ever.
 
     It always can be built; if need be, without anything but the record's coordinates.
-
-    Args:
-        handler: whose record it is.
-        record: as read from the main or the redelivery topic.
-        error: what the handler raised.
-        fault: what was raised when the failure was to be told.
-        now_ms: epoch milliseconds.
-        topic_id: short id of the main topic.
-        max_bytes: largest record that the dead-letter topic takes.
     """
     new = record.topic == handler.main
     metadata = last_words(
@@ -99,14 +81,7 @@ def unreadable(record: Record) -> UnreadableRecordsError | None:
 
 
 def bury_too_large(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:
-    """Return the turn that sends a record that was to wait, and does not fit, to the dead-letter topic.
-
-    Args:
-        handler: whose record it is.
-        record: as read from a retry topic, or a row of the pending table as it would be on the redelivery topic.
-        metadata: what its headers say.
-        max_bytes: largest record that our topics take.
-    """
+    """Return the turn that sends a record that was to wait, and does not fit, to the dead-letter topic."""
     return _bury(handler, record, too_large_to_wait(metadata), max_bytes=max_bytes)
 
 

@@ -29,15 +29,6 @@ class DeadLetterKeeper:
     def __init__(
         self, lane: str, table: DeadLetterStore, *, dlq: TopicPartition, reader: TopicReader, clock: Clock
     ) -> None:
-        """Begin at once.
-
-        Args:
-            lane: name of the lane, for the log.
-            table: a table that nobody else fills.
-            dlq: the partition that it is a copy of.
-            reader: reads it.
-            clock: waits.
-        """
         self.filled = False
         """The table has all letters of its topic up to its `next_offset` and those written since."""
         self.fault: DiskFullError | StoreBrokenError | None = None

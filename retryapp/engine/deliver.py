@@ -71,9 +71,6 @@ class UnprintableError(RetryAppError):
 async def deliver(run: Run) -> Outcome:
     """Deliver a record of the main or the redelivery topic once, in the current task.
 
-    Args:
-        run: the record, and who watches over its time.
-
     Returns:
         What settles the record.
 

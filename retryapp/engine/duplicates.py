@@ -35,14 +35,6 @@ class Duplicates:
     """The events of one session. Bound: what is in flight and what waits in the lane."""
 
     def __init__(self, rule: Deduplicate, station: Station, table: SeenTable, changelog: TopicPartition) -> None:
-        """Begin with what the table has.
-
-        Args:
-            rule: tells the events.
-            station: what deliveries share.
-            table: events that were settled before, up to date.
-            changelog: where its rows go.
-        """
         self._rule = rule
         self._station = station
         self._table = table
@@ -84,12 +76,7 @@ class Duplicates:
             return None
 
     def note(self, turn: Turn, now_ms: int) -> None:
-        """Put the rows of the records that a turn settles into it; turns come in the order of offsets.
-
-        Args:
-            turn: settles records of the main topic, up to its offset.
-            now_ms: epoch milliseconds.
-        """
+        """Put the rows of the records that a turn settles into it; turns come in the order of offsets."""
         rows: list[Outgoing] = []
         identities: list[bytes] = []
         while self._open and self._open[0][0] <= turn.next_offset:

@@ -59,14 +59,6 @@ def fire(
 ) -> Turn:
     """Return the turn that fires rows.
 
-    Args:
-        handler: whose rows they are.
-        rows: `(key, value)` of the pending table, all due.
-        partition: partition number of the handler's topics.
-        now_ms: epoch milliseconds.
-        topic_id: short id of the main topic.
-        max_bytes: largest record that our topics take; a row that has become larger (a limit was lowered) is dead.
-
     Raises:
         ValueError: a row is not due yet: firing early is a broken promise, whatever caused it.
         NewerRecordError: a newer retryapp wrote a row. It stays where it is, and so does everything behind it.

@@ -34,15 +34,6 @@ class Firing:
     def __init__(
         self, station: Station, lane: Lane, partition: int, session: int, pending: PendingTable | None
     ) -> None:
-        """Begin with nothing claimed.
-
-        Args:
-            station: what deliveries share.
-            lane: carries the firings.
-            partition: its number.
-            session: of the lane.
-            pending: what waits; None: nothing ever fires.
-        """
         self.claimed: set[bytes] = set()
         """Keys of rows in firings that are not settled yet."""
         self.claimed_bytes = 0

@@ -231,11 +231,6 @@ async def call(handler: Handler, value: Any, delivery: Delivery | None) -> None:
     What it returns is awaited if it can be. A plain function that is given up (time-out, shutdown) cannot be stopped:
     its thread runs on as an orphan, its result is ignored.
 
-    Args:
-        handler: whose function.
-        value: decoded.
-        delivery: None where the handler does not want it (`Handler.wants_delivery`).
-
     Raises:
         HandlerResultError: what it returned would still have to be run.
         NoThreadError: the system has no further thread; the function was not started.

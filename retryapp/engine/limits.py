@@ -53,10 +53,6 @@ class LaneLimits:
 async def within(seconds: float, what: str) -> AsyncIterator[None]:
     """End the block after so long.
 
-    Args:
-        seconds: how long it may take.
-        what: said of it.
-
     Raises:
         TimeoutError: it took longer; the text says what did, unless the error came from inside and tells more.
     """

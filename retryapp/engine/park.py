@@ -25,13 +25,6 @@ from retryapp.ports import Event, Observation, Row, TopicPartition
 def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_bytes: int) -> Turn:
     """Return the turn that parks a tier record, or buries it when its metadata is damaged or its row too large.
 
-    Args:
-        handler: whose record it is.
-        record: as read from the retry topic.
-        now_ms: epoch milliseconds.
-        topic_id: short id of the main topic, for coordinates of a damaged record.
-        max_bytes: largest record that our topics take.
-
     Raises:
         NewerRecordError: a newer retryapp wrote the record.
     """

@@ -125,14 +125,6 @@ class PartitionEngine:
     ) -> None:
         """Begin a session; the lane has just opened.
 
-        Args:
-            session: its number.
-            starts: where each source begins.
-            pending: what waits.
-            suspicions: what may have ended a worker, by source.
-            seen: events of the past, where the handler deduplicates.
-            tally: what was counted before, and nobody has said yet.
-
         Raises:
             RuntimeError: it does, and they are missing.
         """
@@ -175,11 +167,7 @@ class PartitionEngine:
         self._tasks.clear()
 
     async def drain(self, deadline_s: float) -> None:
-        """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them.
-
-        Args:
-            deadline_s: longest wait before they are given up; after that at most `ABORT_WAIT_S` more.
-        """
+        """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them."""
         self._draining = True
         self._end_tasks()
         for run in list(self._running):

@@ -97,13 +97,7 @@ class Placer:
     """Called when a lane has opened: batches that were on their way to its engine are of an older session."""
 
     def place(self, served: Served, partition: int, membership: Membership) -> Placed:
-        """Make what a partition needs, and start it.
-
-        Args:
-            served: its handler.
-            partition: its number.
-            membership: that of the assignment which gave it to us.
-        """
+        """Make what a partition needs, and start it."""
         engine = PartitionEngine(
             station=Station(
                 handler=served.handler,

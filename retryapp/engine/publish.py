@@ -46,13 +46,6 @@ class Destinations:
     """The topics that the handlers of a worker publish to, each looked at once in a while."""
 
     def __init__(self, reader: DestinationReader, clock: Clock, ours: Callable[[], Collection[str]]) -> None:
-        """Begin without any.
-
-        Args:
-            reader: looks at topics.
-            clock: says how old a look is.
-            ours: names the topics that belong to handlers; asked when a topic is first published to.
-        """
         self.lock = threading.Lock()
         """Held while an outbox takes a record or is closed."""
         self._reader = reader
@@ -138,13 +131,6 @@ class Outbox:
     __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "name", "published")
 
     def __init__(self, destinations: Destinations | None, name: str, max_bytes: int) -> None:
-        """Begin empty.
-
-        Args:
-            destinations: where to; None: a handler that no worker runs.
-            name: of the run, for people.
-            max_bytes: largest record that the lane's producer takes.
-        """
         self.name = name
         self.published: tuple[Publication, ...] = ()
         """What was in it, once its run has ended well."""
@@ -200,9 +186,6 @@ class Outbox:
 
     async def take(self, random: Random) -> None:
         """Make `published` of what is in it, in order, each record with its partition; it is closed.
-
-        Args:
-            random: spreads records without a key.
 
         Raises:
             PublishError: one of them cannot be published.
@@ -271,12 +254,7 @@ def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, .
 
 
 def announced(handler: str, publications: Sequence[Publication]) -> tuple[Observation, ...]:
-    """Return what to tell of these records once their turn is committed: one observation for each topic.
-
-    Args:
-        handler: main topic of the handler that published them.
-        publications: what it published.
-    """
+    """Return what to tell of these records once their turn is committed: one observation for each topic."""
     counts = Counter(publication.topic for publication in publications)
     return tuple(
         Observation(event=Event.PUBLISHED, handler=handler, topic=topic, count=count) for topic, count in counts.items()

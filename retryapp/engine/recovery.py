@@ -24,12 +24,6 @@ logger = logging.getLogger(__name__)
 async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
     """Read on from where the table is.
 
-    Args:
-        table: the local copy.
-        reader: reads committed records.
-        changelog: what it is a copy of.
-        lane: name of the lane, for errors.
-
     Returns:
         False when the changelog has no such record as the table wrote last: it is a copy of something else, drop it.
 
@@ -68,10 +62,6 @@ def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed])
     Beside each offset of a retry topic stands whose changelog has the rows of what is before it. Whoever sets such an
     offset by hand leaves nothing there, and so decides that it counts for any changelog.
 
-    Args:
-        site: the lane's.
-        offsets: the group's on its sources, as far as there are any.
-
     Returns:
         The retry topics whose offsets do not say it yet.
 
@@ -89,11 +79,6 @@ async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
 ) -> tuple[Mapping[TopicPartition, int], str]:
     """Return where a lane was by its changelog, for sources without a committed offset, and what was counted.
-
-    Args:
-        site: the lane's.
-        reader: reads committed records.
-        missing: the sources whose offsets the group does not have.
 
     Raises:
         OffsetsMissingError: the lane has worked, all its offsets are gone, and an earlier retryapp, which wrote none

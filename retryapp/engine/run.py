@@ -94,15 +94,6 @@ class Run:
     def __init__(
         self, owner: RunOwner, station: Station, record: Record, *, source: Any = None, session: int = 0
     ) -> None:
-        """Begin as queued.
-
-        Args:
-            owner: gets the outcome.
-            station: what all deliveries of the handler and partition share.
-            record: as read.
-            source: for the owner: where it was read.
-            session: for the owner: in which session.
-        """
         self.owner = owner
         self.station = station
         self.record = record

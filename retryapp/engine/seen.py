@@ -22,13 +22,6 @@ async def recover_seen(
 ) -> SeenStore:
     """Open a table and bring it up to its changelog, which keeps hardly more than the window.
 
-    Args:
-        open_seen: opens it.
-        reader: reads the changelog.
-        changelog: where its rows are.
-        now_ms: epoch milliseconds; what has expired is passed over.
-        rolled_back: the broker has taken a transaction back; the table may have its rows, and is made anew.
-
     Raises:
         NewerRowError: a newer retryapp wrote a row.
         DiskFullError, StoreBrokenError: the disk does not serve; the table is closed.

@@ -25,15 +25,6 @@ class Suspects:
     def __init__(
         self, station: Station, lane: Lane, session: int, *, found: Suspected, submit: Callable[[Run], None]
     ) -> None:
-        """Begin with none.
-
-        Args:
-            station: what deliveries share.
-            lane: writes the marks.
-            session: of the lane.
-            found: which they are.
-            submit: runs a record as any other.
-        """
         self._station = station
         self._lane = lane
         self._session = session

@@ -47,11 +47,6 @@ class Threads:
     """
 
     def __init__(self, keep: int) -> None:
-        """Begin without any.
-
-        Args:
-            keep: how many free threads stay.
-        """
         self._keep = keep
         self._free: list[SimpleQueue[_Job | None]] = []
 
@@ -62,11 +57,6 @@ class Threads:
 
     def run(self, function: Callable[..., Any], *arguments: Any, name: str) -> asyncio.Future[Ended]:
         """Run a function in a thread, in a copy of the caller's context. It begins at once.
-
-        Args:
-            function: what to run.
-            arguments: its arguments.
-            name: of the thread while it runs this.
 
         Returns:
             A future of the running loop. It never fails; nobody needs to look at it. It stays open when the loop ends

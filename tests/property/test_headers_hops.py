@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import foreign
@@ -17,7 +17,6 @@ from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.hops import (
     after_failure,
     arriving,
-    for_replay,
     record_size,
     restore,
     to_dead_letter,
@@ -91,7 +90,6 @@ def metadata(draw: st.DrawFn, dead: bool | None = None) -> RetryMetadata:
         attempt=draw(st.integers(0 if replays else 1, 10_000)),
         due_at_ms=None if is_dead else draw(instants),
         started_ms=draw(instants),
-        hot_attempts=draw(st.integers(1, 5)),
         policy=draw(names),
         tier=None if is_dead else draw(st.sampled_from(["1s", "1m"])),
         first_failed_ms=draw(instants),
@@ -191,7 +189,6 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
         origin_timestamp_ms=MAX_EPOCH_MS,
         attempt=1_000_000,
         started_ms=MAX_EPOCH_MS,
-        hot_attempts=1_000_000,
         policy=wild,
         tier=wild,
         first_failed_ms=MAX_EPOCH_MS,
@@ -287,23 +284,12 @@ def test_a_dead_letter_always_fits_and_keeps_its_coordinates(
         assert kept.original_reason == md.reason
 
 
-@given(metadata(dead=True), names, instants)
-def test_a_replay_starts_attempts_again_and_keeps_the_failure_id(
-    dead: RetryMetadata, replay_id: str, due_at_ms: int
-) -> None:
-    """The next delivery of a replayed record is attempt 1, with the same id and one more replay."""
-    assume(dead.reason != DeadReason.TOO_LARGE)
-    again = for_replay(dead, replay_id=replay_id, due_at_ms=due_at_ms)
-    assert h.decode_metadata(h.encode_metadata(again)) == again
-    assert (again.attempt, again.replays, again.failure_id) == (0, dead.replays + 1, dead.failure_id)
-
-
 @given(metadata(), st.data())
 def test_a_lost_mandatory_header_is_damage(md: RetryMetadata, data: st.DataObject) -> None:
     """Without one of its headers a record has no counter and no due time to believe."""
     written = h.encode_metadata(md)
     optional = {
-        n.RETRY_NULL_VALUE, n.RETRY_HOT_ATTEMPTS, n.RETRY_TIER, n.RETRY_ERROR_TRACE, n.RETRY_ORIGINAL_REASON,
+        n.RETRY_NULL_VALUE, n.RETRY_TIER, n.RETRY_ERROR_TRACE, n.RETRY_ORIGINAL_REASON,
         n.RETRY_HISTORY, n.RETRY_REPLAY_ID, n.RETRY_REPLAYS,
     }  # fmt: skip
     lost = data.draw(st.sampled_from([name for name, _ in written if name not in optional]))

@@ -13,7 +13,6 @@ class LaneError(RetryAppError):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, lane: str, problem: str) -> None:
-        """Args: lane: its ``{group}.{main}.{partition}``. problem: what happened."""
         self.lane = lane
         self.problem = problem
         super().__init__(f"lane {lane}: {problem}")
@@ -33,5 +32,4 @@ class MembershipLapsedError(LaneError):
     """
 
     def __init__(self, lane: str) -> None:
-        """Args: lane: its ``{group}.{main}.{partition}``."""
         super().__init__(lane, "the group's coordinator was silent for a whole session, so it may be another's by now")

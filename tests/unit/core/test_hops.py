@@ -17,7 +17,6 @@ from retryapp.core.hops import (
     after_failure,
     arriving,
     first_failed_ms,
-    for_replay,
     record_size,
     restore,
     to_redelivery,
@@ -267,27 +266,13 @@ def test_record_size_is_not_below_what_kafka_counts() -> None:
 def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
     """The next failure is attempt 1, its time the first failure; the failure id and the history stay."""
     dead = after(EXHAUSTED, attempt=3)
-    again = for_replay(dead, replay_id="r1", due_at_ms=90_000)
-    assert (again.attempt, again.replays, again.replay_id, again.reason) == (0, 1, "r1", None)
-    letter = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=dead, max_bytes=100_000)
-    out = to_tier(came(letter), topology=TOPOLOGY, metadata=again)
-    assert out.topic == "billing.orders.retry"
-    assert restore(came(out), said(out)) == ORDER
+    again = replace(dead, attempt=0, replays=1, replay_id="r1", reason=None, due_at_ms=90_000)
     assert first_failed_ms(again, 95_000) == 95_000
     failed = after(AGAIN, attempt=1, failed_ms=95_000, previous=again)
     assert (failed.first_failed_ms, failed.replays, failed.replay_id) == (95_000, 1, "r1")
     assert len(failed.history) == 2
     assert first_failed_ms(failed, 99_000) == 95_000
     assert first_failed_ms(None, 99_000) == 99_000
-
-
-def test_a_letter_without_value_cannot_be_replayed() -> None:
-    """There is nothing to deliver but its coordinates, which the error names."""
-    letter = to_dead_letter(
-        replace(ORDER, value=b"v" * 9_000), topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=5_000
-    )
-    with pytest.raises(ValueError, match="orders@kq8G0bTz/3/1042"):
-        for_replay(said(letter), replay_id="r", due_at_ms=1)
 
 
 def test_damage_keeps_what_is_readable() -> None:
