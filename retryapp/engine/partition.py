@@ -8,9 +8,8 @@ their outcomes ignored, and everything is read again by whoever opens next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from retryapp.core.errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.lives import Suspected
@@ -140,7 +139,7 @@ class PartitionEngine:
             tp: Suspects(self.station, self.lane, session, found=found, submit=self._pool(tp).submit)
             for tp, found in (suspicions or {}).items()
         }
-        works = [self.firing.run(), *(each.run() for each in self._suspects.values())]
+        works = [self.firing.run, *(each.run for each in self._suspects.values())]
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
 
     def _begin_duplicates(self, seen: SeenTable | None) -> Duplicates | None:
@@ -360,9 +359,9 @@ class PartitionEngine:
         """The lane has committed: there may be room for what waited."""
         self.firing.room()
 
-    async def _guard(self, session: int, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, session: int, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except LaneClosedError:
             return
         except Exception as exc:  # noqa: BLE001 - without it nothing would ever fire, or run, again, in silence

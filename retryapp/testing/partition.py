@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +45,7 @@ _ROUNDS = 200
 _LOOK_MS = 1_000
 """How much time passes at once while handlers run."""
 _MAX_BYTES = 1_048_576
+_LIVES = count(1)
 
 
 class MemoryPartition:
@@ -89,7 +91,8 @@ class MemoryPartition:
             delays_ms=chosen.schedule.nominal_delays_ms,
             seen_window_ms=None if rule is None else rule.window_ms,
         )
-        self.clock = clock or (transport.clock if transport is not None else VirtualClock())
+        self.transport = transport or MemoryLaneTransport(clock)
+        self.clock = clock or self.transport.clock
         self.observer = RecordingObserver()
         self.destinations = destinations or MemoryDestinations()
         self.handler = Handler(
@@ -111,17 +114,14 @@ class MemoryPartition:
                 random=random or ScriptedRandom(0.5),
                 topic_id="kq8G0bTz",
                 max_bytes=_MAX_BYTES,
+                life=f"worker-{next(_LIVES)}",
             ),
             partition=partition,
             first=self._pools[0],
             again=self._pools[1],
             source=self,
         )
-        self.transport = transport or MemoryLaneTransport((), self.clock)
-        self.transport.seen_changelog = None if rule is None else TopicPartition(topology.seen_changelog, partition)
-        for tp in self.engine.sources:
-            self.transport.offsets.setdefault(tp, 0)
-        self.transport.site = LaneSite(
+        self._site = LaneSite(
             name=f"{topology.prefix}.{partition}",
             group=group,
             partition=partition,
@@ -130,6 +130,7 @@ class MemoryPartition:
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
             delivering=self.engine.delivering,
+            seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(
             name=f"{topology.prefix}.{partition}",
@@ -154,7 +155,7 @@ class MemoryPartition:
         Raises:
             RuntimeError: its transport belongs to a partition that still runs.
         """
-        self.transport.attach()
+        self.transport.attach(self._site, self.engine.station.life)
         self.clock.drive(asyncio.get_running_loop())
         if self._own_pools:
             for pool in self._pools:
@@ -276,16 +277,11 @@ class MemoryPartition:
         self._pump(tp)
 
     def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
-        if self.transport.pending is None:
+        transport, pending = self.transport, self.transport.pending
+        if pending is None:
             raise RuntimeError("the lane opened without its table")
         self._next = dict(starts)
-        self.engine.begin(
-            session,
-            starts,
-            self.transport.pending,
-            seen=self.transport.seen,
-            tally=self.transport.tally,
-        )
+        self.engine.begin(session, starts, pending, transport.suspicions, transport.seen, transport.tally)
 
     def _on_room(self) -> None:
         self.engine.on_room()
@@ -300,7 +296,7 @@ class MemoryPartition:
         if room <= 0:
             return
         room_bytes, records = self.engine.room_bytes(tp), list[Record]()
-        for record in self.transport.read(tp, self._next[tp])[:room]:
+        for record in self.transport.broker.read(tp, self._next[tp], room)[0]:
             if room_bytes <= 0:
                 break
             room_bytes -= len(record.key or b"") + len(record.value or b"")

@@ -16,12 +16,14 @@ from retryapp.core.lifecycle import Progress, Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Record
+from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.handler import Delivery
 from retryapp.engine.lane import LaneLimits
-from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
+from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Pause, Step, VirtualClock
 
 DLQ, EVENTS = TopicPartition("app.orders.dlq", 0), TopicPartition("app.orders.events", 0)
+CHANGELOG = TopicPartition("app.orders.pending.changelog", 0)
 OUT = TopicPartition("payments", 0)
 """Every attempt publishes there, before it does anything else."""
 Copy = tuple[str, bytes, int]
@@ -123,7 +125,7 @@ class World:
 
     def move_away(self) -> None:
         """Let every transaction take time on its way there and back, after which the lane rests."""
-        self.transport = _Distant((), self.clock)
+        self.transport = _Distant(self.clock)
 
     def worker(self) -> MemoryPartition:
         """Return the next worker: small transactions, so that there are many, and several handlers at once."""
@@ -203,8 +205,8 @@ class World:
 
     def waiting(self) -> set[bytes]:
         """Return the keys of the rows that wait, by the changelog."""
-        rows: dict[bytes, bool] = {entry.key: isinstance(entry, Row) for entry in self.kafka.changelog}
-        return {key for key, waits in rows.items() if waits}
+        rows = {record.key or b"": record.value is not None for record in self.kafka.read(CHANGELOG)}
+        return {key for key, waits in rows.items() if waits and len(key) == ROW_KEY_BYTES}
 
     # -- books --------------------------------------------------------------------------------------------------
 

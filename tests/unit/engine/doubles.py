@@ -13,6 +13,7 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.engine.lane import Lane, LaneLimits
 from retryapp.engine.run import Station
+from retryapp.engine.site import LaneSite
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, VirtualClock
@@ -21,6 +22,10 @@ MAIN = TopicPartition("orders", 0)
 RETRY = TopicPartition("app.orders.retry", 0)
 REDELIVERY = TopicPartition("app.orders.redelivery", 0)
 DLQ, EVENTS = "app.orders.dlq", "app.orders.events"
+SITE = LaneSite(
+    name="app.orders.0", group="app", partition=0, sources=(MAIN, RETRY), main=MAIN,
+    changelog=TopicPartition("app.orders.pending.changelog", 0), dlq=TopicPartition(DLQ, 0),
+)  # fmt: skip
 USER_HEADERS = (("trace", b"1"), ("trace", None))
 
 MakeStation = Callable[..., Station]
@@ -141,7 +146,9 @@ class Rig:
 
     def __init__(self, clock: VirtualClock, limits: LaneLimits | None = None) -> None:
         self.clock = clock
-        self.transport = MemoryLaneTransport([MAIN, RETRY], clock)
+        self.transport = MemoryLaneTransport(clock)
+        self.transport.attach(SITE, "life")
+        self.transport.broker.logs[MAIN].end = 1_000
         self.observer = RecordingObserver()
         self.opened: list[tuple[int, Mapping[TopicPartition, int]]] = []
         self.closed = 0

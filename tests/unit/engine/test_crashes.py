@@ -81,11 +81,11 @@ def test_a_transaction_of_a_dead_worker_that_arrives_late(moment: Step) -> None:
         died = await world.die_at(point)
         if not died.reached:
             return False
-        before = len(world.kafka.batches)
         waiting = world.kafka.pause(moment)
 
         def arrives(_worker: MemoryPartition) -> bool:
             if waiting.reached and not waiting.is_set():
+                before = len(world.kafka.batches)
                 died.set()
                 assert len(world.kafka.batches) - before == (moment is Step.FENCE), point
                 waiting.set()

@@ -149,7 +149,7 @@ class Choosy(MemoryLaneTransport):
 async def test_a_topic_whose_broker_refuses_records_fails_attempts_not_the_lane() -> None:
     """The lane fails once; then the handlers are told, until the broker may have changed its mind."""
     clock = VirtualClock()
-    transport = Choosy((), clock)
+    transport = Choosy(clock)
     async with MemoryPartition(publish, "40s", transport=transport) as orders:
         await orders.send(b"1", b"other 2")
         await orders.advance(1_000)
@@ -166,7 +166,7 @@ async def test_a_topic_whose_broker_refuses_records_fails_attempts_not_the_lane(
 
 async def test_a_size_that_the_broker_refuses_is_remembered() -> None:
     """Where its limit cannot be read: smaller records pass, those of that size fail in the handler."""
-    transport = Choosy((), VirtualClock())
+    transport = Choosy(VirtualClock())
     transport.largest = 100
     topics = MemoryDestinations()
     async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
@@ -187,7 +187,7 @@ async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> No
                 raise TimeoutError("no leader")
             return await super().commit(batch)
 
-    transport, topics = Deleted((), VirtualClock()), MemoryDestinations({OUT: 1})
+    transport, topics = Deleted(VirtualClock()), MemoryDestinations({OUT: 1})
     async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
         await orders.send(b"1")
         transport.gone, topics.topics = True, {}

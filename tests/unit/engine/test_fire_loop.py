@@ -86,7 +86,7 @@ async def test_a_fault_of_an_ended_session_leaves_the_next_one_alone() -> None:
             partition.engine._session = session + 1
             raise ValueError("the store is closed")
 
-        await partition.engine._guard(session, late())
+        await partition.engine._guard(session, late)
         await partition.settle()
         assert partition.observer.of(Event.LANE_FAILED) == []
 
