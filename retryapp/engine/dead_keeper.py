@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
-from retryapp.ports import Clock, DeadLetterStore, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
+from retryapp.ports import Clock, DeadLetterTable, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class DeadLetterKeeper:
     """
 
     def __init__(
-        self, lane: str, table: DeadLetterStore, *, dlq: TopicPartition, reader: TopicReader, clock: Clock
+        self, lane: str, table: DeadLetterTable, *, dlq: TopicPartition, reader: TopicReader, clock: Clock
     ) -> None:
         self.filled = False
         """The table has all letters of its topic up to its `next_offset` and those written since."""

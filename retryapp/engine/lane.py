@@ -21,19 +21,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from retryapp.core.errors import LaneClosedError, RetryAppError
+from retryapp.core.errors import LaneClosedError
 from retryapp.engine.limits import LaneLimits as LaneLimits
 from retryapp.engine.limits import within
+from retryapp.engine.transport import LaneProtocol, NotMemberError, RebalancingError
 from retryapp.engine.turn import Turn
-from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, LaneTransport, Observation, Observer, TopicPartition
-
-
-class NotMemberError(RetryAppError):
-    """This process is no member of the assignment's generation any more: another worker may own the lane."""
-
-
-class RebalancingError(RetryAppError):
-    """This process is still a member, but the assignment that the lane belongs to is ending."""
+from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, Observation, Observer, TopicPartition
 
 
 class LaneState(StrEnum):
@@ -54,7 +47,7 @@ class Lane:
         name: str,
         handler: str,
         partition: int,
-        transport: LaneTransport,
+        transport: LaneProtocol,
         clock: Clock,
         observer: Observer,
         on_open: Callable[[int, Mapping[TopicPartition, int]], None],

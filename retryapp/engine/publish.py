@@ -31,8 +31,7 @@ from retryapp.core.partitioner import partition_of
 from retryapp.core.publication import Destination, Publication
 from retryapp.core.record import Headers
 from retryapp.core.topology import check_name
-from retryapp.ports.destinations import DestinationReader
-from retryapp.ports.flow import Clock, Event, Observation, Random
+from retryapp.ports import Clock, DestinationReader, Event, Observation, Random
 
 MAX_RECORDS: Final = 10_000
 """Records that one attempt may publish: they travel in one transaction."""

@@ -16,12 +16,12 @@ from retryapp.core import marks
 from retryapp.core.errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.site import LaneSite
-from retryapp.ports import Committed, PendingStore, TopicPartition, TopicReader
+from retryapp.ports import Committed, PendingTable, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
 
-async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
+async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
     """Read on from where the table is.
 
     Returns:

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from retryapp.core.deduplicate import live_rows
-from retryapp.ports import LaneBatch, LaneReceipt, SeenStore, TopicPartition, TopicReader
+from retryapp.ports import LaneBatch, LaneReceipt, SeenTable, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
 
 async def recover_seen(
-    open_seen: Callable[[], SeenStore],
+    open_seen: Callable[[], SeenTable],
     reader: TopicReader,
     changelog: TopicPartition,
     *,
     now_ms: int,
     rolled_back: bool = False,
-) -> SeenStore:
+) -> SeenTable:
     """Open a table and bring it up to its changelog, which keeps hardly more than the window.
 
     Raises:
@@ -49,7 +49,7 @@ async def recover_seen(
     return seen
 
 
-def apply_seen(seen: SeenStore, changelog: TopicPartition, batch: LaneBatch, receipt: LaneReceipt, now_ms: int) -> None:
+def apply_seen(seen: SeenTable, changelog: TopicPartition, batch: LaneBatch, receipt: LaneReceipt, now_ms: int) -> None:
     """Write the rows of a committed batch.
 
     Raises:

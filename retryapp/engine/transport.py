@@ -1,7 +1,8 @@
 """What a lane does with Kafka and its local stores, step by step, whatever client and disk are behind it.
 
-`LaneProtocol` is `ports.LaneTransport` over a few primitives (a heartbeat, a producer, a reader, stores). The order of
-its steps is what keeps records; why stands in DESIGN section 4, rules 1 to 4, 10, 13 and 18:
+`LaneProtocol` needs a few primitives (a heartbeat, a producer, a reader, stores). A lane calls `prove`, `fence`,
+`prove`, `committed`, `recover`, `release` to open, then `commit` and `apply`, one batch at a time; after any error
+`hold` and `close`, and it begins again. The order of the steps is what keeps records (DESIGN section 4):
 
 * the producer is new at every opening: with a transactional id its start ends and fences what the former owner had
   open, and offsets read after it are stable; a producer that saw an error is never used again;
@@ -22,12 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retryapp.core import marks
-from retryapp.core.errors import OffsetsGoneError
+from retryapp.core.errors import OffsetsGoneError, RetryAppError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lives import Suspected
 from retryapp.core.tally import Tally
 from retryapp.engine.dead_keeper import DeadLetterKeeper, dead_rows
-from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.engine.notes import Notes
 from retryapp.engine.recovery import catch_up, check_changelog, written_down
 from retryapp.engine.seen import apply_seen, recover_seen
@@ -36,11 +36,11 @@ from retryapp.ports import (
     Acks,
     Clock,
     Committed,
-    DeadLetterStore,
+    DeadLetterTable,
     LaneBatch,
     LaneReceipt,
-    PendingStore,
-    SeenStore,
+    PendingTable,
+    SeenTable,
     Standing,
     TopicPartition,
     TopicReader,
@@ -52,9 +52,17 @@ CLOSE_S = 3.0
 """Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
 
 
+class NotMemberError(RetryAppError):
+    """This process is no member of the assignment's generation any more: another worker may own the lane."""
+
+
+class RebalancingError(RetryAppError):
+    """This process is still a member, but the assignment that the lane belongs to is ending."""
+
+
 @dataclass(slots=True, kw_only=True)
 class LaneProtocol(ABC):
-    """`ports.LaneTransport` over primitives. See the module's text."""
+    """Kafka and the local tables as one lane sees them. See the module's text."""
 
     place: LaneSite
     reader: TopicReader
@@ -65,9 +73,9 @@ class LaneProtocol(ABC):
     """Names this process among all that ever were."""
     suspicions: dict[TopicPartition, Suspected] = field(default_factory=dict)
     """What may have ended a worker, by source, as the last opening found."""
-    pending: PendingStore | None = None
-    dead: DeadLetterStore | None = None
-    seen: SeenStore | None = None
+    pending: PendingTable | None = None
+    dead: DeadLetterTable | None = None
+    seen: SeenTable | None = None
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
     _notes: Notes | None = None
@@ -118,20 +126,25 @@ class LaneProtocol(ABC):
 
     @abstractmethod
     async def hold(self) -> None:
-        """See `ports.LaneTransport.hold`."""
+        """Stop the flow of this lane's partitions; what was fetched before is thrown away."""
 
     @abstractmethod
-    def open_stores(self) -> tuple[PendingStore, DeadLetterStore]:
+    def open_stores(self) -> tuple[PendingTable, DeadLetterTable]:
         """Open the local stores, made anew where the old ones cannot be trusted."""
 
-    def open_seen(self) -> SeenStore:
+    def open_seen(self) -> SeenTable:
         """Open the table of seen events, the same; asked only where `LaneSite.seen` names its changelog."""
         raise NotImplementedError(f"lane {self.place.name} has no table of seen events")
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     async def prove(self) -> None:
-        """See `ports.LaneTransport.prove`."""
+        """Prove that this process is still a member of the assignment's generation.
+
+        Raises:
+            NotMemberError: it is not; it may not touch the lane's transactional id.
+            RebalancingError: it is, but this assignment is ending.
+        """
         standing = await self.standing()
         if standing is Standing.REBALANCING:
             raise RebalancingError(f"lane {self.place.name}: the group is rebalancing")
@@ -139,11 +152,11 @@ class LaneProtocol(ABC):
             raise NotMemberError(f"lane {self.place.name}: not a member of generation {self.generation} any more")
 
     async def fence(self) -> None:
-        """See `ports.LaneTransport.fence`."""
+        """Start a new producer under the lane's transactional id: ends and fences the former owner's transactions."""
         await self.start_producer()
 
     async def committed(self) -> Mapping[TopicPartition, int]:
-        """See `ports.LaneTransport.committed`."""
+        """Return the next offset of every source partition, stable because called after `fence`."""
         sources = self.place.sources
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
@@ -172,7 +185,7 @@ class LaneProtocol(ABC):
         return starts
 
     async def recover(self) -> None:
-        """See `ports.LaneTransport.recover`."""
+        """Open the local tables and bring them up to the end of their topics."""
         changelog, name = self.place.changelog, self.place.name
         if rolled_back := not await catch_up(self._open_tables(), self.reader, changelog, name):
             if self.pending is not None and self.dead is not None:
@@ -186,7 +199,7 @@ class LaneProtocol(ABC):
                 self.open_seen, self.reader, self.place.seen, now_ms=now_ms, rolled_back=rolled_back
             )
 
-    def _open_tables(self) -> PendingStore:
+    def _open_tables(self) -> PendingTable:
         self.pending, self.dead = self.open_stores()
         for table in (self.pending, self.dead):
             if table.dropped:
@@ -194,7 +207,7 @@ class LaneProtocol(ABC):
         return self.pending
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
-        """See `ports.LaneTransport.release`."""
+        """Set the consumer to `starts` and let records of these partitions flow."""
         await self._learn_time()  # due times begin with it
         await self.reposition(starts)
         if self.dead is not None:
@@ -211,7 +224,10 @@ class LaneProtocol(ABC):
     # -- serving ------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
-        """Begin, publish hand-offs and changelog, offsets into the transaction, await every answer, commit."""
+        """Carry a batch out in one transaction. Whatever it raises, the outcome is unknown and the lane must reopen.
+
+        Begin, publish hand-offs and changelog, offsets into the transaction, await every answer, commit.
+        """
         await self.begin()
         sent_ms = self.clock.counted_ms()
         sent, logged = await self.send(batch.publishes), await self._log(batch)
@@ -237,7 +253,7 @@ class LaneProtocol(ABC):
         return self._beside().beside(batch)
 
     async def rest(self) -> None:
-        """See `ports.LaneTransport.rest`.
+        """Note durably that nothing runs any more: the lane is let go in order.
 
         A mark that counts nothing may stay: who finds it counts one, and only the second is held against a record. Most
         lanes have no other, and a transaction for each would make every rebalance wait.
@@ -266,7 +282,7 @@ class LaneProtocol(ABC):
                 return
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
-        """See `ports.LaneTransport.apply`."""
+        """Write a committed batch to the local tables. On any error they must not be trusted again."""
         keeper = self._dead_keeper
         if self.pending is None or keeper is None:
             raise RuntimeError(f"lane {self.place.name} has no local store")
@@ -283,7 +299,7 @@ class LaneProtocol(ABC):
         self._doubted = False
 
     async def close(self) -> None:
-        """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
+        """Give producer and tables up; never raises. A table that failed while written is dropped."""
         tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from retryapp.core.record import Record
-from retryapp.ports.flow import DeadRow
+from retryapp.ports.tables import DeadRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import failure_id_of
 from retryapp.core.names import RETRY_TIER
 from retryapp.core.rows import ROW_KEY_BYTES, due_bound, parse_row_key, row_header
-from retryapp.ports import DeadLetterStore, DeadRow, PendingStore, Removal, Row, SeenStore
+from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Removal, Row, SeenTable
 
 
 class Disk:
@@ -65,8 +65,8 @@ class _Stored:
         self._disk.stores.pop(self._name, None)
 
 
-class MemoryPendingTable(_Stored, PendingStore):
-    """`ports.PendingStore` in memory."""
+class MemoryPendingTable(_Stored, PendingTable):
+    """`ports.PendingTable` in memory."""
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
         self._rows: dict[bytes, Row] = {}
@@ -160,8 +160,8 @@ def _tier_of(value: bytes) -> str:
         return "?"
 
 
-class MemorySeenTable(_Stored, SeenStore):
-    """`ports.SeenStore` in memory."""
+class MemorySeenTable(_Stored, SeenTable):
+    """`ports.SeenTable` in memory."""
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
         self._rows: dict[bytes, Seen] = {}
@@ -185,8 +185,8 @@ class MemorySeenTable(_Stored, SeenStore):
         self._reach(next_offset)
 
 
-class MemoryDeadLetterTable(_Stored, DeadLetterStore):
-    """`ports.DeadLetterStore` in memory."""
+class MemoryDeadLetterTable(_Stored, DeadLetterTable):
+    """`ports.DeadLetterTable` in memory."""
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
         self._rows: dict[int, DeadRow] = {}

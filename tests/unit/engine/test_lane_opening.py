@@ -6,7 +6,7 @@ import pytest
 from doubles import MAIN, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
-from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import Event
 from retryapp.testing import Step
 

@@ -32,7 +32,7 @@ from retryapp.runtime.plain import PlainLane
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication, Seen
-from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime.publisher import KafkaLane
 from retryapp.testing import VirtualClock
