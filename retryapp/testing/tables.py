@@ -34,6 +34,10 @@ class Disk:
     def sync(self, store: str) -> None:
         """Make what a store has written outlast a power cut."""
 
+    def drop(self, store: str) -> None:
+        """Delete a store."""
+        self.stores.pop(store, None)
+
 
 class _Stored:
     """What all stores have in common."""
@@ -62,7 +66,7 @@ class _Stored:
 
     def drop(self) -> None:
         """Delete it."""
-        self._disk.stores.pop(self._name, None)
+        self._disk.drop(self._name)
 
 
 class MemoryPendingTable(_Stored, PendingTable):
@@ -164,12 +168,12 @@ class MemorySeenTable(_Stored, SeenTable):
     """`ports.SeenTable` in memory."""
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
-        self._rows: dict[bytes, Seen] = {}
+        self.rows: dict[bytes, Seen] = {}
         super().__init__(disk, name)
 
     @override
     def find(self, identity: bytes) -> Seen | None:
-        return self._rows.get(identity)
+        return self.rows.get(identity)
 
     @override
     def write(self, rows: Sequence[Seen], next_offset: int, now_ms: int) -> None:
@@ -180,8 +184,8 @@ class MemorySeenTable(_Stored, SeenTable):
         self.write(live_rows(records, now_ms), next_offset, now_ms)
 
     def _apply(self, rows: Sequence[Seen], next_offset: int, now_ms: int) -> None:
-        self._rows = {identity: row for identity, row in self._rows.items() if row.expires_ms > now_ms}
-        self._rows.update((row.identity, row) for row in rows)
+        self.rows = {identity: row for identity, row in self.rows.items() if row.expires_ms > now_ms}
+        self.rows.update((row.identity, row) for row in rows)
         self._reach(next_offset)
 
 

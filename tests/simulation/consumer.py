@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from retryapp.core.record import Record
 from retryapp.engine.intake import Stamped
 from retryapp.ports import Standing, TopicPartition
-from simulation.broker import SESSION_S, OutOfRangeError
+from retryapp.testing.broker import OutOfRangeError
+from simulation.broker import SESSION_S
 from simulation.host import Host
 
 HEARTBEAT_S = 3.0

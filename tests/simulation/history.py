@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.deduplicate import Deduplicate, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
@@ -26,7 +26,7 @@ from retryapp.engine.handler import Delivery, Handler
 from retryapp.ports import Event, Observation, TopicPartition
 from simulation.broker import Broker
 from simulation.counts import check_counts
-from simulation.disk import Disk, SimPendingStore
+from simulation.disk import SimDisk
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.oracle import Oracle, Topics, step
@@ -88,10 +88,10 @@ class History:
             later_ms=LATER_MS,
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
         )
-        self.broker = Broker(self.loop, names, plan.partitions)
+        self.broker = Broker(self.loop, plan.partitions)
         self.broker.on_visible = self._appeared
         self.broker.on_moved = self._moved
-        self.disks = [Disk() for _ in range(3)]
+        self.disks = [SimDisk() for _ in range(3)]
         self.clocks_ms = list(plan.offsets_ms)
         self.slots: list[SimWorker | None] = [None] * 3
         self.down_until_s = [0.0] * 3
@@ -128,9 +128,9 @@ class History:
         if seen.event is Event.LANE_OPENED and seen.partition is not None:
             placed = worker.ownership.placed.get((self.topology.main, seen.partition))
             store = placed.transport.pending if placed else None
-            if isinstance(store, SimPendingStore):
+            if store is not None:
                 number = seen.partition
-                self._guard(lambda: self.oracle.recovered(number, store.rows()))
+                self._guard(lambda: self.oracle.recovered(number, dict(store.page(None, 1 << 30))))
 
     # -- handlers -----------------------------------------------------------------------------------------------
 
@@ -373,7 +373,8 @@ class History:
         self.reached["a progress event"] += said
         for number, store in seen_stores(self.slots, self.broker.generation):
             taken_back = self.broker.taken_back[self.topology.seen_changelog] > 0
-            self.oracle.remembered(number, store.rows(), taken_back=taken_back)
+            rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
+            self.oracle.remembered(number, rows, taken_back=taken_back)
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
         for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
             if self.observed[event] > visible[topic] + self.broker.taken_back[topic] or (

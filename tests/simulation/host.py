@@ -9,7 +9,6 @@ from typing import Protocol
 from retryapp.engine.ownership import Ownership
 from retryapp.ports import Clock, Committed, TopicPartition
 from simulation.broker import Broker
-from simulation.disk import Disk
 from simulation.loop import Process
 from simulation.network import Wire
 
@@ -36,7 +35,6 @@ class Host(Protocol):
     process: Process
     broker: Broker
     wire: Wire
-    disk: Disk
     random: Random
     ownership: Ownership
     topics: Sequence[str]

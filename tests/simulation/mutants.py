@@ -24,8 +24,8 @@ from retryapp.engine.run import Run
 from retryapp.engine.transport import LaneProtocol
 from retryapp.engine.turn import Turn
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, TopicPartition
+from retryapp.testing import MemoryPendingTable
 from simulation.consumer import SimConsumer
-from simulation.disk import SimPendingStore
 from simulation.lanes import SimLane
 
 EARLY_MS = 400
@@ -163,24 +163,24 @@ async def _anew(*_: Any) -> tuple[Mapping[TopicPartition, int], str]:
     return {}, ""
 
 
-def _lose_the_start(self: SimPendingStore, records: Any, next_offset: int) -> None:
+def _lose_the_start(self: MemoryPendingTable, records: Any, next_offset: int) -> None:
     """A recovery that begins one record too late."""
     _recover(self, list(records)[1:], next_offset)
 
 
-_recover = SimPendingStore.recover
+_recover = MemoryPendingTable.recover
 
 
-def _rows_of_nobody(self: SimPendingStore, now_ms: int, limit: int, _claimed: Any = (), **more: Any) -> Any:
+def _rows_of_nobody(self: MemoryPendingTable, now_ms: int, limit: int, _claimed: Any = (), **more: Any) -> Any:
     """Claims are not looked at: a row may be in two turns."""
     return _due(self, now_ms, limit, (), **more)
 
 
-def _due_early(self: SimPendingStore, now_ms: int, limit: int, claimed: Any = (), **more: Any) -> Any:
+def _due_early(self: MemoryPendingTable, now_ms: int, limit: int, claimed: Any = (), **more: Any) -> Any:
     return _due(self, now_ms + EARLY_MS, limit, claimed, **more)
 
 
-_due = SimPendingStore.due
+_due = MemoryPendingTable.due
 
 
 def _fire_anyway(station: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
@@ -230,7 +230,7 @@ class _Forgetful(Mark):
         return Mark(alone=True, count=1, life=self.life).text
 
 
-def _not_looked_for(_self: SimPendingStore) -> None:
+def _not_looked_for(_self: MemoryPendingTable) -> None:
     """What the store wrote last is not looked for in the changelog."""
 
 
@@ -273,18 +273,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("positions are not written down", ((marks, "PROGRESS", b"nothing"),
                                                     (transport, "written_down", _anew))),
     Mutant("the store is not brought up to date", ((LaneProtocol, "recover", _no_recovery),)),
-    Mutant("recovery begins too late", ((SimPendingStore, "recover", _lose_the_start),)),
+    Mutant("recovery begins too late", ((MemoryPendingTable, "recover", _lose_the_start),)),
     Mutant("seen events are not brought up to date", ((transport, "recover_seen", _no_events),)),
     Mutant("the table of seen events is not written", ((transport, "apply_seen", _not_applied),)),
     Mutant("no event is written down", ((Duplicates, "note", _unwritten),)),
-    Mutant("rows in two turns", ((SimPendingStore, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
+    Mutant("rows in two turns", ((MemoryPendingTable, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
     Mutant("fires early",
-           ((SimPendingStore, "due", _due_early), (firing, "fire", _fire_anyway),
+           ((MemoryPendingTable, "due", _due_early), (firing, "fire", _fire_anyway),
             (deliver, "_wait_until_startable", _startable))),
     Mutant("the scheduler sleeps on", ((firing.Firing, "parked", _unheard),)),
     Mutant("nobody counts crashes", ((suspects, "Mark", _Forgetful),)),
     Mutant("a store is trusted whose last write was rolled back",
-           ((SimPendingStore, "last_written", property(_not_looked_for)),)),
+           ((MemoryPendingTable, "last_written", property(_not_looked_for)),)),
     Mutant("a failure keeps its runner for as long as it waits", ((pool, "deliver", _sleep_it_off),)),
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),)),
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),

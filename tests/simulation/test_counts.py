@@ -23,7 +23,7 @@ class Told:
     """A partition with four records, all fine; short ways to say what workers have counted."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.broker = Broker(loop, TOPICS, 1)
+        self.broker = Broker(loop, 1)
         self.oracle = Oracle(TOPICS, (100,), later_ms=50, skew_ms=0)
         for offset in range(4):
             self.broker.append(MAIN, Outgoing(*MAIN, b"k", b"v", ()))

@@ -18,10 +18,11 @@ from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.site import LaneSite
 from retryapp.ports import Committed, Observation, TopicPartition
+from retryapp.testing.lane import MemoryReader
 from simulation.broker import Broker
 from simulation.consumer import SimConsumer
-from simulation.disk import Disk
-from simulation.lanes import SimLane, SimReader
+from simulation.disk import SimDisk
+from simulation.lanes import SimLane
 from simulation.loop import Process
 from simulation.network import Network, Wire
 
@@ -96,7 +97,7 @@ class SimWorker:
         *,
         broker: Broker,
         network: Network,
-        disk: Disk,
+        disk: SimDisk,
         make_handler: Callable[[SimWorker], Handler],
         offset_ms: float,
         random: Random,
@@ -122,7 +123,7 @@ class SimWorker:
         self.random = random
         self.clock = SimClock(loop, offset_ms)
         self.consumer = SimConsumer(self)
-        self.reader = SimReader(self)
+        self.reader = MemoryReader(broker, self.wire.request)
         self.ended = False
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
@@ -210,6 +211,8 @@ class SimWorker:
             generation=membership.generation,
             member_id=membership.member_id,
             life=engine.station.life,
+            broker=self.broker,
+            disk=self.disk,
             worker=self,
         )
 
