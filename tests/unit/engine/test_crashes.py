@@ -72,62 +72,11 @@ def test_a_worker_that_dies_in_a_transaction(durable: bool, store: str) -> None:
     assert sweep(crash_once(store), Step.COMMIT, durable=durable) >= LEAST[Step.COMMIT]
 
 
-@pytest.mark.parametrize("moment", [Step.FENCE, Step.COMMITTED, Step.RECOVER, Step.RELEASE, Step.COMMIT])
-def test_a_transaction_of_a_dead_worker_that_arrives_late(moment: Step) -> None:
-    """It counts where it comes before the next owner's fence, and is refused whenever it comes behind that."""
-
-    async def crash(point: Point) -> bool:
-        world = World()
-        died = await world.die_at(point)
-        if not died.reached:
-            return False
-        waiting = world.kafka.pause(moment)
-
-        def arrives(_worker: MemoryPartition) -> bool:
-            if waiting.reached and not waiting.is_set():
-                before = len(world.kafka.batches)
-                died.set()
-                assert len(world.kafka.batches) - before == (moment is Step.FENCE), point
-                waiting.set()
-            return False
-
-        assert not await world.die_when(arrives)
-        assert waiting.is_set() or moment is Step.COMMIT  # nothing may be left to commit
-        world.check((point, moment))
-        return True
-
-    assert sweep(crash, Step.COMMIT) >= LEAST[Step.COMMIT]
-
-
 SECOND = [
     *(Point(step) for step in OPENING),
     Point(Step.PROVE, 1),
     *(Point(Step.COMMIT, n, durable) for n in (0, 2) for durable in (False, True)),
 ]
-
-
-@pytest.mark.parametrize("second", SECOND, ids=lambda p: f"{p.step}-{p.after}{'-done' * p.durable}")
-def test_two_crashes_in_a_row(second: Point) -> None:
-    """The worker that takes over dies as well, while it opens or soon after; every other one on another machine."""
-
-    async def crash(first: Point) -> bool:
-        world = World()
-        died = await world.die_at(first)
-        if not died.reached:
-            return False
-        if first.after % 2:
-            world.kafka.lose_store()
-        again = await world.die_at(second)
-        if again.reached:
-            reached.append(first)
-            await world.survive()
-        world.check((first, second))
-        return True
-
-    reached: list[Point] = []
-    for durable in (False, True):
-        assert sweep(crash, Step.COMMIT, durable=durable) >= LEAST[Step.COMMIT]
-    assert len(reached) > 20, "near the end of the first life there is nothing left for the second worker to commit"
 
 
 # -- between the steps ------------------------------------------------------------------------------------------------
