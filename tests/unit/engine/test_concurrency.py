@@ -240,7 +240,7 @@ async def test_there_is_no_room_while_the_lane_is_not_open_or_full() -> None:
         assert [orders.engine.room(tp) for tp in orders.engine.sources] == [0, 0, 0]
 
 
-# -- windows ------------------------------------------------------------------------------------------------------------
+# -- windows ----------------------------------------------------------------------------------------------------------
 
 
 def window(*offsets: int) -> OffsetWindow[str]:
