@@ -38,16 +38,9 @@ def bury_damaged(station: Station, record: Record, error: RecordError, now_ms: i
 
 
 def last_resort(station: Station, record: Record, error: BaseException, fault: BaseException, now_ms: int) -> Turn:
-    """Return the turn of a record whose failure could not be written down: without one it would block its partition.
+    """Return the turn of a record whose failure (`error`) could not be written down because of `fault`.
 
-    It always can be built; if need be, without anything but the record's coordinates.
-
-    Args:
-        station: what deliveries share.
-        record: as read from the main or the redelivery topic.
-        error: what the handler raised.
-        fault: what was raised when that was to be written down.
-        now_ms: epoch milliseconds.
+    Without one it would block its partition. It can always be built; if need be, of nothing but the coordinates.
     """
     handler = station.handler
     new = record.topic == handler.main

@@ -70,19 +70,14 @@ class UnprintableError(RetryAppError):
 
 
 async def deliver(run: Run) -> Outcome:
-    """Deliver a record of the main or the redelivery topic once, in the current task.
+    """Deliver a record of the main or the redelivery topic once, in the current task; return what settles it.
 
-    Returns:
-        What settles the record.
-
-    Raises:
-        RunAbortedError: the run was given up; there is no outcome.
-        GivenUpError: the same, and nobody waits for its end any more.
+    Raises `RunAbortedError` or `GivenUpError` where there is no outcome.
     """
     station, record = run.station, run.record
     handler = station.handler
     if record.damage is None and record.topic == handler.main:
-        run.seen = arriving(record) if record.headers else record
+        run.shown = arriving(record) if record.headers else record
         if handler.orphans.full:
             await _wait_until_startable(run, 0)
     else:
@@ -108,7 +103,7 @@ def crashed(run: Run, times: int) -> Turn:
     """Return the turn of a record that has ended so many workers while it ran alone; it is not run again."""
     station, record = run.station, run.record
     if record.topic == station.handler.main:
-        run.seen = arriving(record) if record.headers else record
+        run.shown = arriving(record) if record.headers else record
     elif (buried := _begin_again(run)) is not None:
         return buried
     now_ms = run.started_ms = station.clock.wall_ms()
@@ -141,12 +136,12 @@ def _begin_again(run: Run) -> Turn | None:
         run.metadata = waiting_metadata(record)
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
         return bury_damaged(station, record, exc, station.clock.wall_ms())
-    run.seen = restore(record, run.metadata)
+    run.shown = restore(record, run.metadata)
     return None
 
 
 def _delivery(run: Run) -> Delivery:
-    station, seen, metadata = run.station, run.seen, run.metadata
+    station, shown, metadata = run.station, run.shown, run.metadata
     if run.started_ms is None:  # asked for afterwards: few need it, and a wall clock costs more than a counter
         clock = station.clock
         run.started_ms = clock.wall_ms() - round((clock.monotonic_s() - run.started_s) * 1000)
@@ -157,10 +152,10 @@ def _delivery(run: Run) -> Delivery:
     common: dict[str, Any] = {
         "failure_id": failure_id(station.handler.group, origin),
         "origin": origin,
-        "timestamp_ms": seen.timestamp_ms,
-        "key": seen.key,
-        "raw_value": seen.value,
-        "headers": seen.headers,
+        "timestamp_ms": shown.timestamp_ms,
+        "key": shown.key,
+        "raw_value": shown.value,
+        "headers": shown.headers,
         "started_ms": run.started_ms,
     }
     if metadata is None:
@@ -199,12 +194,7 @@ async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
 
 
 async def _call(run: Run) -> BaseException | None:
-    """Decode and call, bounded in time; return what was raised.
-
-    Raises:
-        NoThreadError: nothing was run, so no attempt was made.
-        RunAbortedError, GivenUpError: there is no outcome.
-    """
+    """Decode and call, bounded in time; return what was raised, unless there was no attempt or has no outcome."""
     station, watch = run.station, run.watch
     handler = station.handler
     if watch is None:
@@ -215,7 +205,7 @@ async def _call(run: Run) -> BaseException | None:
     watch.begun(run, handler.timeout_s)
     error: BaseException | None = None
     try:
-        value = handler.decode(run.seen.value)
+        value = handler.decode(run.shown.value)
         await call(handler, value, _opened(run) if handler.wants_delivery else None)
         if run.outbox is not None and run.outbox.close():
             await run.outbox.take(station.random)
@@ -332,7 +322,7 @@ class _Failed:
             group=handler.group,
             handler=handler.name,
             origin=delivery.origin,
-            origin_timestamp_ms=run.seen.timestamp_ms,
+            origin_timestamp_ms=run.shown.timestamp_ms,
             attempt=delivery.attempt,
             started_ms=delivery.started_ms,
             failed_ms=self.failed_ms,
@@ -349,7 +339,7 @@ class _Failed:
         max_bytes = station.max_bytes
         outgoing: Outgoing | None = None
         if isinstance(decision, RetryAt):
-            outgoing = to_tier(run.seen, topology=handler.topology, metadata=metadata)
+            outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
             if waiting_size(outgoing) > max_bytes:
                 outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
             else:
@@ -357,7 +347,7 @@ class _Failed:
                 event = Event.SCHEDULED
         if outgoing is None:
             outgoing, metadata = to_dead_letter(
-                run.seen, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
+                run.shown, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
             )
             facts |= {"reason": metadata.reason, "trace": failure.trace}
             event = Event.DEAD

@@ -168,11 +168,7 @@ class Firing:
             self.wake.set()
 
     async def run(self) -> None:
-        """Fire until the session is over.
-
-        Raises:
-            LaneClosedError: it is.
-        """
+        """Fire until the session is over, which `LaneClosedError` says."""
         clock = self._station.clock
         while not self.over:
             await self._lane.ready()  # one look and one turn for all that is due by then

@@ -160,11 +160,7 @@ class Handler:
         return self.topology.group
 
     def decode(self, value: bytes | None) -> Any:
-        """Turn the record's value into what the function takes.
-
-        Raises:
-            UndecodableError: the bytes are no such value; the record keeps its bytes.
-        """
+        """Turn the record's value into what the function takes, or raise `UndecodableError`."""
         if self._adapter is None:
             return value
         try:

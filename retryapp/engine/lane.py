@@ -96,11 +96,7 @@ class Lane:
         return self._limits.backlog - len(self._queue)
 
     def submit(self, session: int, turn: Turn) -> None:
-        """Queue a turn.
-
-        Raises:
-            LaneClosedError: the session in which the turn was made is over; its records will be read again.
-        """
+        """Queue a turn; `LaneClosedError`: its session is over, and its records will be read again."""
         if self.state is not LaneState.OPEN or session != self.session:
             raise LaneClosedError(self.name, f"session {session} is over")
         self._queue.append(turn)
@@ -159,10 +155,7 @@ class Lane:
         return self._finishing
 
     def _was_steady(self) -> bool:
-        """Tell whether the session that failed was a sound one.
-
-        An opening proves nothing: a lane whose transactions fail for a reason that lasts opens well each time.
-        """
+        """Tell whether the session that failed was sound; one that only opened proves nothing."""
         if self._opened_s is None:
             return False
         lasted_s = self._clock.monotonic_s() - self._opened_s

@@ -49,11 +49,7 @@ class LaneLimits:
 
 @asynccontextmanager
 async def within(seconds: float, what: str) -> AsyncIterator[None]:
-    """End the block after so long.
-
-    Raises:
-        TimeoutError: it took longer; the text says what did, unless the error came from inside and tells more.
-    """
+    """End the block after so long, with a TimeoutError that says what took longer, or what the inner one says."""
     try:
         async with asyncio.timeout(seconds):
             yield

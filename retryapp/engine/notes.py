@@ -42,13 +42,7 @@ class Notes:
         ends: Mapping[TopicPartition, int],
         written_down: str,
     ) -> tuple[dict[TopicPartition, Suspected], dict[TopicPartition, str]]:
-        """Take in what a lane finds where it opens.
-
-        Args:
-            offsets: the group's on its sources, as far as there are any.
-            starts: where each source begins.
-            ends: where it ends.
-            written_down: what the changelog says was counted; asked where the group has no offset in the main topic.
+        """Take in what a lane finds where it opens; `written_down` is what the changelog says was counted.
 
         Returns:
             What may have ended a worker, by source; and the marks that have to be there before a record runs.

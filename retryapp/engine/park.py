@@ -23,11 +23,7 @@ from retryapp.ports import Event, Row
 
 
 def park(station: Station, record: Record, now_ms: int) -> Turn:
-    """Return the turn that parks a record of a retry topic, or buries it when it is damaged or its row too large.
-
-    Raises:
-        NewerRecordError: a newer retryapp wrote the record.
-    """
+    """Return the turn that parks a record of a retry topic, or buries it when it is damaged or its row too large."""
     topology = station.handler.topology
     try:
         if (damage := unreadable(record)) is not None:

@@ -25,7 +25,7 @@ from retryapp.engine.progress import Counting, OffsetWindow
 from retryapp.engine.run import Outcome, Run, Station
 from retryapp.engine.suspects import Suspects
 from retryapp.engine.turn import Turn
-from retryapp.ports import Event, Observation, PendingTable, SeenTable, Source, TopicPartition
+from retryapp.ports import Event, Observation, PendingTable, SeenTable, TopicPartition
 
 ABORT_WAIT_S = 2.0
 """Longest wait of a drain for handlers that it has given up: the grace is what they had before."""
@@ -44,7 +44,7 @@ class PartitionEngine:
         partition: int,
         first: DeliveryPool,
         again: DeliveryPool,
-        source: Source,
+        wanted: Callable[[TopicPartition], None],
         progress_ms: int = PROGRESS_MS,
     ) -> None:
         self.station = station
@@ -57,7 +57,8 @@ class PartitionEngine:
         self._retry = frozenset(TopicPartition(topic, partition) for topic in topology.retry_topics)
         self._first = first
         self._again = again
-        self._source = source
+        self._wanted = wanted
+        """Called when there is room for records of a source again."""
         self._session = 0
         self._draining = False
         self._windows: dict[TopicPartition, OffsetWindow[Outcome]] = {}
@@ -91,10 +92,7 @@ class PartitionEngine:
 
     @property
     def release_lag_ms(self) -> int:
-        """Age of the oldest record that is taken in and not settled; 0 when there is none.
-
-        Offsets are committed as a prefix: one slow record holds back what finished behind it.
-        """
+        """Age of the oldest record in flight; 0 without any. Offsets after it wait for it."""
         oldest = [window.oldest_ms for window in self._windows.values() if window.oldest_ms is not None]
         return max(0, self.station.clock.wall_ms() - min(oldest)) if oldest else 0
 
@@ -122,11 +120,7 @@ class PartitionEngine:
         seen: SeenTable | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """Begin a session; the lane has just opened.
-
-        Raises:
-            RuntimeError: it does, and they are missing.
-        """
+        """Begin a session; the lane has just opened."""
         self._session = session
         self._windows = {tp: OffsetWindow() for tp in starts}
         self._unreleased.clear()
@@ -308,7 +302,7 @@ class PartitionEngine:
         elif tp == self._redelivery:
             self.firing.delivered(turns[-1].next_offset)
         if len(window) <= self.station.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
-            self._source.wanted(tp)
+            self._wanted(tp)
 
     def _noted(self, duplicates: Duplicates, tp: TopicPartition, outcomes: Sequence[Outcome]) -> list[Turn]:
         """Make turns that also tell which events were seen."""

@@ -112,7 +112,7 @@ class Placer:
             partition=partition,
             first=served.first,
             again=served.again,
-            source=_Pump(self.pump),
+            wanted=self.pump,
             progress_ms=self.progress_ms,
         )
         transport = self.make_transport(served, engine, membership)
@@ -197,14 +197,3 @@ class Placer:
         if not task.cancelled() and (exc := task.exception()) is not None:
             logger.error("Lane %s ended with an error", lane.name, exc_info=exc)
             self.end_process(f"Lane {lane.name} ended with an error that it could not handle ({exc!r})")
-
-
-@dataclass(frozen=True, slots=True)
-class _Pump:
-    """`ports.Source` on a function."""
-
-    pump: Callable[[TopicPartition], None]
-
-    def wanted(self, tp: TopicPartition) -> None:
-        """See `ports.Source.wanted`."""
-        self.pump(tp)

@@ -60,11 +60,7 @@ class OffsetWindow(Generic[T]):
         return self._entries[0].added_ms if self._entries else None
 
     def add(self, offset: int, size: int = 0, *, now_ms: int = 0) -> None:
-        """Take a record in.
-
-        Raises:
-            ValueError: the offset is not higher; the source delivered something twice or out of order.
-        """
+        """Take a record in; a ValueError: the source delivered something twice or out of order."""
         if offset <= self._last:
             raise ValueError(f"offset {offset} after {self._last}: records of a partition must arrive in order")
         self._last = offset
@@ -74,11 +70,7 @@ class OffsetWindow(Generic[T]):
         self._bytes += size
 
     def finish(self, offset: int, outcome: T, more: int = 0) -> None:
-        """Note the outcome of a record.
-
-        Raises:
-            KeyError: the record is not in the window.
-        """
+        """Note the outcome of a record; `more`: bytes that it holds beside the record."""
         entry = self._index.pop(offset)
         entry.outcome = outcome
         entry.done = True

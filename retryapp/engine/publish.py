@@ -54,11 +54,7 @@ class Destinations:
         self._looks: dict[str, asyncio.Task[None]] = {}
 
     def of(self, topic: str) -> Destination:
-        """Return a destination, seen or not. In any thread.
-
-        Raises:
-            PublishRefusedError: the topic is ours, or the name is none.
-        """
+        """Return a destination, looked at or not, or raise `PublishRefusedError`. In any thread."""
         found = self._known.get(topic)
         if found is None:
             try:
@@ -74,11 +70,7 @@ class Destinations:
         return found
 
     def fresh(self, destination: Destination) -> bool:
-        """Tell whether what is known of a destination may be believed now.
-
-        Raises:
-            DestinationError: it may, and nothing can be published to it.
-        """
+        """Tell whether what is known of a destination may be believed; raise a known problem as `DestinationError`."""
         if not destination.fresh(self._clock.monotonic_s()):
             return False
         if destination.problem is not None:
@@ -86,11 +78,7 @@ class Destinations:
         return True
 
     async def look(self, destination: Destination) -> None:
-        """Look at a topic; those who want the same look share it.
-
-        Raises:
-            DestinationError: nothing can be published to it, or nobody could tell.
-        """
+        """Look at a topic, or raise `DestinationError`; those who want the same look share it."""
         topic = destination.topic
         task = self._looks.get(topic)
         if task is None:
@@ -184,11 +172,7 @@ class Outbox:
         return self._wishes is not None
 
     async def take(self, random: Random) -> None:
-        """Make `published` of what is in it, in order, each record with its partition; it is closed.
-
-        Raises:
-            PublishError: one of them cannot be published.
-        """
+        """Make `published` of what is in the closed box, in order, each with its partition, or raise `PublishError`."""
         wishes, self._wishes = self._wishes, None
         if self._destinations is None or wishes is None:
             return

@@ -24,11 +24,7 @@ logger = logging.getLogger(__name__)
 async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
     """Read on from where the table is.
 
-    Returns:
-        False when the changelog has no such record as the table wrote last: it is a copy of something else, drop it.
-
-    Raises:
-        StoreAheadError: the changelog ends before the table does.
+    Returns False when the changelog has no such record as the table wrote last: it is a copy of something else.
     """
     looked_for = table.last_written
     start = table.next_offset if looked_for is None else looked_for
@@ -78,12 +74,7 @@ def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed])
 async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
 ) -> tuple[Mapping[TopicPartition, int], str]:
-    """Return where a lane was by its changelog, for sources without a committed offset, and what was counted.
-
-    Raises:
-        OffsetsMissingError: the lane has worked, all its offsets are gone, and an earlier retryapp, which wrote none
-            down, was the last to work.
-    """
+    """Return where a lane was by its changelog, for sources without a committed offset, and what was counted."""
     rows, last = 0, b""
 
     def look(records: list[Any], _position: int) -> None:

@@ -20,12 +20,7 @@ async def recover_seen(
     now_ms: int,
     rolled_back: bool = False,
 ) -> SeenTable:
-    """Open a table and bring it up to its changelog, which keeps hardly more than the window.
-
-    Raises:
-        NewerRowError: a newer retryapp wrote a row.
-        DiskFullError, StoreBrokenError: the disk does not serve; the table is closed.
-    """
+    """Open a table and bring it up to its changelog, which keeps hardly more than the window."""
     seen = open_seen()
     if rolled_back:
         seen.drop()
@@ -50,11 +45,7 @@ async def recover_seen(
 
 
 def apply_seen(seen: SeenTable, changelog: TopicPartition, batch: LaneBatch, receipt: LaneReceipt, now_ms: int) -> None:
-    """Write the rows of a committed batch.
-
-    Raises:
-        DiskFullError, StoreBrokenError: the table must not be trusted any more: `drop` it.
-    """
+    """Write the rows of a committed batch; on any error the table must not be trusted any more."""
     found = [
         (outgoing, offset)
         for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)

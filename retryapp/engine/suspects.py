@@ -62,11 +62,7 @@ class Suspects:
             self._crashes = 0
 
     async def run(self) -> None:
-        """Run them one at a time.
-
-        Raises:
-            LaneClosedError: the session is over.
-        """
+        """Run them one at a time, until `LaneClosedError`."""
         while True:
             while not self._queue:
                 self._wake.clear()

@@ -56,14 +56,9 @@ class Threads:
             jobs.put(None)
 
     def run(self, function: Callable[..., Any], *arguments: Any, name: str) -> asyncio.Future[Ended]:
-        """Run a function in a thread, in a copy of the caller's context. It begins at once.
+        """Run a function in a thread, at once, in a copy of the caller's context, or raise `NoThreadError`.
 
-        Returns:
-            A future of the running loop. It never fails; nobody needs to look at it. It stays open when the loop ends
-            first.
-
-        Raises:
-            NoThreadError: the function was not started.
+        The future never fails, and stays open when the loop ends first.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Ended] = loop.create_future()

@@ -32,7 +32,6 @@ from retryapp.ports.flow import (
     Random,
     Removal,
     Row,
-    Source,
     TopicPartition,
 )
 from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTable
@@ -70,7 +69,6 @@ __all__ = [
     "Row",
     "SeenTable",
     "Sink",
-    "Source",
     "Standing",
     "TopicPartition",
     "TopicReader",

@@ -31,19 +31,11 @@ class Acks(Protocol):
     """Records on their way to the broker."""
 
     async def offsets(self) -> Sequence[int]:
-        """Wait until all are acknowledged; return the offset of each, in the order in which they were given.
-
-        Raises:
-            Exception: one was refused, or nobody answered.
-        """
+        """Wait until all are acknowledged and return their offsets, in order; raise what a broker refused one with."""
         ...
 
     def on_appended(self, tell: Callable[[int], None]) -> bool:
-        """Have `tell` called once the first of them is acknowledged, with the time at which the broker appended it.
-
-        Returns:
-            False when there are none.
-        """
+        """Have `tell` called with the broker's time when it appended the first of them; False when there are none."""
         ...
 
 
@@ -59,13 +51,9 @@ class TopicReader(Protocol):
         ...
 
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
-        """Read from `start` to the present end, a slice at a time; return that end, also when the sink had enough.
+        """Read from `start`, or the first offset, to the present end; return it, also when the sink had enough.
 
-        Args:
-            tp: the partition.
-            start: first offset; the first that is there when that is later.
-            sink: takes each slice. What it has taken stays taken, also when the reading ends with an error.
-            background: nobody waits for this reading.
+        What the sink has taken stays taken, also when the reading ends with an error. `background`: without haste.
         """
         ...
 
@@ -108,9 +96,5 @@ class DestinationReader(Protocol):
     """Looks at topics that are not ours and that handlers publish to."""
 
     async def look(self, topic: str) -> Seen | None:
-        """Return how a topic is now; None: there is none. Never creates one.
-
-        Raises:
-            Exception: the client could not tell.
-        """
+        """Return how a topic is now; None: there is none. Never creates one; raises when the client cannot tell."""
         ...

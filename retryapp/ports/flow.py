@@ -161,11 +161,3 @@ class LaneReceipt:
     """Offset of each of `LaneBatch.publishes`, in order."""
     changelog_offset: int | None
     """Highest offset written to the changelog partition; None when nothing was."""
-
-
-class Source(Protocol):
-    """Where a partition's records come from; the engine asks for more as room appears."""
-
-    def wanted(self, tp: TopicPartition) -> None:
-        """Tell the source that there is room for records of `tp` again."""
-        ...

@@ -40,26 +40,20 @@ class PendingTable(LocalTable, Protocol):
 
     @property
     def last_written(self) -> int | None:
-        """Offset of the last changelog record that it wrote, to be looked for there; None once it was caught up.
+        """Offset of the last changelog record that it wrote, to be looked for there.
 
-        None as well where it lies back so far that compaction may have taken the record away.
+        None once it was caught up, or where compaction may have taken the record away.
         """
         ...
 
     def due(
         self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        """Return what is due and the next due time.
+        """Return what is due (`due_at_ms <= now_ms`, not `claimed`) and the next due time.
 
-        Args:
-            now_ms: rows with `due_at_ms <= now_ms` are due.
-            limit: at most so many rows.
-            claimed: keys to pass over (they are in a turn already).
-            max_bytes: bound of the values together; the first row is always returned. None: no bound.
-
-        Returns:
-            `(key, value)` pairs sorted by due time then origin offset; and `due_at_ms` of the first row that was not
-            returned and is not claimed, or None when there is none.
+        `(key, value)` pairs sorted by due time then origin offset, at most `limit`, values together at most `max_bytes`
+        except that the first row is always returned; and `due_at_ms` of the first row that is neither returned nor
+        claimed, or None.
         """
         ...
 

@@ -115,11 +115,7 @@ class WorkerView(Protocol):
         ...
 
     async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """Return how far the partitions owned here are behind; asks the broker.
-
-        Raises:
-            BrokerUnreachableError: it did not answer.
-        """
+        """Return how far the partitions owned here are behind; asks the broker, or raises `BrokerUnreachableError`."""
         ...
 
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:

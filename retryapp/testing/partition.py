@@ -119,7 +119,7 @@ class MemoryPartition:
             partition=partition,
             first=self._pools[0],
             again=self._pools[1],
-            source=self,
+            wanted=self._pump,
         )
         self._site = LaneSite(
             name=f"{topology.prefix}.{partition}",
@@ -271,10 +271,6 @@ class MemoryPartition:
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
         """Return the committed records of a topic's partition; of this one's number unless given."""
         return self.transport.read(TopicPartition(topic, self._partition if partition is None else partition))
-
-    def wanted(self, tp: TopicPartition) -> None:
-        """See `ports.Source.wanted`."""
-        self._pump(tp)
 
     def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
         transport, pending = self.transport, self.transport.pending
