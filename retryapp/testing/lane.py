@@ -180,6 +180,7 @@ class MemoryLaneTransport(MemoryLane):
     """
 
     clock: VirtualClock
+    pending: MemoryPendingTable | None
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
         clock = clock or VirtualClock()

@@ -146,7 +146,7 @@ async def test_a_row_that_cannot_be_read_is_buried_and_holds_nothing_up() -> Non
         await orders.send(b"a", b"b")
         assert orders.transport.pending is not None
         (bad, _), _ = orders.transport.pending.page(None, 2)
-        orders.transport.pending._rows[bad] = orders.transport.pending._rows[bad]._replace(value=b"\xff rubbish")
+        orders.transport.pending.rows[bad] = orders.transport.pending.rows[bad]._replace(value=b"\xff rubbish")
         await orders.advance(300_000)
         assert offsets(orders.records(REDELIVERY.topic)) == [1]
         assert [(dead.reason, dead.origin.offset) for dead in orders.dead_letters[:1]] == [("damaged", 0)]
