@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from deliver_once import deliver_once
 from doubles import USER_HEADERS, BankDownError, MakeRecord, MakeStation, again, failing, the
 
 from retryapp.core.headers import encode_metadata
 from retryapp.core.names import RETRY_ATTEMPT, RETRY_DUE_MS
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler import Delivery
-from retryapp.testing import VirtualClock, deliver_once
+from retryapp.testing import VirtualClock
 
 
 @pytest.mark.parametrize(

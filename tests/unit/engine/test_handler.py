@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
 
 from retryapp.core.headers import decode_metadata
 from retryapp.engine.handler import Delivery, HandlerSignatureError
 from retryapp.engine.run import Station
-from retryapp.testing import deliver_once
 
 MakeStation = Callable[..., Station]
 MakeRecord = Callable[..., Any]

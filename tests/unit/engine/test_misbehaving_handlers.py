@@ -7,13 +7,14 @@ import threading
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
 from doubles import BankDownError, MakeRecord, MakeStation, failing, settle, the
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.turn import Turn
-from retryapp.testing import VirtualClock, deliver_once
+from retryapp.testing import VirtualClock
 
 
 async def test_a_handler_that_runs_too_long_is_cancelled_and_tried_again(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from deliver_once import deliver_once
 from doubles import REDELIVERY, BankDownError, MakeRecord, MakeStation, again, down, failing, settle, the
 
 from retryapp.engine.run import Run, RunAbortedError
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock
 
 
 async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(

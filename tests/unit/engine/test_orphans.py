@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
@@ -19,7 +20,7 @@ from retryapp.engine.handler import Delivery
 from retryapp.engine.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.run import Run, RunAbortedError, Station
 from retryapp.ports import TopicPartition
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock
 
 MakeStation = Callable[..., Station]
 MakeRecord = Callable[..., Any]

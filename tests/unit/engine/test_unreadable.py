@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from deliver_once import deliver_once
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.headers import decode_metadata
@@ -13,7 +14,6 @@ from retryapp.core.record import Damage, Record
 from retryapp.engine.park import park
 from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
-from retryapp.testing import deliver_once
 
 
 @pytest.fixture
