@@ -58,7 +58,11 @@ async def test_a_record_with_an_impossible_timestamp_goes_round(timestamp_ms: in
         raise error
 
     async with MemoryPartition(nameless, "1s") as partition:
-        partition.accept(Record("orders", 0, 0, timestamp_ms, b"k", b"v", (("\udcff", b"z"),)))
+        partition.engine.accept(
+            TopicPartition("orders", 0),
+            partition.lane.session,
+            [Record("orders", 0, 0, timestamp_ms, b"k", b"v", (("\udcff", b"z"),))],
+        )
         await partition.settle()
         assert partition.waiting == {"1s": 1}
         await partition.advance(1_000)
