@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deliver_once import deliver_once
-from doubles import USER_HEADERS, BankDownError, MakeRecord, MakeStation, again, failing, the
+from doubles import USER_HEADERS, BankDownError, again, failing, make_record, make_station, the
 
 from retryapp.core.headers import encode_metadata
 from retryapp.core.names import RETRY_ATTEMPT, RETRY_DUE_MS
@@ -20,12 +20,7 @@ from retryapp.testing import VirtualClock
     [(RETRY_ATTEMPT, b"many", 2), (RETRY_DUE_MS, b"soon", 2), (RETRY_DUE_MS, None, 2)],
 )
 async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    clock: VirtualClock,
-    name: str,
-    value: bytes | None,
-    attempt: int,
+    clock: VirtualClock, name: str, value: bytes | None, attempt: int
 ) -> None:
     """The handler is not asked; what can be read is kept; the attempt is that of the history if its header is not."""
     station = make_station(failing(BankDownError()), "1s 10s 1m")
@@ -48,9 +43,7 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
     assert (calls, turn.next_offset) == ([], record.offset + 1)
 
 
-async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_delivery(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_delivery() -> None:
     """Somebody else wrote to our topic."""
     calls: list[object] = []
 
@@ -62,9 +55,7 @@ async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_deli
     assert (dead.topic, metadata.reason, calls) == ("app.orders.dlq", "damaged", [])
 
 
-async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record() -> None:
     """Our headers on it are neither believed nor shown."""
     _, dead = the(await deliver_once(make_station(failing(Reject())), make_record()))
     seen: list[Delivery] = []

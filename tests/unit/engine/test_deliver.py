@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 from deliver_once import deliver_once
-from doubles import USER_HEADERS, BankDownError, MakeRecord, MakeStation, again, failing, fine, the
+from doubles import USER_HEADERS, BankDownError, again, failing, fine, make_record, make_station, the
 from pydantic import BaseModel, field_validator
 
 from retryapp.core.classify import non_retryable
@@ -22,9 +22,7 @@ from retryapp.testing import VirtualClock
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
 
 
-async def test_success_at_first_try_settles_the_offset_and_publishes_nothing(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_success_at_first_try_settles_the_offset_and_publishes_nothing() -> None:
     """The turn is not urgent: offsets alone wait for the tick."""
     turn = await deliver_once(make_station(fine), make_record(offset=42))
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
@@ -32,9 +30,7 @@ async def test_success_at_first_try_settles_the_offset_and_publishes_nothing(
     assert turn.observations == ()  # records that are fine at once are told of together
 
 
-async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story(clock: VirtualClock) -> None:
     """Every header that the next delivery needs."""
     station = make_station(failing(BankDownError("no answer")), "1s 10s")
     now_ms = clock.wall_ms()
@@ -54,9 +50,7 @@ async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story
     assert [o.event for o in turn.observations] == [Event.FAILED, Event.SCHEDULED]
 
 
-async def test_the_delay_is_jittered_by_the_stations_random_numbers(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_the_delay_is_jittered_by_the_stations_random_numbers(clock: VirtualClock) -> None:
     """Jitter only shortens."""
     delays = []
     for rng in (0.0, 0.5):
@@ -76,9 +70,7 @@ async def test_the_delay_is_jittered_by_the_stations_random_numbers(
         (BankDownError("gone for good"), "exhausted"),
     ],
 )
-async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(
-    make_station: MakeStation, make_record: MakeRecord, error: Exception, reason: str
-) -> None:
+async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exception, reason: str) -> None:
     """With the reason, the traceback and no due time."""
     policy = RetryPolicy("fixed(1s, 1)", on=non_retryable(ValueError))
     station = make_station(failing(error), policy)
@@ -95,17 +87,13 @@ async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(
     assert [(o.event, o.reason) for o in turn.observations] == [(Event.FAILED, None), (Event.DEAD, reason)]
 
 
-async def test_retry_later_replaces_the_next_delay(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_retry_later_replaces_the_next_delay(clock: VirtualClock) -> None:
     """The tier is the nearest one; the due time is what was asked for."""
     _, metadata = the(await deliver_once(make_station(failing(RetryLater("7s"))), make_record()))
     assert (metadata.due_at_ms, metadata.tier, metadata.attempt) == (clock.wall_ms() + 7_000, "10s", 1)
 
 
-async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_bytes(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_bytes() -> None:
     """The handler never sees it, and the message does not quote it."""
     calls: list[object] = []
 
@@ -118,9 +106,7 @@ async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_byte
     assert "secret" not in metadata.error_message
 
 
-async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record() -> None:
     """Decoding runs the user's code too."""
 
     class Order(BaseModel):
@@ -138,9 +124,7 @@ async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record(
 # -- attempts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_is_delivered_max_attempts_times_and_then_dead(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_record_is_delivered_max_attempts_times_and_then_dead(clock: VirtualClock) -> None:
     """No more, no fewer; what never changes is the same in every copy."""
     seen: list[Delivery] = []
 
@@ -171,9 +155,7 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(
     assert metadata.first_failed_ms == seen[0].started_ms
 
 
-async def test_success_after_a_failure_is_told_on_the_events_topic(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_success_after_a_failure_is_told_on_the_events_topic(clock: VirtualClock) -> None:
     """With attempt and lateness: a recovered record costs one event."""
     out, _ = the(await deliver_once(make_station(failing(BankDownError())), make_record()))
     clock.advance(1_250)
@@ -185,9 +167,7 @@ async def test_success_after_a_failure_is_told_on_the_events_topic(
     assert (turn.source, turn.next_offset) == (TopicPartition("app.orders.redelivery", 0), 8)
 
 
-async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(clock: VirtualClock) -> None:
     """It travels as empty in between."""
     seen: list[object] = []
 
@@ -203,7 +183,7 @@ async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(
     assert seen == [None, None]
 
 
-async def test_a_failure_that_is_told_of_is_gone(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_a_failure_that_is_told_of_is_gone() -> None:
     """With its traceback and all frames: left to the garbage collector, they cost a storm of failures a tenth more."""
     seen: list[weakref.ref[BankDownError]] = []
 

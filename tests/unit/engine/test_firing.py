@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import REDELIVERY, BankDownError, Gate, MakeStation, down, offsets
+from doubles import REDELIVERY, BankDownError, Gate, down, make_station, offsets
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.rows import row_key
@@ -124,7 +124,7 @@ async def test_a_table_that_cannot_be_read_makes_the_lane_open_again(monkeypatch
         assert offsets(orders.records(REDELIVERY.topic)) == [0]
 
 
-async def test_a_row_that_is_not_due_is_refused_whoever_asks(make_station: MakeStation) -> None:
+async def test_a_row_that_is_not_due_is_refused_whoever_asks() -> None:
     """The table gives out what is due; if it ever gave out more, nothing of it may come early."""
     station = make_station(down)
     rows = [(row_key(due_at_ms, 0, due_at_ms), b"") for due_at_ms in (1_000, 1_001)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from doubles import make_record, make_station
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, record_size
@@ -16,9 +16,6 @@ from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Record]
 
 
 class OddError(Exception):
@@ -39,7 +36,7 @@ def buried(station: Station, record: Record, max_bytes: int = 100_000) -> Turn:
     return last_resort(replace(station, max_bytes=max_bytes), record, OddError(), OddError(), -1)
 
 
-async def test_a_new_record_keeps_its_bytes_and_coordinates(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     """Its headers are the user's, whatever they are called; observers hear of it."""
     headers: Headers = (("retry-attempt", b"7"), ("\udcff", b"z"))
     turn = buried(make_station(down), make_record(headers=headers))
@@ -54,7 +51,7 @@ async def test_a_new_record_keeps_its_bytes_and_coordinates(make_station: MakeSt
     assert [o.event for o in turn.observations] == [Event.DAMAGED, Event.DEAD]
 
 
-async def test_a_redelivered_record_keeps_its_origin_and_attempt(make_station: MakeStation) -> None:
+async def test_a_redelivered_record_keeps_its_origin_and_attempt() -> None:
     """As far as its headers can be read."""
     async with MemoryPartition(down, "1s") as orders:
         await orders.send(b"v")
@@ -66,9 +63,7 @@ async def test_a_redelivered_record_keeps_its_origin_and_attempt(make_station: M
     assert (said.attempt, said.origin.topic, said.origin.offset) == (2, "orders", 0)
 
 
-async def test_if_even_the_record_cannot_be_carried_its_coordinates_are(
-    make_station: MakeStation, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_if_even_the_record_cannot_be_carried_its_coordinates_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too large, or something in it that nobody thought of."""
     station = make_station(down)
     (small,) = buried(station, make_record(b"x" * 100_000), max_bytes=2_000).publishes

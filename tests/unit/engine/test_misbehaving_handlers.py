@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from deliver_once import deliver_once
-from doubles import BankDownError, MakeRecord, MakeStation, failing, settle, the
+from doubles import BankDownError, failing, make_record, make_station, settle, the
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
@@ -17,9 +17,7 @@ from retryapp.engine.turn import Turn
 from retryapp.testing import VirtualClock
 
 
-async def test_a_handler_that_runs_too_long_is_cancelled_and_tried_again(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_handler_that_runs_too_long_is_cancelled_and_tried_again(clock: VirtualClock) -> None:
     """Not a millisecond before its time-out."""
     cancelled: list[bool] = []
 
@@ -43,14 +41,14 @@ async def test_a_handler_that_runs_too_long_is_cancelled_and_tried_again(
     assert metadata.last_failed_ms - metadata.started_ms == 30_000
 
 
-async def test_a_group_of_errors_is_told_by_its_members(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_a_group_of_errors_is_told_by_its_members() -> None:
     """Even of those that end other programs."""
     group = BaseExceptionGroup("group", [SystemExit(1), Reject("bad")])
     _, metadata = the(await deliver_once(make_station(failing(group)), make_record()))
     assert metadata.reason == "rejected"
 
 
-async def test_a_time_out_of_the_handlers_own_is_its_own(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_a_time_out_of_the_handlers_own_is_its_own() -> None:
     """Not taken for ours."""
     _, metadata = the(await deliver_once(make_station(failing(TimeoutError("socket"))), make_record()))
     assert (metadata.error_type, metadata.error_message) == ("TimeoutError", "socket")
@@ -68,9 +66,7 @@ async def test_a_time_out_of_the_handlers_own_is_its_own(make_station: MakeStati
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_whatever_a_handler_raises_is_a_failure_of_the_record(
-    make_station: MakeStation, make_record: MakeRecord, error: BaseException
-) -> None:
+async def test_whatever_a_handler_raises_is_a_failure_of_the_record(error: BaseException) -> None:
     """And never ends the worker."""
     out, metadata = the(await deliver_once(make_station(failing(error)), make_record()))
     assert out.topic == "app.orders.retry"
@@ -111,9 +107,7 @@ class NamelessError(Exception, metaclass=NamelessType):
 @pytest.mark.parametrize(
     "error", [TextExitsError(), HiddenCauseError(), NamelessError()], ids=["text", "cause", "type"]
 )
-async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(
-    make_station: MakeStation, make_record: MakeRecord, error: BaseException
-) -> None:
+async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(error: BaseException) -> None:
     """Its own code runs when it is judged: that must neither end the worker nor be met again for ever."""
     out, metadata = the(await deliver_once(make_station(failing(error)), make_record()))
     assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
@@ -121,9 +115,7 @@ async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(
 
 
 @pytest.mark.parametrize("error", [StopIteration(1), SystemExit(3), ValueError("no")], ids=lambda e: type(e).__name__)
-async def test_whatever_a_plain_function_raises_is_a_failure_of_the_record(
-    make_station: MakeStation, make_record: MakeRecord, error: BaseException
-) -> None:
+async def test_whatever_a_plain_function_raises_is_a_failure_of_the_record(error: BaseException) -> None:
     """Also what asyncio cannot carry out of a thread."""
     threads: list[int] = []
 
@@ -143,9 +135,7 @@ async def test_whatever_a_plain_function_raises_is_a_failure_of_the_record(
     assert threads != [threading.get_ident()]
 
 
-async def test_a_handler_that_cancels_its_own_task_fails_and_spares_the_worker(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_handler_that_cancels_its_own_task_fails_and_spares_the_worker() -> None:
     """As an outdated time-out library does."""
 
     async def handler(_value: bytes) -> None:
@@ -167,9 +157,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_and_spares_the_worker(
     assert (out.topic, metadata.error_type.rsplit(".", 1)[-1]) == ("app.orders.retry", "CancelledError")
 
 
-async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_worker(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_worker() -> None:
     """It asks for its own cancellation and returns: that was its last await."""
 
     async def handler(_value: bytes) -> None:
@@ -185,7 +173,7 @@ async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_work
     assert (await asyncio.create_task(worker())).next_offset == 43
 
 
-async def test_a_worker_that_is_cancelled_ends(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_a_worker_that_is_cancelled_ends() -> None:
     """And its handler with it: that is no failure of the record."""
     ended: list[bool] = []
 
@@ -203,7 +191,7 @@ async def test_a_worker_that_is_cancelled_ends(make_station: MakeStation, make_r
     assert ended == [True]
 
 
-async def test_a_run_that_is_given_up_has_no_outcome(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_a_run_that_is_given_up_has_no_outcome() -> None:
     """The handler is cancelled; whatever it then does counts for nothing."""
 
     async def stubborn(_value: bytes) -> None:

@@ -6,15 +6,13 @@ import asyncio
 
 import pytest
 from deliver_once import deliver_once
-from doubles import REDELIVERY, BankDownError, MakeRecord, MakeStation, again, down, failing, settle, the
+from doubles import REDELIVERY, BankDownError, again, down, failing, make_record, make_station, settle, the
 
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.testing import MemoryPartition, VirtualClock
 
 
-async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(clock: VirtualClock) -> None:
     """Another worker's clock may run ahead of ours."""
     out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
     started: list[int] = []
@@ -33,9 +31,7 @@ async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(
     assert started == [due_ms]
 
 
-async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clock: VirtualClock) -> None:
     """The due time is looked at again after the wait."""
     out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
     started: list[int] = []
@@ -54,7 +50,7 @@ async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(
     assert len(started) == 1
 
 
-async def test_waiting_for_the_due_time_can_be_given_up(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_waiting_for_the_due_time_can_be_given_up() -> None:
     """A record that is due in a year must not hold up a rebalance, and its handler must not start."""
     out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
     calls: list[object] = []

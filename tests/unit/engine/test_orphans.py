@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 from deliver_once import deliver_once
+from doubles import make_record, make_station
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler import Delivery
 from retryapp.engine.orphans import MIN_ORPHANS, Orphans
-from retryapp.engine.run import Run, RunAbortedError, Station
+from retryapp.engine.run import Run, RunAbortedError
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Any]
 
 MAIN = TopicPartition("orders", 0)
 TIMEOUT = RetryPolicy("5m 10m", timeout="30s")
@@ -100,11 +98,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    clock: VirtualClock,
-    hanging: Hanging,
-    caplog: pytest.LogCaptureFixture,
+    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record fails at that moment; the thread is counted until it ends, and said with the record's place."""
     station = make_station(hanging, TIMEOUT)
@@ -136,7 +130,7 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
 
 
 async def test_a_coroutine_that_swallows_its_cancellation_is_left_behind_two_seconds_after_its_time_out(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock, stubborn: Stubborn
+    clock: VirtualClock, stubborn: Stubborn
 ) -> None:
     """The record has timed out; the error that it ends with later is nobody's."""
     station = make_station(stubborn, TIMEOUT)
@@ -156,9 +150,7 @@ async def test_a_coroutine_that_swallows_its_cancellation_is_left_behind_two_sec
 
 
 @pytest.mark.parametrize("ending", [None, ValueError("while cleaning up")])
-async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock, ending: Exception | None
-) -> None:
+async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(clock: VirtualClock, ending: Exception | None) -> None:
     """Whatever it then returns or raises, it has timed out."""
 
     async def handler(_value: bytes) -> None:
@@ -181,9 +173,7 @@ async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(
     assert station.handler.orphans.total == 0
 
 
-async def test_a_handler_that_ends_in_the_moment_of_its_time_out_has_ended(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_handler_that_ends_in_the_moment_of_its_time_out_has_ended(clock: VirtualClock) -> None:
     """Its work is done: it would only be done twice."""
 
     async def handler(_value: bytes) -> None:
@@ -197,7 +187,7 @@ async def test_a_handler_that_ends_in_the_moment_of_its_time_out_has_ended(
 
 
 async def test_the_end_of_a_worker_waits_for_no_handler(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock, hanging: Hanging, stubborn: Stubborn
+    clock: VirtualClock, hanging: Hanging, stubborn: Stubborn
 ) -> None:
     """Plain functions at once, coroutines after their two seconds."""
     station = make_station(hanging, TIMEOUT)
@@ -225,11 +215,7 @@ async def test_the_end_of_a_worker_waits_for_no_handler(
 
 
 async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    clock: VirtualClock,
-    hanging: Hanging,
-    caplog: pytest.LogCaptureFixture,
+    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It begins when an orphan has ended, and its time counts from then."""
     station = make_station(hanging, TIMEOUT)
@@ -251,9 +237,7 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
         end.done() or end.cancel()
 
 
-async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(
-    make_station: MakeStation, make_record: MakeRecord, hanging: Hanging
-) -> None:
+async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(hanging: Hanging) -> None:
     """The handler is not called, and nothing stays behind."""
     station, runs = make_station(hanging, TIMEOUT), list[Run]()
     orphans = station.handler.orphans
@@ -268,7 +252,7 @@ async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(
     assert (hanging.begun, orphans.waiting) == ([], 0)
 
 
-async def test_a_larger_concurrency_has_a_larger_limit(make_station: MakeStation) -> None:
+async def test_a_larger_concurrency_has_a_larger_limit() -> None:
     """One hanging run for each that may run at once."""
     handler = make_station(Hanging(), concurrency=50).handler
     assert handler.orphans.limit == 50
@@ -291,11 +275,7 @@ async def test_one_end_wakes_all_that_wait() -> None:
 
 
 async def test_the_limit_is_said_when_it_is_reached(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    clock: VirtualClock,
-    hanging: Hanging,
-    caplog: pytest.LogCaptureFixture,
+    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the number of runs that hang."""
     station = make_station(hanging, TIMEOUT)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
+
+from doubles import make_station
 
 from retryapp.core.record import Record
 from retryapp.engine.pool import BURST, DeliveryPool
-from retryapp.engine.run import Run, Station
+from retryapp.engine.run import Run
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
-
-MakeStation = Callable[..., Station]
 
 
 async def test_a_task_that_is_cancelled_after_its_handler_spares_the_runner() -> None:
@@ -100,7 +99,7 @@ async def test_records_that_are_fine_at_once_are_settled_together() -> None:
         assert orders.waiting == {"5m": 1}
 
 
-async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner(make_station: MakeStation) -> None:
+async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> None:
     """Its runner goes on with other records: it must not be taken for one that hangs, two seconds later."""
     runs: list[Run] = []
 

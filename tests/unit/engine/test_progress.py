@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import MakeStation
+from doubles import make_station
 
 from retryapp.core.lifecycle import Progress, decode_event
 from retryapp.core.tally import Tally
@@ -84,7 +84,7 @@ def test_an_outcome_of_an_unknown_record_is_refused() -> None:
 
 
 @pytest.fixture
-def counting(make_station: MakeStation) -> Counting:
+def counting() -> Counting:
     """A session that begins at offset 100."""
 
     async def fine(_: Any) -> None:

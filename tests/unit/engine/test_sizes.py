@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from deliver_once import deliver_once
+from doubles import make_record, make_station
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, record_size, waiting_size
@@ -20,9 +20,6 @@ from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Removal, Row
 from retryapp.testing import MemoryPartition, VirtualClock
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Record]
 
 USER_HEADERS = (("trace", b"1"), ("trace", None), ("retry-attempt", b"the user's own"))
 
@@ -41,7 +38,7 @@ def said(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
 
 
 @pytest.fixture
-async def copy(make_station: MakeStation, make_record: MakeRecord) -> Outgoing:
+async def copy() -> Outgoing:
     """The copy that waits, of a record of 5,000 bytes."""
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
     return said(await deliver_once(make_station(down), record))[0]
@@ -53,9 +50,7 @@ def tier_record(copy: Outgoing, offset: int = 3) -> Record:
 
 
 @pytest.mark.parametrize(("room", "topic"), [(0, "app.orders.retry"), (-1, "app.orders.dlq")])
-async def test_a_failure_whose_copy_does_not_fit_is_dead(
-    make_station: MakeStation, make_record: MakeRecord, copy: Outgoing, room: int, topic: str
-) -> None:
+async def test_a_failure_whose_copy_does_not_fit_is_dead(copy: Outgoing, room: int, topic: str) -> None:
     """At the limit it waits; one byte more and it is dead, with the error that it failed with and its coordinates."""
     limit = waiting_size(copy) + room
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
@@ -75,7 +70,7 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(
     assert (dead.event, dead.reason, dead.due_at_ms) == (Event.DEAD, "too-large", None)
 
 
-async def test_what_is_far_too_large_keeps_its_coordinates(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_what_is_far_too_large_keeps_its_coordinates() -> None:
     """The value is dropped; the dead letter fits."""
     out, metadata = said(await deliver_once(make_station(down, max_bytes=4_000), make_record(b"x" * 50_000)))
     assert (out.topic, out.value, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", b"", "too-large", 42)
@@ -96,7 +91,7 @@ def fired(station: Station, row: Row, max_bytes: int) -> Turn:
     return fire(replace(station, max_bytes=max_bytes), [(row.key, row.value)], partition=0, now_ms=NOW_MS)
 
 
-async def test_a_tier_record_whose_row_does_not_fit_is_dead(make_station: MakeStation, copy: Outgoing) -> None:
+async def test_a_tier_record_whose_row_does_not_fit_is_dead(copy: Outgoing) -> None:
     """At the limit there is a row, which the changelog takes; one byte more and there is a dead letter."""
     station, record, limit = make_station(down), tier_record(copy), waiting_size(copy)
     (row,) = parked(station, record, limit).puts
@@ -111,7 +106,7 @@ async def test_a_tier_record_whose_row_does_not_fit_is_dead(make_station: MakeSt
     assert [o.event for o in turn.observations] == [Event.DEAD]
 
 
-async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(make_station: MakeStation, copy: Outgoing) -> None:
+async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(copy: Outgoing) -> None:
     """A limit that was lowered while it waited; the row is gone and its count with it."""
     station = make_station(down)
     limit = waiting_size(copy)
@@ -125,7 +120,7 @@ async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(make_station
     assert turn.removes == (Removal(row.key, "1s"),)
 
 
-async def test_a_row_without_metadata_that_does_not_fit_is_damaged(make_station: MakeStation, copy: Outgoing) -> None:
+async def test_a_row_without_metadata_that_does_not_fit_is_damaged(copy: Outgoing) -> None:
     """Nothing says whose it is; it goes all the same."""
     station = make_station(down)
     (row,) = parked(station, tier_record(copy), 1 << 20).puts
@@ -136,7 +131,7 @@ async def test_a_row_without_metadata_that_does_not_fit_is_damaged(make_station:
     assert metadata.original_reason == "damaged"
 
 
-async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock, make_record: MakeRecord) -> None:
+async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock) -> None:
     """The whole way: the large one is dead, its neighbours recover, every offset is committed."""
     attempts: dict[int, int] = {}
 

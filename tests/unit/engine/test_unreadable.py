@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from deliver_once import deliver_once
+from doubles import make_station
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.headers import decode_metadata
@@ -17,7 +16,7 @@ from retryapp.engine.turn import Turn
 
 
 @pytest.fixture
-async def station(make_station: Callable[..., Station]) -> Station:
+async def station() -> Station:
     """Its handler must never run."""
 
     async def never(_value: bytes) -> None:
