@@ -19,10 +19,12 @@ from typing import Final
 from retryapp.core.deduplicate import Deduplicate, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.publication import Seen
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler import Delivery, Handler
+from retryapp.engine.publish import Destinations
 from retryapp.ports import Event, Observation, TopicPartition
 from simulation.broker import Broker
 from simulation.counts import check_counts
@@ -79,7 +81,7 @@ class History:
         topology = self.topology
         names = self.names = Topics(
             topology.main, topology.retry_topics[0], topology.redelivery, topology.dlq, topology.events,
-            topology.pending_changelog, topology.seen_changelog,
+            topology.pending_changelog, topology.seen_changelog, "results",
         )  # fmt: skip
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
         self.oracle = Oracle(
@@ -145,7 +147,12 @@ class History:
             concurrency=2,
             max_in_flight=4,
             deduplicate=self.rule,
+            destinations=Destinations(self, worker.clock, lambda: self.topology.owned),
         )
+
+    async def look(self, _topic: str) -> Seen:
+        """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""
+        return Seen(self.plan.partitions)
 
     async def _handle(self, worker: SimWorker, value: bytes, delivery: Delivery) -> None:
         origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
@@ -153,6 +160,7 @@ class History:
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
+        delivery.publish(self.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
         opening = opening_of(worker, self.topology.main, origin[0])
         self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
         now = step(script, attempt)

@@ -30,6 +30,8 @@ class Topics(NamedTuple):
     events: str
     changelog: str
     seen: str = ""
+    results: str = ""
+    """The handler publishes to it at each attempt."""
 
 
 class Oracle:
@@ -167,6 +169,8 @@ class Oracle:
                 self._seen_rows[tp.partition][record.key or b""] = record.value or b""
             elif tp.topic == topics.events:
                 self._told(record, now_ms)
+            elif tp.topic == topics.results:
+                self._published(record)
             elif tp.topic != topics.main:
                 self._handed(tp.topic, record, now_ms)
 
@@ -193,6 +197,14 @@ class Oracle:
         _must(now_ms >= due_ms - self._skew_ms - 1, "I3", origin, f"emitted {due_ms - now_ms} ms early")
         story.redelivered[attempt] += 1
         _once(origin, story.redelivered[attempt], f"redelivery after attempt {attempt}", "I10")
+
+    def _published(self, record: Record) -> None:
+        origin, attempt = (record.partition, int(record.key or b"")), int(record.value or b"")
+        story = self._story(origin)
+        story.results += 1
+        _once(origin, story.results, "result")
+        fine = any(call.fine for call in story.calls[attempt])
+        _must(fine, "I1", origin, f"attempt {attempt} was not fine, and its result is there")
 
     def _told(self, record: Record, now_ms: float) -> None:
         told = json.loads(record.value or b"{}")
@@ -292,6 +304,8 @@ class Oracle:
             failed_first = step(story.script, 1) not in "SD" or story.stopped
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
+            results = int("dead" not in story.fates)
+            _must(story.results == results or not self._topics.results, "I1", origin, f"{story.results} results")
         for partition, rows in {number: self.waiting(number) for number in self._rows}.items():
             _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
 

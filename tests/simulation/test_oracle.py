@@ -12,7 +12,7 @@ from retryapp.ports import TopicPartition
 from simulation.oracle import Oracle, Topics
 from simulation.story import Call, Opening, Violation
 
-TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
+TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen", "results")
 WAITS_MS = (100, 200)
 KEY, HEADERS = b"k", (("trace", b"1"),)
 ROW = (1_000_100).to_bytes(8, "big") + bytes(4) + (0).to_bytes(8, "big")
@@ -60,6 +60,11 @@ class Told:
         told = b'{"kind": "succeeded", "origin": "orders@x/0/0"}'
         self.oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
 
+    def publish(self, attempt: int) -> None:
+        """What the handler publishes at an attempt becomes visible."""
+        record = Record("results", 0, attempt, 0, b"0", b"%d" % attempt, ())
+        self.oracle.appeared(TopicPartition("results", 0), [record], 1e9)
+
     def move(self, topic: str, offset: int) -> None:
         """The group moves on."""
         self.oracle.moved({TopicPartition(topic, 0): offset})
@@ -75,6 +80,7 @@ def in_order(told: Told) -> None:
     told.show("redelivery", 1, at_ms=1_000_110, due_ms=1_000_100)
     told.log(None)
     told.call(2, at_ms=1_000_120, fine=True, due_ms=1_000_100)
+    told.publish(2)
     told.succeed()
     told.move("redelivery", 2)
 
@@ -177,6 +183,21 @@ def _again_behind_its_end(told: Told) -> None:
     told.begin(2, at_ms=9_000, due_ms=1, opening=Opening("w", 501.0))
 
 
+def _published_by_a_failure(told: Told) -> None:
+    told.call(1, at_ms=0, fine=False)
+    told.publish(1)
+
+
+def _published_twice(told: Told) -> None:
+    in_order(told)
+    told.publish(2)
+
+
+def _published_nothing(told: Told) -> None:
+    told.call(1, at_ms=0, fine=True)
+    told.oracle.at_rest()
+
+
 def _lost(told: Told) -> None:
     told.oracle.at_rest()
 
@@ -204,6 +225,7 @@ def _nobodys(told: Told) -> None:
         ("I1", _twice), ("I10", _fired_twice), ("I2", _ended_twice), ("I2", _tried_after_its_end), ("I1", _wrong_end),
         ("I5", _one_wait_too_many), ("I1", _lost), ("I7", _waits_for_ever), ("I7", _another_store), ("I1", _nobodys),
         ("I5", _twice_in_a_session), ("I5", _again_behind_its_outcome),
+        ("I1", _published_by_a_failure), ("I1", _published_twice), ("I1", _published_nothing),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(invariant: str, wrong: Callable[[Told], None]) -> None:
@@ -278,6 +300,7 @@ def test_a_duplicate_that_is_skipped_is_right() -> None:
     """The first is handled, the other one told; rows of seen events concern nobody here."""
     oracle = repeated()
     handle(oracle, 0)
+    oracle.appeared(TopicPartition("results", 0), [Record("results", 0, 0, 0, b"0", b"1", ())], 1e9)
     oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, bytes(16), b"row", ())], 1e9)
     skip(oracle, 1, 0)
     oracle.moved({TopicPartition("orders", 0): 2})

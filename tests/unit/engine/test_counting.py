@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import MAIN, Rig, reopen
+from doubles import MAIN, Rig
 
 from retryapp.core.lifecycle import Progress, decode_event
 from retryapp.engine.partition import PROGRESS_MS
@@ -53,20 +53,6 @@ async def test_a_worker_that_is_killed_takes_no_count_along() -> None:
         assert said(orders) == [(0, 4, 4, 2, 2)]
 
 
-async def test_what_was_not_committed_is_counted_once_it_is() -> None:
-    """A worker that dies before its commit has counted for nothing; the records are read again."""
-    async with make() as orders:
-        await feed(orders, b"good")
-        orders.transport.pause(Step.COMMIT)
-        await orders.send(b"good", b"bad")
-        await orders.advance(1_000)
-        assert orders.transport.offsets[MAIN] == 1
-    async with make(orders.transport) as orders:
-        await orders.advance(1_000)
-        await orders.finish()
-        assert said(orders) == [(0, 3, 3, 2, 1)]
-
-
 @pytest.mark.parametrize("durable", [False, True])
 async def test_a_worker_that_dies_while_it_says_what_it_counted(durable: bool) -> None:
     """Its event is visible, and what it counted is not counted any more; or neither, and the next one says it."""
@@ -83,17 +69,6 @@ async def test_a_worker_that_dies_while_it_says_what_it_counted(durable: bool) -
         assert said(orders) == [(0, 3, 3, 2, 1), (3, 4, 1, 1, 0)]
 
 
-async def test_a_lane_that_opens_again_counts_on() -> None:
-    """In the same worker as well."""
-    async with make() as orders:
-        await feed(orders, b"good", b"bad")
-        await reopen(orders)
-        await feed(orders, b"good")
-        await orders.advance(PROGRESS_MS)
-        await feed(orders, b"good")
-        assert said(orders) == [(0, 4, 4, 3, 1)]
-
-
 async def test_what_was_counted_is_said_at_the_end_though_nothing_came_since() -> None:
     """The worker that stops in order is another one than the one that counted."""
     async with make() as orders:
@@ -101,23 +76,6 @@ async def test_what_was_counted_is_said_at_the_end_though_nothing_came_since() -
     async with make(orders.transport) as orders:
         await orders.finish()
         assert said(orders) == [(0, 2, 2, 1, 1)]
-
-
-async def test_ranges_join_where_only_a_marker_lies_between() -> None:
-    """The lane passes it, and nothing is said of it; the next range begins where the last one ended."""
-    async with make() as orders:
-        await feed(orders, b"good")
-        await orders.advance(PROGRESS_MS)
-        await feed(orders, b"good")
-        assert said(orders) == [(0, 2, 2, 2, 0)]
-        orders.transport.broker.logs[MAIN].end += 1
-        orders.lane.submit(orders.lane.session, Turn(source=MAIN, next_offset=3))
-        await orders.advance(1_000)
-        await orders.finish()
-    async with make(orders.transport) as orders:
-        await feed(orders, b"bad")
-        await orders.finish()
-        assert said(orders) == [(0, 2, 2, 2, 0), (2, 4, 1, 0, 1)]
 
 
 @pytest.mark.parametrize("offset", [1, 4])

@@ -64,15 +64,6 @@ async def test_a_topic_that_is_not_there_fails_the_attempt_and_is_found_once_it_
         assert (count(orders), len(orders.records("other"))) == (2, 1)
 
 
-async def test_a_topic_that_may_not_be_written_fails_the_attempt() -> None:
-    """With what was seen of it."""
-    topics = MemoryDestinations({OUT: Seen(1, problem="this login may not write to it")})
-    async with MemoryPartition(publish, DAY, destinations=topics) as orders:
-        await orders.send(b"1", b"2")
-        assert problems(orders) == [f"publish to {OUT!r}: this login may not write to it"] * 2
-        assert topics.looked == [OUT]
-
-
 async def test_a_topic_that_nobody_can_look_at_fails_the_attempt_and_is_looked_at_again() -> None:
     """At once: who has answered before knows nothing of it."""
     topics = MemoryDestinations()

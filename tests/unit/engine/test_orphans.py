@@ -252,12 +252,6 @@ async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(hanging: Hang
     assert (hanging.begun, orphans.waiting) == ([], 0)
 
 
-async def test_a_larger_concurrency_has_a_larger_limit() -> None:
-    """One hanging run for each that may run at once."""
-    handler = make_station(Hanging(), concurrency=50).handler
-    assert handler.orphans.limit == 50
-
-
 async def test_one_end_wakes_all_that_wait() -> None:
     """Those that do not find room wait on."""
     loop = asyncio.get_running_loop()
@@ -294,18 +288,6 @@ async def test_the_limit_is_said_when_it_is_reached(
 
 
 # -- a partition ------------------------------------------------------------------------------------------------------
-
-
-async def test_functions_that_hang_do_not_stop_the_records_behind_them(hanging: Hanging) -> None:
-    """Each gives its place back at its time-out."""
-    async with MemoryPartition(hanging, TIMEOUT, concurrency=2) as orders:
-        await orders.send(b"a", b"b", b"fine")
-        await orders.until(lambda: len(hanging.begun) == 2)
-        await orders.advance(30_000)
-        await orders.until(lambda: orders.waiting == {"5m": 2} and hanging.begun[2:] == [b"fine"])
-        await orders.until(lambda: orders.engine.in_flight == 0)
-        await orders.advance(1_000)
-        assert orders.transport.offsets[MAIN] == 3
 
 
 async def test_coroutines_that_swallow_their_cancellation_do_not_stop_the_records_behind_them(
@@ -345,22 +327,6 @@ async def test_a_drain_gives_up_at_once_what_has_not_begun(hanging: Hanging) -> 
         assert orders.handler.orphans.waiting == 1
         await asyncio.wait_for(orders.finish(25.0), None)  # no time passes
         assert (hanging.begun, orders.transport.offsets[MAIN]) == ([], 0)
-
-
-async def test_a_drain_leaves_functions_behind_that_hang(hanging: Hanging) -> None:
-    """After the grace, at once; their records are the next owner's."""
-    async with MemoryPartition(hanging, TIMEOUT) as orders:
-        await orders.send(b"a")
-        await orders.until(lambda: hanging.begun)
-
-        async def meanwhile() -> None:
-            await orders.advance(10_000)
-
-        await orders.finish(10.0, meanwhile)
-        assert (len(orders.handler.orphans), orders.transport.offsets[MAIN]) == (1, 0)
-        hanging.over.set()
-        await orders.until(lambda: not len(orders.handler.orphans))
-        assert orders.transport.offsets[MAIN] == 0
 
 
 async def test_a_thread_that_cannot_be_had_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from doubles import DLQ, EVENTS, MAIN, BankDownError, Stubborn, reopen
 from pydantic import BaseModel, Field
 
-from retryapp.core.errors import DestinationError, LatePublishError, PublishRefusedError
+from retryapp.core.errors import LatePublishError, PublishRefusedError
 from retryapp.core.lifecycle import Progress, Succeeded, decode_event
 from retryapp.core.partitioner import partition_of
 from retryapp.core.policy import RetryPolicy
@@ -22,7 +22,7 @@ from retryapp.core.publication import Seen
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
 from retryapp.ports import Event
-from retryapp.testing import MemoryDestinations, MemoryPartition, ScriptedRandom, Step, VirtualClock
+from retryapp.testing import MemoryDestinations, MemoryPartition, ScriptedRandom, VirtualClock
 
 OUT = "payments"
 DAY = RetryPolicy("1d")
@@ -95,20 +95,6 @@ async def test_only_the_attempt_that_was_fine_publishes() -> None:
         assert [o.count for o in orders.observer.of(Event.PUBLISHED)] == [1], "what was dropped is not counted"
 
 
-async def test_a_dead_letters_attempts_publish_nothing() -> None:
-    """Not even the last one."""
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        record.publish(OUT, value)
-        raise BankDownError
-
-    async with MemoryPartition(handler, "1s") as orders:
-        await orders.send(b"order")
-        await orders.advance(1_000)
-        assert len(orders.dead_letters) == 1
-        assert results(orders) == []
-
-
 @pytest.mark.parametrize("swallows", [True, False])
 async def test_an_attempt_that_took_too_long_publishes_nothing(swallows: bool) -> None:
     """Neither what it published before its time-out, nor what it publishes while it cleans up, nor afterwards."""
@@ -136,28 +122,6 @@ async def test_an_attempt_that_took_too_long_publishes_nothing(swallows: bool) -
         await orders.settle()
         assert results(orders) == []
     assert len(errors) == swallows
-
-
-async def test_a_thread_that_outlives_its_time_out_cannot_publish_any_more() -> None:
-    """Its record waits for the next attempt; what it says now belongs to nobody."""
-    over, errors = threading.Event(), list[BaseException]()
-
-    def handler(value: bytes, record: Delivery) -> None:
-        over.wait(10)
-        try:
-            record.publish(OUT, value)
-        except LatePublishError as exc:
-            errors.append(exc)
-
-    async with MemoryPartition(handler, RetryPolicy("1d", timeout="1s")) as orders:
-        await orders.send(b"order")
-        await orders.advance(1_000)
-        await orders.until(lambda: orders.waiting)
-        over.set()
-        await orders.until(lambda: errors)
-        await orders.settle()
-        assert results(orders) == []
-    assert "app/orders@kq8G0bTz/0/0" in str(errors[0])
 
 
 async def test_what_a_task_publishes_after_its_handler_has_ended_is_an_error_of_that_task() -> None:
@@ -210,27 +174,6 @@ async def test_a_run_that_is_given_up_with_its_lane_publishes_nothing_and_runs_a
         await reopen(orders)
         await orders.settle()
         assert results(orders) == [b"order in run 1"]
-
-
-@pytest.mark.parametrize("durable", [True, False])
-async def test_a_transaction_of_unknown_outcome_makes_no_second_copy(durable: bool) -> None:
-    """Whether it took effect is read, not guessed; the handler runs again only where it did not."""
-    async with MemoryPartition(publish) as orders:
-        orders.transport.fail(Step.COMMIT, ConnectionError("gone"), durable=durable)
-        await orders.send(b"1")
-        await orders.advance(1_000)
-        assert results(orders) == [b"done 1"]
-
-
-@pytest.mark.parametrize("durable", [True, False])
-async def test_a_worker_that_dies_in_its_transaction_leaves_one_result(durable: bool) -> None:
-    """Seen by the next worker, from where the first one was."""
-    async with MemoryPartition(publish) as orders:
-        dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        await orders.send(b"1")
-        assert dying.reached
-    async with MemoryPartition(publish, transport=orders.transport) as orders:
-        assert results(orders) == [b"done 1"]
 
 
 # -- what it counts as ------------------------------------------------------------------------------------------------
@@ -329,9 +272,6 @@ async def test_a_value_is_bytes_or_becomes_the_json_that_handlers_read(value: An
         ("small", {"value": bytes(1_000)}, "the topic at most 1000"),
         ("compacted", {}, "its records need a key"),
         ("app.orders.retry", {}, "this topic is retryapp's own"),
-        ("app.orders.redelivery", {}, "this topic is retryapp's own"),
-        ("app.orders.dlq", {}, "this topic is retryapp's own"),
-        ("app.orders.events", {}, "this topic is retryapp's own"),
         ("app.orders.pending.changelog", {}, "this topic is retryapp's own"),
         ("no topic", {}, "no name of a topic"),
     ],
@@ -448,9 +388,3 @@ async def test_idempotency_keys_are_the_same_at_every_attempt_and_in_every_proce
         await orders.advance(1_000)
         assert len(orders.records(DLQ)) == 2
     assert keys == {b"1": {"44a8d671-82dd-5af6-9c3b-19aee90c0a9c"}, b"2": {"41fa408c-2852-533e-be27-5d7a6f57d613"}}
-
-
-def test_errors_have_public_names() -> None:
-    """Policies name them."""
-    for error in (PublishRefusedError, DestinationError, LatePublishError):
-        assert error.__module__ == "retryapp.core.errors"

@@ -70,14 +70,6 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(copy: Outgoing, room: i
     assert (dead.event, dead.reason, dead.due_at_ms) == (Event.DEAD, "too-large", None)
 
 
-async def test_what_is_far_too_large_keeps_its_coordinates() -> None:
-    """The value is dropped; the dead letter fits."""
-    out, metadata = said(await deliver_once(make_station(down, max_bytes=4_000), make_record(b"x" * 50_000)))
-    assert (out.topic, out.value, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", b"", "too-large", 42)
-    assert metadata.error_trace is not None
-    assert record_size(out.key, out.value, out.headers) <= 4_000
-
-
 NOW_MS = 1_900_000_000_000
 
 

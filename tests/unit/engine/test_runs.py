@@ -1,17 +1,109 @@
-"""Runners: lost to no handler, replaced where one is left behind, and fair to the rest of the event loop."""
+"""Runs of handlers: whatever they do is a failure of their record, and never costs a runner."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from doubles import make_station
+import pytest
+from deliver_once import deliver_once
+from doubles import BankDownError, failing, make_record, make_station, settle, the
 
 from retryapp.core.record import Record
+from retryapp.core.verdicts import Reject
 from retryapp.engine.pool import BURST, DeliveryPool
-from retryapp.engine.run import Run
+from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.turn import Turn
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
+
+
+async def test_a_group_of_errors_is_told_by_its_members() -> None:
+    """Even of those that end other programs."""
+    group = BaseExceptionGroup("group", [SystemExit(1), Reject("bad")])
+    _, metadata = the(await deliver_once(make_station(failing(group)), make_record()))
+    assert metadata.reason == "rejected"
+
+
+async def test_a_time_out_of_the_handlers_own_is_its_own() -> None:
+    """Not taken for ours."""
+    _, metadata = the(await deliver_once(make_station(failing(TimeoutError("socket"))), make_record()))
+    assert (metadata.error_type, metadata.error_message) == ("TimeoutError", "socket")
+
+
+class TextExitsError(Exception):
+    """Its text ends programs."""
+
+    def __str__(self) -> str:
+        """End the program."""
+        raise SystemExit(3)
+
+
+class HiddenCauseError(Exception):
+    """Its cause cannot be looked at."""
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        """Cancel whoever looks."""
+        raise asyncio.CancelledError
+
+
+class NamelessType(type):
+    """A type whose name cannot be looked at."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        """Interrupt whoever asks for the name."""
+        if name == "__qualname__":
+            raise KeyboardInterrupt
+        return super().__getattribute__(name)
+
+
+class NamelessError(Exception, metaclass=NamelessType):
+    """Of such a type."""
+
+
+@pytest.mark.parametrize(
+    "error", [TextExitsError(), HiddenCauseError(), NamelessError()], ids=["text", "cause", "type"]
+)
+async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(error: BaseException) -> None:
+    """Its own code runs when it is judged: that must neither end the worker nor be met again for ever."""
+    out, metadata = the(await deliver_once(make_station(failing(error)), make_record()))
+    assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
+    assert metadata.error_type.endswith("UnprintableError")
+
+
+async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_worker() -> None:
+    """It asks for its own cancellation and returns: that was its last await."""
+
+    async def handler(_value: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async def worker() -> Turn:
+        turn = await deliver_once(make_station(handler), make_record())
+        await asyncio.sleep(0)
+        return turn
+
+    assert (await asyncio.create_task(worker())).next_offset == 43
+
+
+async def test_a_run_that_is_given_up_has_no_outcome() -> None:
+    """The handler is cancelled; whatever it then does counts for nothing."""
+
+    async def stubborn(_value: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            return
+
+    for handler in (stubborn, failing(BankDownError())):
+        runs: list[Run] = []
+        delivery = asyncio.create_task(deliver_once(make_station(handler), make_record(), on_run=runs.append))
+        await settle() if handler is stubborn else await asyncio.sleep(0)
+        runs[0].abort()
+        with pytest.raises(RunAbortedError):
+            await delivery
 
 
 async def test_a_task_that_is_cancelled_after_its_handler_spares_the_runner() -> None:
