@@ -24,11 +24,7 @@ class RetryAt:
     """Deliver again, not before ``due_at_ms``."""
 
     due_at_ms: int
-    """Due time, epoch milliseconds."""
-
     delay_ms: int
-    """The wait from now."""
-
     tier: str
     """Text of the schedule's delay that is nearest: for people and metrics."""
 
@@ -38,7 +34,6 @@ class Dead:
     """Never again by itself: dead letter."""
 
     reason: DeadReason
-    """Why."""
 
 
 Decision = RetryAt | Dead

@@ -10,6 +10,5 @@ class DeliveryMode(StrEnum):
 
     EXACTLY_ONCE = "exactly_once"
     """In Kafka transactions: no crash, zombie or broker restart makes a copy that a committed reader can see."""
-
     AT_LEAST_ONCE = "at_least_once"
     """Publish, then changelog, then offsets: nothing is lost, less waiting; a crash or a zombie may make copies."""

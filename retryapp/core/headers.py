@@ -68,13 +68,10 @@ class Waiting(NamedTuple):
     """What has to be known of a record to let it wait: read on every hop, so it is less than `RetryMetadata`."""
 
     group: str
-    """Consumer group in which the record failed."""
     origin: Origin
-    """First delivery."""
     attempt: int
     """Number of the delivery that failed last."""
     due_at_ms: int
-    """Earliest start of the next attempt, epoch milliseconds."""
     tier: str
     """Text of the nominal delay that is waited for; `?` where the headers do not say."""
 

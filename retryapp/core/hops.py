@@ -59,17 +59,11 @@ class Outgoing:
     """A record to be published."""
 
     topic: str
-    """Where to."""
-
     partition: int
     """Partition number: that of the record's first delivery."""
-
     key: bytes | None
-    """Key bytes, as they came."""
-
     value: bytes | None
     """Value bytes, as they came; empty for null."""
-
     headers: Headers
     """Foreign headers in their order, then ours."""
 

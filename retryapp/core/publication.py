@@ -29,11 +29,9 @@ class Seen:
     """A topic as it was just seen."""
 
     partitions: int
-    """How many it has."""
     max_bytes: int | None = None
     """Its ``max.message.bytes``; None: we may not read its settings."""
     compacted: bool = False
-    """Whether its records need a key."""
     problem: str | None = None
     """Why nothing can be published to it all the same."""
 
@@ -43,29 +41,17 @@ class Destination:
     """A topic that handlers publish to, as it was last seen; one object for each, as long as its worker lives."""
 
     topic: str
-    """Its name."""
-
     partitions: int = 0
     """How many it has; 0: not seen yet."""
-
     max_bytes: int = DEFAULT_MAX_BYTES
-    """Largest record that it takes."""
-
     batch_bytes: int = DEFAULT_MAX_BYTES
     """Largest batch that it takes; 0: each record alone."""
-
     compacted: bool = False
-    """Whether a record needs a key."""
-
     problem: str | None = None
-    """Why nothing can be published to it."""
-
     until_s: float = float("-inf")
     """Until when all this is believed, in monotonic seconds."""
-
     doubted: bool = False
     """A transaction with records for it has failed: it is looked at again before it is used."""
-
     refusal: str | None = None
     """What its broker refused, until the next look at the clock takes note of it."""
 
@@ -127,7 +113,6 @@ class Publication(Outgoing):
     """A record for a topic that is not ours."""
 
     destination: Destination
-    """What is known of that topic."""
 
     @property
     def size(self) -> int:

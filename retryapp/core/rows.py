@@ -34,10 +34,8 @@ from retryapp.core.record import Headers, Record
 from retryapp.core.values import value_type
 
 ROW_VERSION: Final = 1
-"""Version of the row layout that is written."""
 
 ROW_KEY_BYTES: Final = 20
-"""Length of every row key."""
 
 ORIGIN_OFFSET_AT: Final = 12
 """From here to the end of a row key stands the origin's offset."""
@@ -66,13 +64,8 @@ class RowKey:
     """A row's place in the table; sorts as its bytes do."""
 
     due_at_ms: int
-    """Due time, epoch milliseconds."""
-
     partition: int
-    """Partition number of the handler's topics."""
-
     origin_offset: int
-    """Offset of the first delivery in the main topic."""
 
 
 @value_type
@@ -80,14 +73,10 @@ class PendingRow:
     """A parked record: key, value and headers as they stand on the tier record."""
 
     key: bytes | None
-    """Record key; None is null."""
-
     value: bytes | None
     """Record value; empty with ``retry-null-value`` where the original was null."""
-
     headers: Headers
     """Foreign headers and ours, as on the tier record."""
-
     timestamp_ms: int
     """The tier record's timestamp: when the broker took it."""
 

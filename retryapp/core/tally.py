@@ -35,7 +35,6 @@ class Tally:
     from_offset: int
     """Where the last `progress` event ended, or counting began."""
     since_ms: int
-    """When that was, epoch milliseconds."""
     received: int = 0
     first_try_ok: int = 0
     """Of these, done at their first delivery."""

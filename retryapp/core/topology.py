@@ -44,7 +44,6 @@ class Tiers(StrEnum):
 
     SINGLE = "single"
     """One retry topic for all delays: a policy edit changes no subscription."""
-
     PER_DELAY = "per-delay"
     """One retry topic for each distinct delay."""
 
@@ -69,23 +68,14 @@ class HandlerTopology:
     """
 
     group: str
-    """Consumer group = app id."""
-
     main: str
-    """The user's topic."""
-
     tiers: Tiers = Tiers.SINGLE
-    """How delays share topics."""
-
     delays_ms: tuple[int, ...] = ()
     """Distinct nominal delays of the policy, in milliseconds; they name the topics with ``Tiers.PER_DELAY``."""
-
     seen_window_ms: int | None = None
     """How long events are remembered to tell duplicates, in milliseconds; None: they are not."""
-
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
-
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Topics that are ours: all but main."""
 
@@ -152,20 +142,10 @@ class TopicSpec:
     """A topic as it has to be."""
 
     name: str
-    """Its name."""
-
     role: TopicRole
-    """What it is for."""
-
     partitions: int
-    """Partition count: the main topic's."""
-
     replication: int
-    """Replication factor."""
-
     config: dict[str, str]
-    """Kafka topic settings that are set."""
-
     why: dict[str, str]
     """For each setting, and for ``partitions`` and ``replication``, the reason in one line."""
 

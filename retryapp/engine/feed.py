@@ -22,7 +22,6 @@ from retryapp.ports import Passage, TopicPartition, Way
 logger = logging.getLogger(__name__)
 
 BATCH = 500
-"""Records that go to an engine at once."""
 
 
 @dataclass(slots=True)

@@ -124,17 +124,13 @@ class Handler:
     wants_delivery: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether a call needs the record's `Delivery`: the function takes it, or a thread is named by it."""
     timeout_s: float = field(default=0.0, init=False, repr=False, compare=False)
-    """Longest time of one run."""
     is_async: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
     """Qualified name of the function, for people."""
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
-    """That of the policy; a hash over its text, which every failure tells."""
     orphans: Orphans = field(init=False, repr=False, compare=False)
-    """Runs that were given up (time-out, shutdown) and go on."""
     threads: Threads = field(init=False, repr=False, compare=False)
-    """Where plain functions run."""
 
     def __post_init__(self) -> None:
         """Look at the signature and prepare the decoder once."""

@@ -13,7 +13,6 @@ class LaneLimits:
     """Bounds of a lane."""
 
     turns: int = 5_000
-    """Turns in one transaction."""
     changes: int = 2_000
     """Records in one transaction: writing them to the local stores holds the event loop."""
     size: int = 4 * 1024 * 1024
@@ -38,7 +37,6 @@ class LaneLimits:
     acknowledged it (docs/reliability.md, F4). It refuses the next one of that producer, and the lane opens again;
     without one, what was taken back would wait for the next record."""
     open_s: float = 30.0
-    """Deadline of one opening."""
     commit_s: float = 30.0
     """Deadline of one transaction; must be above the producer's request time-out to let it report its own error."""
     first_backoff_s: float = 0.1

@@ -29,11 +29,9 @@ class Notes:
 
     site: LaneSite
     life: str
-    """That of this process."""
     tally: Tally | None = None
     """What was counted of the main topic before its offset; None: nothing says it."""
     _counted: str = ""
-    """The same as text."""
     _marks: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
     """The mark beside the offset of each delivering source, and the offset."""
 

@@ -202,7 +202,6 @@ class Publishing:
     """What lets a handler publish: a part of its `Delivery`, none of its data."""
 
     __slots__ = ("outbox",)
-
     outbox: Outbox | None
     """Where `publish` puts records; given by the worker."""
 

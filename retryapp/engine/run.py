@@ -26,7 +26,6 @@ class Station:
     clock: Clock
     random: Random
     topic_id: str
-    """Short id of the main topic."""
     max_bytes: int
     """Largest record that our topics take."""
     life: str = "?"

@@ -79,7 +79,6 @@ class LaneProtocol(ABC):
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
     _notes: Notes | None = None
-    """What stands beside the offsets."""
     _doubted: bool = False
     _dead_keeper: DeadLetterKeeper | None = None
 

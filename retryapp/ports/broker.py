@@ -25,7 +25,6 @@ class Committed(NamedTuple):
 
     offset: int
     note: str
-    """The metadata beside it."""
 
 
 class Acks(Protocol):

@@ -138,7 +138,6 @@ class LaneBatch:
     """What one transaction of a lane holds: everything in it becomes visible together, or nothing does."""
 
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """Next offset to read, per source partition."""
     publishes: list[Outgoing] = field(default_factory=list)
     puts: list[Row] = field(default_factory=list)
     removes: list[Removal] = field(default_factory=list)
@@ -147,7 +146,6 @@ class LaneBatch:
     tally: Tally | None = None
     """What is counted of the main topic once this has taken effect; None: nothing else than before."""
     size: int = 0
-    """Bytes of what it changes, about."""
 
     @property
     def changes(self) -> int:

@@ -168,16 +168,6 @@ def test_metadata_reads_back_among_any_foreign_headers(md: RetryMetadata, strang
     assert foreign.split_headers(others + written) == (others, written)
 
 
-@given(metadata())
-def test_our_headers_are_ascii_once_each_and_bounded(md: RetryMetadata) -> None:
-    """Values are ASCII, names stand once, the whole stays within its bound."""
-    written = h.encode_metadata(md)
-    names_written = [name for name, _ in written]
-    assert len(names_written) == len(set(names_written))
-    assert all(value is not None and value.isascii() for _, value in written)
-    assert sum(len(name) + len(value or b"") for name, value in written) <= MAX_METADATA_BYTES
-
-
 @given(st.text(max_size=3_000), st.integers(0, 60))
 def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int) -> None:
     """Text of any length and kind, surrogates too, is cut, not refused; the newest history stays."""
@@ -209,16 +199,6 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
     read = h.decode_metadata(written)
     assert read is not None
     assert [entry.attempt for entry in read.history] == list(range(1, count + 1))[-MAX_HISTORY:]
-
-
-@given(user_headers)
-def test_a_shielded_users_header_is_never_taken_for_ours(headers: Headers) -> None:
-    """Shielding hides the user's names from us and gives them back."""
-    shielded = foreign.shield(headers)
-    assert foreign.split_headers(shielded) == (shielded, ())
-    assert foreign.unshield(shielded) == headers
-    for name, _ in shielded:
-        name.encode()  # every client can send it
 
 
 @given(first_deliveries(), st.integers(0, 5))
@@ -295,17 +275,6 @@ def test_a_lost_mandatory_header_is_damage(md: RetryMetadata, data: st.DataObjec
     lost = data.draw(st.sampled_from([name for name, _ in written if name not in optional]))
     with pytest.raises(DamagedMetadataError):
         h.decode_metadata(tuple(pair for pair in written if pair[0] != lost))
-
-
-@given(metadata(), st.data())
-def test_a_doubled_or_null_header_is_damage(md: RetryMetadata, data: st.DataObject) -> None:
-    """Two values contradict each other and null says nothing; both are named."""
-    written = h.encode_metadata(md)
-    name, value = data.draw(st.sampled_from(written))
-    with pytest.raises(DamagedMetadataError, match=name):
-        h.decode_metadata((*written, (name, value)))
-    with pytest.raises(DamagedMetadataError, match=name):
-        h.decode_metadata(tuple((each, None if each == name else kept) for each, kept in written))
 
 
 @given(metadata(dead=False), st.data(), st.binary(max_size=12))

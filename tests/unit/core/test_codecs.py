@@ -12,7 +12,7 @@ import pytest
 from retryapp.core import errors
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
 from retryapp.core.lifecycle import AnyEvent, PolicyUsed, Progress, Skipped, Succeeded, decode_event, encode_event
-from retryapp.core.record import Origin, Record, failure_id, parse_failure_id, parse_origin, short_topic_id
+from retryapp.core.record import Origin, failure_id, parse_failure_id, parse_origin, short_topic_id
 from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
     PendingRow,
@@ -21,7 +21,6 @@ from retryapp.core.rows import (
     encode_row,
     parse_row_key,
     row_key,
-    row_of,
 )
 from retryapp.core.text import cut_tail, cut_text, escape_text, unescape_text
 from retryapp.core.traces import qualified_name
@@ -49,13 +48,6 @@ def test_a_row_key_is_pinned() -> None:
     assert parse_row_key(raw) == RowKey(1_700_000_000_000, 3, 1042)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x01", b"\x02" + ROW_BYTES[1:], ROW_BYTES[:-1], ROW_BYTES + b"x"])
-def test_bytes_that_are_no_row_are_refused(raw: bytes) -> None:
-    """Empty is never a row; another version, lost and extra bytes are named."""
-    with pytest.raises(DamagedRowError):
-        decode_row(raw)
-
-
 @pytest.mark.parametrize(
     ("at", "value"),
     [(9, b"\x7f\xff\xff\xff"), (9, b"\xff\xff\xff\xfe"), (17, b"\xff\xff\xff\xff"), (21, b"\xff\xff\xff\xff")],
@@ -64,22 +56,6 @@ def test_lengths_that_lie_are_refused(at: int, value: bytes) -> None:
     """A length that leaves the row, or is below null's -1, is no length; nothing large is allocated for it."""
     with pytest.raises(DamagedRowError):
         decode_row(ROW_BYTES[:at] + value + ROW_BYTES[at + len(value) :])
-
-
-@pytest.mark.parametrize("numbers", [(-1, 0, 0), (0, -1, 0), (0, 2**32, 0), (2**64, 0, 0), (0, 0, 2**64)])
-def test_a_row_key_out_of_range_is_refused(numbers: tuple[int, int, int]) -> None:
-    """No key is written that would sort elsewhere."""
-    with pytest.raises(DamagedRowError):
-        row_key(*numbers)
-    with pytest.raises(DamagedRowError, match="19 bytes"):
-        parse_row_key(b"x" * 19)
-
-
-def test_a_row_holds_a_tier_record() -> None:
-    """Key, value, headers and the broker's time are taken over."""
-    record = Record("billing.orders.retry", 1, 2, 3, None, b"", (("a", None),))
-    assert row_of(record) == PendingRow(None, b"", (("a", None),), 3)
-    assert record.coordinates == "billing.orders.retry[1]@2"
 
 
 def test_identities_as_text() -> None:

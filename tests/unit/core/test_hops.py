@@ -125,24 +125,6 @@ def test_a_copy_without_due_time_cannot_wait_and_one_without_reason_is_not_dead(
         to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(AGAIN), max_bytes=10_000)
 
 
-@pytest.mark.parametrize("key", [None, b"", b"k"])
-@pytest.mark.parametrize("value", [None, b"", b"v"])
-def test_null_and_empty_stay_apart(key: bytes | None, value: bytes | None) -> None:
-    """A null value travels as empty with a mark and is null again for the handler; a null key stays null."""
-    record = replace(ORDER, key=key, value=value)
-    out = to_tier(record, topology=TOPOLOGY, metadata=after(AGAIN))
-    assert out.value is not None
-    assert said(out).null_value == (value is None)
-    again = to_redelivery(row_of(came(out)), topology=TOPOLOGY, partition=3)
-    assert (again.topic, again.headers) == ("billing.orders.redelivery", out.headers)
-    assert restore(came(again), said(again)) == record
-
-
-def test_arriving_leaves_an_ordinary_record_alone() -> None:
-    """No copy is made of what needs no change."""
-    assert arriving(ORDER) is ORDER
-
-
 def test_a_dead_letter_copied_to_the_main_topic_is_new() -> None:
     """Its next failure starts at attempt 1 with the coordinates of the copy."""
     letter = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=100_000)
@@ -254,13 +236,6 @@ def test_a_record_that_does_not_fit_keeps_its_coordinates_and_first_reason() -> 
     assert (huge_key.key, huge_key.value, said(huge_key).origin) == (None, b"", ORIGIN)
     hopeless = to_dead_letter(big, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=1)
     assert said(hopeless).origin == ORIGIN
-
-
-def test_record_size_is_not_below_what_kafka_counts() -> None:
-    """An empty record has 61 bytes of batch and a few of its own; names and values count in full."""
-    empty = record_size(None, None, ())
-    assert empty >= 61 + 7
-    assert record_size(b"kk", b"vvv", (("né", b"1234"),)) >= empty + 2 + 3 + 3 + 4
 
 
 def test_a_replay_starts_attempts_and_the_deadline_again() -> None:

@@ -62,6 +62,15 @@ async def test_the_delay_is_jittered_by_the_stations_random_numbers(clock: Virtu
     assert all(5_000 <= delay <= 10_000 for delay in delays)
 
 
+async def test_a_failure_counts_from_the_latest_that_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that heard its acknowledgements late takes the broker's time for earlier than the next owner does."""
+    station = make_station(failing(BankDownError()), "1s")
+    now_ms = station.clock.wall_ms()
+    monkeypatch.setattr(station.clock, "latest_ms", lambda: now_ms + 7)
+    _, metadata = the(await deliver_once(station, make_record()))
+    assert (metadata.last_failed_ms, metadata.due_at_ms) == (now_ms + 7, now_ms + 1_007)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
