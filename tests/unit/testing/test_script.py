@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp import RetryPolicy
+from retryapp import RetryPolicy, testing
 from retryapp.core.errors import InvalidDurationError
 from retryapp.engine.handler import Delivery
 from retryapp.testing import MemoryPartition, Script
@@ -71,3 +71,21 @@ def test_an_unknown_step_is_refused(step: str) -> None:
     """Not when it is its turn, in the middle of a test."""
     with pytest.raises((ValueError, InvalidDurationError), match=r"expected|duration"):
         Script("ok", step)
+
+
+def test_the_public_names_are_these() -> None:
+    """A name added or removed here is a decision, not an accident."""
+    assert testing.__all__ == [
+        "MemoryDeadLetterTable",
+        "MemoryDestinations",
+        "MemoryLaneTransport",
+        "MemoryPartition",
+        "MemoryPendingTable",
+        "Pause",
+        "RecordingObserver",
+        "Script",
+        "ScriptedRandom",
+        "Seen",
+        "Step",
+        "VirtualClock",
+    ]
