@@ -15,7 +15,6 @@ They carry out the same contracts as the real ones (``tests/contract`` proves it
 from __future__ import annotations
 
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
-from retryapp.testing.delivery import deliver_once
 from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport, Pause, Step
 from retryapp.testing.observer import RecordingObserver
@@ -36,5 +35,4 @@ __all__ = [
     "Seen",
     "Step",
     "VirtualClock",
-    "deliver_once",
 ]

@@ -121,13 +121,12 @@ class MemoryBroker:
         return records, max(start, end)
 
     def _stable(self, tp: TopicPartition) -> int:
-        log = self.logs[tp]
-        return min((txn.first[tp] for txn in log.open), default=log.end)
+        return min((txn.first[tp] for txn in self.logs[tp].open), default=self.logs[tp].end)
 
     def _show(self, tp: TopicPartition, records: list[Record]) -> None:
         """Called when records become visible."""
 
-    # -- producers ----------------------------------------------------------------------------------------------
+    # -- producers; each raises FencedError where a later one has the transactional id ----------------------------
 
     def init_producer(self, name: str) -> int:
         """Start a producer under a transactional id; return its epoch."""
@@ -137,28 +136,16 @@ class MemoryBroker:
         return producer.epoch
 
     def produce(self, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
-        """Append records in the transaction of a producer, which begins with them; return their offsets.
-
-        Raises:
-            FencedError: the producer is not the last one of its id.
-        """
+        """Append records in the transaction of a producer, which begins with them; return their offsets."""
         txn = self._txn(name, epoch)
         return [self.append(TopicPartition(out.topic, out.partition), out, txn) for out in records]
 
     def add_offsets(self, name: str, epoch: int, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Have group offsets move with a transaction.
-
-        Raises:
-            FencedError: see `produce`.
-        """
+        """Have group offsets move with a transaction."""
         self._txn(name, epoch).offsets.update(offsets)
 
     def end_transaction(self, name: str, epoch: int) -> None:
-        """Commit.
-
-        Raises:
-            FencedError: see `produce`.
-        """
+        """Commit."""
         self._end(self._checked(name, epoch), commit=True)
 
     def _checked(self, name: str, epoch: int) -> Producer:

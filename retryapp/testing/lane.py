@@ -152,8 +152,9 @@ class MemoryLane(LaneProtocol):
 class Pause(asyncio.Event):
     """A call of a step that waits until this is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = False, error: BaseException | None = None) -> None:
         super().__init__()
+        self.durable, self.error = durable, error
         self.reached = False
         """The call has come."""
         self.arrive: Callable[[], None] = lambda: None
@@ -166,13 +167,6 @@ class Pause(asyncio.Event):
         super().set()
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    error: BaseException | None = None
-    durable: bool = False
-    pause: Pause | None = None
-
-
 class MemoryLaneTransport(MemoryLane):
     """Kafka and the local disk as workers leave them to each other, and the lane of the one that runs.
 
@@ -180,19 +174,15 @@ class MemoryLaneTransport(MemoryLane):
     """
 
     clock: VirtualClock
+    pending: MemoryPendingTable | None
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
         clock = clock or VirtualClock()
-        broker = MemoryBroker(clock.wall_ms)
-        nowhere = TopicPartition("", 0)
+        broker, none = MemoryBroker(clock.wall_ms), TopicPartition("", 0)
+        place = LaneSite(name="", group="", partition=0, sources=(), main=none, changelog=none, dlq=none)
+        reader = MemoryReader(broker, self.request)
         super().__init__(
-            place=LaneSite(name="", group="", partition=0, sources=(), main=nowhere, changelog=nowhere, dlq=nowhere),
-            reader=MemoryReader(broker, self.request),
-            clock=clock,
-            generation=1,
-            member_id="",
-            broker=broker,
-            disk=Disk(),
+            place=place, reader=reader, clock=clock, generation=1, member_id="", broker=broker, disk=Disk()
         )
         self.calls: list[Step] = []
         """Every step that was asked for, in order, failed ones included."""
@@ -201,7 +191,7 @@ class MemoryLaneTransport(MemoryLane):
         self.released: dict[TopicPartition, int] | None = None
         """Where records flow from; None while they are held."""
         self._batch = LaneBatch()
-        self._faults: defaultdict[str, deque[_Fault | None]] = defaultdict(deque)
+        self._faults: defaultdict[str, deque[Pause | None]] = defaultdict(deque)
         self._attached: bool | None = None
 
     # -- what a test says -----------------------------------------------------------------------------------------
@@ -216,7 +206,7 @@ class MemoryLaneTransport(MemoryLane):
             times: so many calls fail.
             durable: it takes effect first, only its answer is lost.
         """
-        self._faults[step].extend([None] * after + [_Fault(error, durable)] * times)
+        self._faults[step].extend([None] * after + [Pause(durable=durable, error=error)] * times)
 
     def pause(self, step: Step, *, after: int = 0, durable: bool = False) -> Pause:
         """Make a call of a step wait until what is returned is set: the moment to look at things, or to end the worker.
@@ -234,8 +224,8 @@ class MemoryLaneTransport(MemoryLane):
         """
         if step is Step.APPLY:
             raise ValueError("apply is not asynchronous; pause a commit with durable=True: it waits just before")
-        pause = Pause()
-        self._faults[step].extend([None] * after + [_Fault(None, durable, pause)])
+        pause = Pause(durable=durable)
+        self._faults[step].extend([*[None] * after, pause])
         return pause
 
     def lose_store(self) -> None:
@@ -279,14 +269,13 @@ class MemoryLaneTransport(MemoryLane):
 
     @override
     def request(self, name: str, effect: Callable[[], Any]) -> asyncio.Future[Any]:
-        answer = asyncio.get_running_loop().create_future()
-        fault = self._fault(name)
+        answer, fault = asyncio.get_running_loop().create_future(), self._fault(name)
         if fault is not None and fault.durable:
             effect = partial(_itself, effect())
         if fault is not None and fault.error is not None:
             answer.set_exception(fault.error)
-        elif fault is not None and fault.pause is not None and not fault.pause.is_set():
-            fault.pause.arrive = partial(_answer, answer, effect)
+        elif fault is not None and not fault.is_set():
+            fault.arrive = partial(_answer, answer, effect)
         else:
             _answer(answer, effect)
         return answer
@@ -294,15 +283,15 @@ class MemoryLaneTransport(MemoryLane):
     async def _step(self, step: Step) -> None:
         await self.request(step, lambda: None)
 
-    def _fault(self, name: str) -> _Fault | None:
+    def _fault(self, name: str) -> Pause | None:
+        """Note a call; return what goes wrong with it."""
         if self._attached is False:
             raise ConnectionError(f"{name}: the worker is dead")
         if isinstance(name, Step):
             self.calls.append(name)
-        faults = self._faults[name]
-        fault = faults.popleft() if faults else None
-        if fault is not None and fault.pause is not None:
-            fault.pause.reached = True
+        fault = self._faults[name].popleft() if self._faults[name] else None
+        if fault is not None:
+            fault.reached = True
         return fault
 
     @override

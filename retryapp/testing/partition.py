@@ -133,7 +133,7 @@ class MemoryPartition:
             seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(
-            name=f"{topology.prefix}.{partition}",
+            name=self._site.name,
             handler=main,
             partition=partition,
             transport=self.transport,
@@ -145,7 +145,6 @@ class MemoryPartition:
             limits=limits,
         )
         self.engine.lane = self.lane
-        self._main, self._topology, self._partition = TopicPartition(main, partition), topology, partition
         self._next: dict[TopicPartition, int] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -167,7 +166,7 @@ class MemoryPartition:
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Kill it: nothing is flushed, committed or given back, whatever its tasks still try."""
+        """Kill it: nothing is flushed, committed or released, whatever its tasks still try."""
         self.transport.detach()
         if self._task is not None:
             self._task.cancel()
@@ -181,7 +180,7 @@ class MemoryPartition:
     async def send(self, *values: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
         """Put records on the main topic and let what follows at once happen."""
         for value in values:
-            self.transport.append(self._main, key, value, headers)
+            self.transport.append(self._site.main, key, value, headers)
         await self.settle()
 
     async def advance(self, ms: int) -> None:
@@ -233,12 +232,6 @@ class MemoryPartition:
             await asyncio.sleep(0)
         raise AssertionError(f"still not so after {rounds} rounds of the event loop: {condition}")
 
-    def accept(self, *records: Record) -> None:
-        """Hand records to the engine past the memory topics, as the intake of a worker does."""
-        for record in records:
-            tp = TopicPartition(record.topic, record.partition)
-            self.engine.accept(tp, self.lane.session, [record])
-
     async def finish(self, drain_s: float = 10.0, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
         """End it as a rebalance does: drain, commit what is done, close.
 
@@ -261,7 +254,8 @@ class MemoryPartition:
     @property
     def dead_letters(self) -> list[RetryMetadata]:
         """What the dead letters say of themselves, in order."""
-        return [_metadata(record) for record in self.records(self._topology.dlq)]
+        letters = (decode_metadata(record.headers) for record in self.records(self.handler.topology.dlq))
+        return [metadata for metadata in letters if metadata is not None]
 
     @property
     def waiting(self) -> Mapping[str, int]:
@@ -270,7 +264,7 @@ class MemoryPartition:
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
         """Return the committed records of a topic's partition; of this one's number unless given."""
-        return self.transport.read(TopicPartition(topic, self._partition if partition is None else partition))
+        return self.transport.read(TopicPartition(topic, self._site.partition if partition is None else partition))
 
     def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
         transport, pending = self.transport, self.transport.pending
@@ -303,10 +297,3 @@ class MemoryPartition:
                 self.engine.accept(tp, self.lane.session, records)
             except Exception as exc:  # noqa: BLE001 - as at the edge of a worker's agents: the lane reads them again
                 self.lane.fail(exc)
-
-
-def _metadata(record: Record) -> RetryMetadata:
-    metadata = decode_metadata(record.headers)
-    if metadata is None:
-        raise AssertionError(f"{record.coordinates} carries no metadata")
-    return metadata

@@ -6,7 +6,6 @@ may do to it (`tests/simulation/disk.py`) needs no other table.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -50,12 +49,12 @@ class _Stored:
         for batch in self._disk.stores[name]:
             self._apply(*batch)
 
-    def _apply(self, *batch: Any) -> None:
-        raise NotImplementedError
-
     def _keep(self, *batch: Any) -> None:
         self._disk.write(self._name, batch)
         self._apply(*batch)
+
+    def _apply(self, *batch: Any) -> None:
+        raise NotImplementedError
 
     def _reach(self, next_offset: int | None) -> None:
         self.next_offset = max(self.next_offset, next_offset or 0)
@@ -73,9 +72,7 @@ class MemoryPendingTable(_Stored, PendingTable):
     """`ports.PendingTable` in memory."""
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
-        self._rows: dict[bytes, Row] = {}
-        self._keys: list[bytes] = []
-        self._index: dict[int, bytes] = {}
+        self.rows: dict[bytes, Row] = {}
         self._last_written: int | None = None
         super().__init__(disk, name)
 
@@ -88,44 +85,45 @@ class MemoryPendingTable(_Stored, PendingTable):
     def due(
         self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        bound, rows, size = due_bound(now_ms + 1), list[tuple[bytes, bytes]](), 0
-        for key in self._keys:
+        bound, due, size = due_bound(now_ms + 1), list[tuple[bytes, bytes]](), 0
+        for key in sorted(self.rows):
             if key in claimed:
                 continue
-            size += len(self._rows[key].value)
-            too_much = bool(rows) and max_bytes is not None and size > max_bytes
-            if key >= bound or len(rows) >= limit or too_much:
-                return rows, parse_row_key(key).due_at_ms
-            rows.append((key, self._rows[key].value))
-        return rows, None
+            value = self.rows[key].value
+            size += len(value)
+            too_much = bool(due) and max_bytes is not None and size > max_bytes
+            if key >= bound or len(due) >= limit or too_much:
+                return due, parse_row_key(key).due_at_ms
+            due.append((key, value))
+        return due, None
 
     @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        times = (parse_row_key(key).due_at_ms for key in self._keys)
+        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows))
         return [time for time in times if start_ms <= time < stop_ms][:limit]
 
     @override
     def get(self, key: bytes) -> bytes | None:
-        row = self._rows.get(key)
-        return None if row is None else row.value
+        return self.rows[key].value if key in self.rows else None
 
     @override
     def find(self, origin_offset: int) -> bytes | None:
-        return self._index.get(origin_offset)
+        newest_first = reversed(self.rows)
+        return next((key for key in newest_first if parse_row_key(key).origin_offset == origin_offset), None)
 
     @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        start = 0 if after is None else bisect_right(self._keys, after)
-        return [(key, self._rows[key].value) for key in self._keys[start : start + limit]]
+        keys = sorted(key for key in self.rows if after is None or key > after)
+        return [(key, self.rows[key].value) for key in keys[:limit]]
 
     @override
     def counts(self) -> Mapping[str, int]:
-        return Counter(row.tier for row in self._rows.values())
+        return Counter(row.tier for row in self.rows.values())
 
     @override
     def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        reached = None if changelog_offset is None else changelog_offset + 1
-        self._keep([*puts, *removes], reached, changelog_offset)
+        next_offset = None if changelog_offset is None else changelog_offset + 1
+        self._keep([*puts, *removes], next_offset, changelog_offset)
 
     @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
@@ -143,16 +141,9 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     def _apply(self, changes: Sequence[Row | Removal], next_offset: int | None, last_written: int | None) -> None:
         for change in changes:
-            origin_offset = parse_row_key(change.key).origin_offset
-            known = self._rows.pop(change.key, None) is not None
+            self.rows.pop(change.key, None)
             if isinstance(change, Row):
-                self._rows[change.key], self._index[origin_offset] = change, change.key
-                if not known:
-                    insort(self._keys, change.key)
-            elif known:
-                del self._keys[bisect_left(self._keys, change.key)]
-                if self._index.get(origin_offset) == change.key:
-                    del self._index[origin_offset]
+                self.rows[change.key] = change
         self._reach(next_offset)
         self._last_written = last_written
 
@@ -193,7 +184,7 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
     """`ports.DeadLetterTable` in memory."""
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
-        self._rows: dict[int, DeadRow] = {}
+        self.rows: dict[int, DeadRow] = {}
         super().__init__(disk, name)
 
     @override
@@ -201,26 +192,26 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
         self._keep(rows, next_offset)
 
     def _apply(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
-        self._rows.update((row.offset, row) for row in rows)
+        self.rows.update((row.offset, row) for row in rows)
         self._reach(next_offset)
 
     @override
     def page(self, before: int | None, limit: int) -> list[DeadRow]:
-        offsets = sorted((offset for offset in self._rows if before is None or offset < before), reverse=True)
-        return [self._rows[offset] for offset in offsets[:limit]]
+        offsets = sorted((offset for offset in self.rows if before is None or offset < before), reverse=True)
+        return [self.rows[offset] for offset in offsets[:limit]]
 
     @override
     def find(self, failure_id: str) -> DeadRow | None:
-        rows = (row for row in self.page(None, len(self._rows)) if failure_id_of(row.headers) == failure_id)
-        return next(rows, None)
+        newest_first = self.page(None, len(self.rows))
+        return next((row for row in newest_first if failure_id_of(row.headers) == failure_id), None)
 
     @override
     def count(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @override
     def forget_before(self, first_offset: int, limit: int = 500) -> int:
-        gone = sorted(offset for offset in self._rows if offset < first_offset)[:limit]
+        gone = sorted(offset for offset in self.rows if offset < first_offset)[:limit]
         for offset in gone:
-            del self._rows[offset]
+            del self.rows[offset]
         return len(gone)

@@ -248,3 +248,27 @@ def test_a_table_that_was_emptied_takes_rows_again(
         assert len(table.due(5_000, 100)[0]) == 5
         table.write([], [gone(row) for row in rows], 2 * round_ + 1)
         assert table.due(5_000, 100) == ([], None)
+
+
+def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(table: PendingTable, make_row: MakeRow) -> None:
+    """Rows, tombstones and rows again; keys that are no row keys say other things."""
+    rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
+    table.recover([(row.key, row.value) for row in rows[:4]], 4)
+    table.recover([(rows[0].key, None), (b"mark", b"progress"), (rows[4].key, rows[4].value), (rows[1].key, None)], 9)
+    table.recover([(rows[1].key, rows[1].value), (rows[5].key, None)], 11)
+    assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 10)] == [1, 2, 3, 4]
+    assert dict(table.counts()) == {"1m": 2, "1h": 2}
+    assert table.next_offset == 11
+    assert (table.find(0), table.find(1)) == (None, rows[1].key)
+
+
+def test_each_of_two_rows_of_one_record_is_counted_under_its_own_tier(table: PendingTable, make_row: MakeRow) -> None:
+    """The look-up leads to the later one only; the earlier says itself which tier it is of."""
+    first, second = make_row(100, 7, "1m"), make_row(900, 7, "1h")
+    table.write([first], [], 0)
+    table.recover([(second.key, second.value)], 2)
+    assert dict(table.counts()) == {"1m": 1, "1h": 1}
+    table.recover([(first.key, first.value), (second.key, None)], 4)
+    assert dict(table.counts()) == {"1m": 1}
+    table.recover([(first.key, None)], 5)
+    assert dict(table.counts()) == {}

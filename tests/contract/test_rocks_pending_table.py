@@ -11,7 +11,7 @@ import pytest
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.names import RETRY_TIER
-from retryapp.core.rows import PendingRow, encode_row, parse_row_key
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.ports import Removal, Row
 from retryapp.runtime.pending import RocksPendingTable, tier_of
 from retryapp.runtime.store import Store, StoreIdentity
@@ -245,19 +245,6 @@ def test_a_dropped_table_leaves_nothing_behind(opened: Open, make_row: MakeRow, 
     assert (again.dropped, again.next_offset, again.page(None, 1)) == (None, 0, [])
 
 
-def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(opened: Open, make_row: MakeRow) -> None:
-    """Rows, tombstones and rows again; keys that are no row keys say other things."""
-    rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
-    table = opened()
-    table.recover([(row.key, row.value) for row in rows[:4]], 4)
-    table.recover([(rows[0].key, None), (b"mark", b"progress"), (rows[4].key, rows[4].value), (rows[1].key, None)], 9)
-    table.recover([(rows[1].key, rows[1].value), (rows[5].key, None)], 11)
-    assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 10)] == [1, 2, 3, 4]
-    assert dict(table.counts()) == {"1m": 2, "1h": 2}
-    assert table.next_offset == 11
-    assert (table.find(0), table.find(1)) == (None, rows[1].key)
-
-
 def test_a_recovery_that_was_interrupted_has_counted_what_it_applied(opened: Open, make_row: MakeRow) -> None:
     """Nobody counts afterwards: the tail of the changelog may be empty at the next start, and the table large."""
     rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
@@ -285,19 +272,6 @@ def test_counting_a_recovery_reads_no_row_but_those_it_applies(
     table.recover([(rows[0].key, None), (make_row(7, 99).key, make_row(7, 99).value)], 3)
     assert decoded == [make_row(7, 99).value]
     assert dict(table.counts()) == {"1m": 50}
-
-
-def test_each_of_two_rows_of_one_record_is_counted_under_its_own_tier(opened: Open, make_row: MakeRow) -> None:
-    """The look-up leads to the later one only; the earlier says itself which tier it is of."""
-    first, second = make_row(100, 7, "1m"), make_row(900, 7, "1h")
-    table = opened()
-    table.write([first], [], 0)
-    table.recover([(second.key, second.value)], 2)
-    assert dict(table.counts()) == {"1m": 1, "1h": 1}
-    table.recover([(first.key, first.value), (second.key, None)], 4)
-    assert dict(table.counts()) == {"1m": 1}
-    table.recover([(first.key, None)], 5)
-    assert dict(table.counts()) == {}
 
 
 def test_a_record_that_is_later_than_all_is_not_looked_up(

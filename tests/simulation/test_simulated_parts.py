@@ -12,7 +12,7 @@ import pytest
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.rows import row_key
-from retryapp.ports import Committed, Removal, Row, Standing, TopicPartition
+from retryapp.ports import Committed, Row, Standing, TopicPartition
 from retryapp.testing import MemoryPendingTable
 from retryapp.testing.broker import FencedError, OutOfRangeError
 from simulation.broker import Broker
@@ -303,17 +303,6 @@ def test_a_power_cut_leaves_a_beginning_of_what_was_written() -> None:
         left = MemoryPendingTable(disk, "s")
         assert 3 <= len(rows_of(left)) == left.next_offset
         assert rows_of(left).keys() == {row.key for row in rows[: left.next_offset]}
-
-
-def test_a_recovery_puts_and_removes_in_order() -> None:
-    """Marks are passed over."""
-    key = row_key(1_000, 0, 1)
-    store = MemoryPendingTable(SimDisk(), "s")
-    store.recover([(key, b"1"), (b"mark", b""), (key, None)], 3)
-    assert (rows_of(store), store.next_offset) == ({}, 3)
-    store.recover([(key, None), (key, b"2")], 5)
-    store.write([], [Removal(row_key(9, 0, 9), "?")], 6)
-    assert (rows_of(store), store.next_offset) == ({key: b"2"}, 7)
 
 
 def test_requests_arrive_in_order_and_outlive_their_sender() -> None:

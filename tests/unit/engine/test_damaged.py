@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import USER_HEADERS, BankDownError, again, down, failing, make_record, make_station, the
+from deliver_once import deliver_once
+from doubles import MAIN, USER_HEADERS, BankDownError, again, down, failing, make_record, make_station, the
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import NewerRecordError
@@ -23,7 +24,7 @@ from retryapp.engine.park import park, waiting_metadata
 from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock
 
 SPOILT = (("retry-version", b"1"), ("retry-attempt", b"many"))
 
@@ -69,7 +70,8 @@ async def test_a_record_with_an_impossible_timestamp_goes_round(timestamp_ms: in
         raise error
 
     async with MemoryPartition(nameless, "1s") as partition:
-        partition.accept(Record("orders", 0, 0, timestamp_ms, b"k", b"v", (("\udcff", b"z"),)))
+        record = Record("orders", 0, 0, timestamp_ms, b"k", b"v", (("\udcff", b"z"),))
+        partition.engine.accept(MAIN, partition.lane.session, [record])
         await partition.settle()
         assert partition.waiting == {"1s": 1}
         await partition.advance(1_000)

@@ -7,6 +7,7 @@ import json
 import weakref
 
 import pytest
+from deliver_once import deliver_once
 from doubles import USER_HEADERS, BankDownError, again, failing, fine, make_record, make_station, the
 from pydantic import BaseModel, field_validator
 
@@ -16,7 +17,7 @@ from retryapp.core.record import Origin
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler import Delivery
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import VirtualClock, deliver_once
+from retryapp.testing import VirtualClock
 
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
 from doubles import make_record, make_station
 
 from retryapp.core.headers import decode_metadata
 from retryapp.engine.handler import Delivery, HandlerSignatureError
-from retryapp.testing import deliver_once
 
 seen: list[tuple[bytes, int | None, bool]] = []
 """Value, attempt, and whether it ran in the event loop's thread."""

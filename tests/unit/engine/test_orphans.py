@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
 from doubles import make_record, make_station
 
 from retryapp.core.headers import decode_metadata
@@ -20,7 +21,7 @@ from retryapp.engine.handler import Delivery
 from retryapp.engine.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.ports import TopicPartition
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock
 
 MAIN = TopicPartition("orders", 0)
 TIMEOUT = RetryPolicy("5m 10m", timeout="30s")

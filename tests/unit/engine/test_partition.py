@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from deliver_once import deliver_once
 from doubles import (
     EVENTS,
     REDELIVERY,
@@ -26,7 +27,7 @@ from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
 from retryapp.core.verdicts import RetryLater
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.ports import Event
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock
 
 # -- the whole way ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
 from doubles import BankDownError, failing, make_record, make_station, settle, the
 
 from retryapp.core.record import Record
@@ -14,7 +15,7 @@ from retryapp.engine.pool import BURST, DeliveryPool
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock
 
 
 async def test_a_group_of_errors_is_told_by_its_members() -> None:

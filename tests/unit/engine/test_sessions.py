@@ -94,9 +94,9 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
 async def test_a_source_that_delivers_out_of_order_is_refused() -> None:
     """Nothing is committed past what it skipped."""
     async with MemoryPartition(Gate(), "5m") as orders:
-        orders.accept(Record("orders", 0, 5, 1, None, b"v"))
+        orders.engine.accept(MAIN, orders.lane.session, [Record("orders", 0, 5, 1, None, b"v")])
         with pytest.raises(ValueError, match="must arrive in order"):
-            orders.accept(Record("orders", 0, 5, 1, None, b"v"))
+            orders.engine.accept(MAIN, orders.lane.session, [Record("orders", 0, 5, 1, None, b"v")])
 
 
 async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> None:

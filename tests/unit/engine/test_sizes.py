@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
 from doubles import make_record, make_station
 
 from retryapp.core.headers import decode_metadata
@@ -18,7 +19,7 @@ from retryapp.engine.park import park
 from retryapp.engine.run import Station
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Removal, Row
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
+from retryapp.testing import MemoryPartition, VirtualClock
 
 USER_HEADERS = (("trace", b"1"), ("trace", None), ("retry-attempt", b"the user's own"))
 
