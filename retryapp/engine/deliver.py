@@ -12,7 +12,7 @@ The handler runs outside any transaction. Everything that it raises is a failure
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from retryapp.core.classify import Failure, classify
@@ -108,14 +108,14 @@ def crashed(run: Run, times: int) -> Turn:
         return buried
     now_ms = run.started_ms = station.clock.wall_ms()
     error = WorkerCrashedError(station.handler.name, times)
-    return _Failed(run, now_ms).turn(_judge(error, station.handler), Dead(DeadReason.CRASHED))
+    return _failed_turn(run, now_ms, _judge(error, station.handler), Dead(DeadReason.CRASHED))
 
 
 def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
     """Return the turn of a failed run; a failure that we cannot write down must not stop its partition for ever."""
     station = run.station
     try:
-        return _Failed(run, failed_ms).turn(_judge(error, station.handler))
+        return _failed_turn(run, failed_ms, _judge(error, station.handler))
     except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
         return last_resort(station, run.record, error, fault, failed_ms)
 
@@ -299,60 +299,54 @@ def _observation(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A failed delivery on its way to a turn."""
-
-    run: Run
-    failed_ms: int
-
-    def turn(self, failure: Failure, decision: Decision | None = None) -> Turn:
-        run, station = self.run, self.run.station
-        handler, delivery, record = station.handler, delivery_of(run), run.record
-        decision = decision or decide(
-            handler.policy,
-            attempt=delivery.attempt,
-            first_failed_ms=first_failed_ms(run.metadata, self.failed_ms),
-            failure=failure,
-            now_ms=self.failed_ms,
-            rng=station.random.random(),
+def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision | None = None) -> Turn:
+    """Return the turn of a failed delivery; `decision` where it is made already."""
+    station = run.station
+    handler, delivery, record = station.handler, delivery_of(run), run.record
+    decision = decision or decide(
+        handler.policy,
+        attempt=delivery.attempt,
+        first_failed_ms=first_failed_ms(run.metadata, failed_ms),
+        failure=failure,
+        now_ms=failed_ms,
+        rng=station.random.random(),
+    )
+    metadata = after_failure(
+        run.metadata,
+        group=handler.group,
+        handler=handler.name,
+        origin=delivery.origin,
+        origin_timestamp_ms=run.shown.timestamp_ms,
+        attempt=delivery.attempt,
+        started_ms=delivery.started_ms,
+        failed_ms=failed_ms,
+        policy_digest=handler.policy_digest,
+        failure=failure,
+        decision=decision,
+    )
+    facts: dict[str, Any] = {
+        "error_class": failure.error_class,
+        "error_type": failure.error_type,
+        "message": failure.message,
+    }
+    failed = _observation(Event.FAILED, handler, record, delivery, failed_ms, **facts)
+    max_bytes = station.max_bytes
+    outgoing: Outgoing | None = None
+    if isinstance(decision, RetryAt):
+        outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
+        if waiting_size(outgoing) > max_bytes:
+            outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
+        else:
+            facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
+            event = Event.SCHEDULED
+    if outgoing is None:
+        outgoing, metadata = to_dead_letter(
+            run.shown, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
         )
-        metadata = after_failure(
-            run.metadata,
-            group=handler.group,
-            handler=handler.name,
-            origin=delivery.origin,
-            origin_timestamp_ms=run.shown.timestamp_ms,
-            attempt=delivery.attempt,
-            started_ms=delivery.started_ms,
-            failed_ms=self.failed_ms,
-            policy_digest=handler.policy_digest,
-            failure=failure,
-            decision=decision,
-        )
-        facts: dict[str, Any] = {
-            "error_class": failure.error_class,
-            "error_type": failure.error_type,
-            "message": failure.message,
-        }
-        failed = _observation(Event.FAILED, handler, record, delivery, self.failed_ms, **facts)
-        max_bytes = station.max_bytes
-        outgoing: Outgoing | None = None
-        if isinstance(decision, RetryAt):
-            outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
-            if waiting_size(outgoing) > max_bytes:
-                outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
-            else:
-                facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
-                event = Event.SCHEDULED
-        if outgoing is None:
-            outgoing, metadata = to_dead_letter(
-                run.shown, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
-            )
-            facts |= {"reason": metadata.reason, "trace": failure.trace}
-            event = Event.DEAD
-        return settling(
-            record,
-            publishes=(outgoing,),
-            observations=(failed, _observation(event, handler, record, delivery, self.failed_ms, **facts)),
-        )
+        facts |= {"reason": metadata.reason, "trace": failure.trace}
+        event = Event.DEAD
+    return settling(
+        record,
+        publishes=(outgoing,),
+        observations=(failed, _observation(event, handler, record, delivery, failed_ms, **facts)),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +33,7 @@ from retryapp.core.metadata import (
     HistoryEntry,
     RetryMetadata,
 )
-from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, parse_origin
+from retryapp.core.record import Headers, Origin, Record, failure_id
 from retryapp.core.rows import decode_row, encode_row, row_of
 from retryapp.core.salvage import salvage
 from retryapp.core.topology import HandlerTopology, Tiers
@@ -151,13 +150,6 @@ def read_or_refusal(headers: Headers) -> tuple[RetryMetadata | None, str | None]
         return None, error.header
 
 
-@given(origins)
-def test_origin_and_failure_id_read_back(origin: Origin) -> None:
-    """Their texts are one to one with what they name."""
-    assert parse_origin(origin.text) == origin
-    assert parse_failure_id(failure_id(GROUP, origin)) == (GROUP, origin)
-
-
 @given(metadata(), any_headers)
 def test_metadata_reads_back_among_any_foreign_headers(md: RetryMetadata, strange: Headers) -> None:
     """What is written is what is read, whatever else stands in the record."""
@@ -262,19 +254,6 @@ def test_a_dead_letter_always_fits_and_keeps_its_coordinates(
         assert kept.reason == md.reason
     elif md.reason != DeadReason.TOO_LARGE and letter.value == b"":
         assert kept.original_reason == md.reason
-
-
-@given(metadata(), st.data())
-def test_a_lost_mandatory_header_is_damage(md: RetryMetadata, data: st.DataObject) -> None:
-    """Without one of its headers a record has no counter and no due time to believe."""
-    written = h.encode_metadata(md)
-    optional = {
-        n.RETRY_NULL_VALUE, n.RETRY_TIER, n.RETRY_ERROR_TRACE, n.RETRY_ORIGINAL_REASON,
-        n.RETRY_HISTORY, n.RETRY_REPLAY_ID, n.RETRY_REPLAYS,
-    }  # fmt: skip
-    lost = data.draw(st.sampled_from([name for name, _ in written if name not in optional]))
-    with pytest.raises(DamagedMetadataError):
-        h.decode_metadata(tuple(pair for pair in written if pair[0] != lost))
 
 
 @given(metadata(dead=False), st.data(), st.binary(max_size=12))

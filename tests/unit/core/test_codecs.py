@@ -12,7 +12,7 @@ import pytest
 from retryapp.core import errors
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
 from retryapp.core.lifecycle import AnyEvent, PolicyUsed, Progress, Skipped, Succeeded, decode_event, encode_event
-from retryapp.core.record import Origin, failure_id, parse_failure_id, parse_origin, short_topic_id
+from retryapp.core.record import Origin, failure_id, idempotency_key, parse_failure_id, parse_origin, short_topic_id
 from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
     PendingRow,
@@ -63,6 +63,7 @@ def test_identities_as_text() -> None:
     origin = Origin("orders", short_topic_id("kq8G0bTzQxWm1XkY1r2s3A"), 3, 1042)
     assert origin.text == "orders@kq8G0bTz/3/1042"
     assert parse_failure_id(failure_id("billing", origin)) == ("billing", origin)
+    assert idempotency_key("billing/orders@kq8G0bTz/3/1042") == "1e817c9c-9019-5d2d-a845-540ef3efc9ed"
     for text in ("", "orders", "orders@/3/1", "orders@id/3/-1", "orders@id/3/1/", "orders@id/x/1", "orders@id/3/1\n"):
         with pytest.raises(DamagedMetadataError):
             parse_origin(text)

@@ -125,15 +125,6 @@ def test_a_copy_without_due_time_cannot_wait_and_one_without_reason_is_not_dead(
         to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(AGAIN), max_bytes=10_000)
 
 
-def test_a_dead_letter_copied_to_the_main_topic_is_new() -> None:
-    """Its next failure starts at attempt 1 with the coordinates of the copy."""
-    letter = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=100_000)
-    copy = arriving(replace(came(letter), topic="orders"))
-    assert copy.headers == ORDER.headers
-    again = to_tier(copy, topology=TOPOLOGY, metadata=after(AGAIN))
-    assert said(again).attempt == 1
-
-
 def test_headers_that_look_like_ours_below_a_shield_are_the_users() -> None:
     """A dead letter of a dead letter: what the handler saw is what it sees again, whatever the names say."""
     headers: Headers = (
@@ -248,20 +239,6 @@ def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
     assert len(failed.history) == 2
     assert first_failed_ms(failed, 99_000) == 95_000
     assert first_failed_ms(None, 99_000) == 99_000
-
-
-def test_damage_keeps_what_is_readable() -> None:
-    """Counter, origin and times survive the damage of one other header; the message names it."""
-    out = to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN, attempt=4))
-    record = came(replace(out, headers=tuple((n, b"soon" if n == "retry-due-ms" else v) for n, v in out.headers)))
-    with pytest.raises(DamagedMetadataError) as caught:
-        decode_metadata(record.headers)
-    metadata = salvage(
-        record, caught.value, group="billing", handler="h", topic_id="tierTOPC", policy_digest="d", now_ms=77
-    )
-    assert (metadata.reason, metadata.attempt, metadata.origin) == ("damaged", 4, ORIGIN)
-    assert (metadata.first_failed_ms, metadata.last_failed_ms) == (2_000, 2_000)
-    assert "retry-due-ms=b'soon'" in metadata.error_message
 
 
 def test_damage_of_counter_and_origin_has_stated_neutral_values() -> None:

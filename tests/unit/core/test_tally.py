@@ -64,14 +64,6 @@ def test_a_tally_counts_at_its_own_offset_only(told: tuple[Tally, int], offset: 
     assert offset == end or parse_tally(tally.text(end), offset) is None
 
 
-@given(st.text(max_size=60), st.integers(0, LARGEST))
-def test_what_somebody_else_has_written_counts_for_nothing(text: str, offset: int) -> None:
-    """Whatever it is, it raises nothing, and keeps the lane from nothing."""
-    note = split_note(text)
-    found = parse_tally(note.tally, offset)
-    assert found is None or found.text(offset) == note.tally
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -77,19 +77,6 @@ def test_clashes_are_refused(pairs: list[tuple[str, str]], error: type[Exception
         check_names([HandlerTopology(group, main) for group, main in pairs])
 
 
-def test_neighbours_that_do_not_clash_pass() -> None:
-    """Two groups on one topic, two topics in one group, names that contain each other."""
-    check_names(
-        [
-            HandlerTopology("g", "orders"),
-            HandlerTopology("h", "orders"),
-            HandlerTopology("g", "orders.eu"),
-            HandlerTopology("g", "retry"),
-            HandlerTopology("g", "orders2", Tiers.PER_DELAY, (1_000, 2_000)),
-        ]
-    )
-
-
 def test_specs_have_the_settings_that_keep_what_waits() -> None:
     """Each topic with its clean-up, retention, time stamps, size and replicas, and a reason for each."""
     topology = HandlerTopology("billing", "orders")

@@ -8,7 +8,6 @@ import pytest
 from doubles import (
     EVENTS,
     MAIN,
-    REDELIVERY,
     RETRY,
     BankDownError,
     Gate,
@@ -196,14 +195,6 @@ async def test_whatever_a_record_holds_counts(what: str) -> None:
         assert orders.engine.room_bytes(MAIN) < 0
 
 
-async def test_every_topic_has_room_of_its_own() -> None:
-    """With the main topic's share in flight, what failed before is parked and comes back all the same."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2, max_in_flight=2) as orders:
-        await orders.send(b"a", b"b", b"c")
-        assert [orders.engine.room(tp) for tp in (MAIN, RETRY, REDELIVERY)] == [0, 2, 2]
-
-
 async def test_the_release_lag_is_the_age_of_the_oldest_record_in_flight() -> None:
     """What finished behind it waits for it."""
     gate = Gate()
@@ -263,32 +254,12 @@ def test_outcomes_come_out_in_offset_order_whatever_the_order_of_finishing() -> 
     assert made.release() == []
 
 
-def test_size_and_number_are_those_of_what_is_not_released() -> None:
-    """A finished record behind an open one still holds its memory."""
-    made = window(1, 2, 3)
-    made.finish(2, "b")
-    made.release()
-    assert (len(made), made.bytes) == (3, 30)
-    made.finish(1, "a")
-    made.release()
-    assert (len(made), made.bytes) == (1, 10)
-
-
 @pytest.mark.parametrize("offset", [0, 4, 5])
 def test_a_record_out_of_order_is_refused(offset: int) -> None:
     """Twice the same, or an older one: the source is at fault, and skipping would lose records."""
     made = window(5)
     with pytest.raises(ValueError, match=f"offset {offset} after 5"):
         made.add(offset)
-
-
-def test_a_released_record_does_not_come_in_again() -> None:
-    """The order is remembered when the window is empty."""
-    made = window(5)
-    made.finish(5, "a")
-    made.release()
-    with pytest.raises(ValueError, match="in order"):
-        made.add(5)
 
 
 def test_an_outcome_of_an_unknown_record_is_refused() -> None:

@@ -6,9 +6,8 @@ import pytest
 from doubles import MAIN, Rig
 
 from retryapp.core.lifecycle import Progress, decode_event
-from retryapp.engine.partition import PROGRESS_MS
 from retryapp.engine.turn import Turn
-from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
+from retryapp.testing import MemoryLaneTransport, MemoryPartition
 
 Said = tuple[int, int, int, int, int]
 """From and to offset, received, fine, failed."""
@@ -51,22 +50,6 @@ async def test_a_worker_that_is_killed_takes_no_count_along() -> None:
         await feed(orders, b"bad")
         await orders.finish()
         assert said(orders) == [(0, 4, 4, 2, 2)]
-
-
-@pytest.mark.parametrize("durable", [False, True])
-async def test_a_worker_that_dies_while_it_says_what_it_counted(durable: bool) -> None:
-    """Its event is visible, and what it counted is not counted any more; or neither, and the next one says it."""
-    async with make() as orders:
-        await feed(orders, b"good", b"bad")
-        await orders.advance(PROGRESS_MS)
-        pause = orders.transport.pause(Step.COMMIT, durable=durable)
-        await orders.send(b"good")
-        assert pause.reached
-        assert said(orders) == [(0, 3, 3, 2, 1)] * durable
-    async with make(orders.transport) as orders:
-        await feed(orders, b"good")
-        await orders.finish()
-        assert said(orders) == [(0, 3, 3, 2, 1), (3, 4, 1, 1, 0)]
 
 
 async def test_what_was_counted_is_said_at_the_end_though_nothing_came_since() -> None:

@@ -98,20 +98,6 @@ async def test_a_run_that_gives_up_leaves_the_look_to_the_others(clock: VirtualC
     assert (looks[0].cancelled(), looks[1].exception(), found.partitions, topics.looked) == (True, None, 1, [OUT])
 
 
-async def test_names_that_come_from_data_do_not_grow_without_bound(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The oldest are forgotten."""
-    monkeypatch.setattr("retryapp.engine.publish.MAX_DESTINATIONS", 3)
-    destinations = Destinations(MemoryDestinations(), clock, tuple)
-    first = destinations.of("t0")
-    for number in range(10):
-        destinations.of(f"t{number}")
-    assert len(destinations._known) == 3
-    assert destinations.of("t9") is destinations.of("t9")
-    assert destinations.of("t0") is not first
-
-
 # -- what a broker refuses --------------------------------------------------------------------------------------------
 
 
@@ -186,21 +172,6 @@ async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> No
         await orders.advance(1_000)
         assert (orders.waiting, topics.looked) == ({"1d": 1}, [OUT, OUT])
         assert "no such topic" in problems(orders)[0]
-
-
-async def test_after_a_failed_transaction_an_old_look_is_not_good_enough() -> None:
-    """Where nobody can tell whether the topic was the reason, the attempt fails instead of the lane."""
-    async with MemoryPartition(publish, DAY) as orders:
-        await orders.send(b"1")
-        orders.transport.fail(Step.COMMIT, ConnectionError("gone"))
-        orders.destinations.error = ConnectionError("no broker")
-        await orders.send(b"2")
-        await orders.advance(1_000)
-        assert (count(orders), orders.waiting) == (1, {"1d": 1})
-        assert "could not be looked at" in problems(orders)[0]
-        orders.destinations.error = None
-        await orders.send(b"3")
-        assert count(orders) == 2
 
 
 async def test_a_lane_that_fails_for_another_reason_doubts_and_goes_on() -> None:

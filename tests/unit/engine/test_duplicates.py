@@ -11,12 +11,12 @@ import pytest
 
 from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen
 from retryapp.core.errors import NewerRowError
-from retryapp.core.lifecycle import Progress, Skipped, decode_event
+from retryapp.core.lifecycle import Skipped, decode_event
 from retryapp.core.record import Record
 from retryapp.engine.lane import LaneLimits
 from retryapp.engine.seen import recover_seen
 from retryapp.ports import Event, Sink, TopicPartition
-from retryapp.testing import MemoryPartition, Step
+from retryapp.testing import MemoryPartition
 from retryapp.testing.tables import MemorySeenTable
 
 BY_HEADER = Deduplicate("header:event-id", window="1h")
@@ -102,21 +102,6 @@ async def test_any_outcome_of_the_first_counts(policy: str, fate: str) -> None:
         assert [first for _, first in skipped(orders)] == [0, 0]
 
 
-async def test_the_row_goes_with_the_offset() -> None:
-    """A worker that dies in the commit forgets no event that it has passed."""
-    service = Service()
-    async with partition(service) as orders:
-        paused = orders.transport.pause(Step.COMMIT)
-        await send(orders, (b"a", "e1"))
-        await orders.advance(1_000)
-        assert paused.reached
-    async with partition(service, transport=orders.transport) as orders:
-        await send(orders, (b"a again", "e1"))
-        await orders.advance(1_000)
-        assert service.seen == [b"a", b"a"]
-        assert len(skipped(orders)) == 1
-
-
 async def test_events_are_forgotten_after_the_window() -> None:
     """Counted from the moment at which the first was settled; a duplicate does not make it longer."""
     service = Service()
@@ -180,17 +165,6 @@ async def test_a_function_that_fails_is_told_and_its_record_handled(caplog: pyte
         assert service.seen == [b"a", b"a"]
     told = [record for record in caplog.records if record.msg == "retryapp.no_event_id"]
     assert [vars(record)["offset"] for record in told] == [0, 1]
-
-
-async def test_progress_counts_what_was_skipped() -> None:
-    """A duplicate is no failure: received = fine at once + failed + skipped."""
-    service = Service(fails=1)
-    async with partition(service) as orders:
-        await send(orders, (b"a", "e1"), (b"b", "e2"), (b"b again", "e2"))
-        await orders.finish()
-        events = [decode_event(record.value or b"") for record in orders.records("app.orders.events")]
-        (told,) = [event for event in events if isinstance(event, Progress)]
-        assert (told.received, told.first_try_ok, told.failed, told.skipped) == (3, 1, 1, 1)
 
 
 CHANGELOG = TopicPartition("app.orders.seen.changelog", 2)

@@ -42,20 +42,6 @@ async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(mon
         assert (orders.waiting, len(orders.engine.firing.ahead)) == ({}, 0)
 
 
-async def test_a_full_lane_delays_firing_and_nothing_is_forgotten() -> None:
-    """Room wakes the firing task."""
-    async with MemoryPartition(down, "1s", limits=LaneLimits(backlog=1)) as orders:
-        await orders.send(b"a")
-        gate = orders.transport.pause(Step.COMMIT)
-        await orders.send(b"b")
-        await orders.advance(1_000)
-        gate.set()
-        await orders.settle()
-        await orders.advance(1_000)
-        await orders.advance(1_000)
-        assert offsets(orders.records(REDELIVERY.topic)) == [0, 1]
-
-
 async def test_a_row_that_is_not_due_is_refused_whoever_asks() -> None:
     """The table gives out what is due; if it ever gave out more, nothing of it may come early."""
     station = make_station(down)
@@ -171,24 +157,6 @@ async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytes
         assert partition.lane.session == 2
         assert attempts == [1, 2]
         assert not partition.waiting
-
-
-async def test_a_fault_of_an_ended_session_leaves_the_next_one_alone() -> None:
-    """What a closing table says to the old firing task is no fault of the new session."""
-
-    async def fail(_value: bytes) -> None:
-        raise RuntimeError("busy")
-
-    async with MemoryPartition(fail, "1s") as partition:
-        session = partition.lane.session
-
-        async def late() -> None:
-            partition.engine._session = session + 1
-            raise ValueError("the store is closed")
-
-        await partition.engine._guard(session, late)
-        await partition.settle()
-        assert partition.observer.of(Event.LANE_FAILED) == []
 
 
 async def test_when_the_scheduler_last_looked_is_known_and_stands_still_while_the_clock_is_doubted() -> None:

@@ -98,19 +98,6 @@ async def test_a_transaction_is_bounded_in_bytes_but_takes_at_least_one_turn(mak
     assert [name for name, _, _ in rig.settled] == ["first", "a", "b", "c", "d"]
 
 
-async def test_a_transaction_is_bounded_in_records_but_takes_at_least_one_turn(make_rig: MakeRig) -> None:
-    """Each is written to a local store in the event loop."""
-    rig = await make_rig(changes=4).start()
-    gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("first", publishes=1)
-    await rig.settle()
-    for name, publishes in (("a", 9), ("b", 2), ("c", 2), ("d", 1)):
-        rig.submit(name, publishes=publishes)
-    gate.set()
-    await rig.settle()
-    assert [len(batch.publishes) for batch in rig.transport.batches] == [1, 9, 4, 1]
-
-
 async def test_what_waits_is_bounded_in_bytes_with_headers(make_rig: MakeRig) -> None:
     """A commit that hangs must not fill the memory; there is room again when it is through."""
     rig = await make_rig(backlog_size=10_000).start()

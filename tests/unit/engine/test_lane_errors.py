@@ -173,20 +173,6 @@ async def test_finish_that_cannot_commit_does_not_open_again(rig: Rig) -> None:
     assert (len(rig.opened), rig.settled) == (1, [("a", False, ())])
 
 
-async def test_a_cancelled_lane_drops_its_turns_and_gives_everything_up(rig: Rig) -> None:
-    """Even in the middle of a transaction."""
-    rig.transport.pause(Step.COMMIT)
-    rig.submit("a", publishes=1)
-    await rig.settle()
-    rig.submit("b", 2)
-    assert rig.task is not None
-    rig.task.cancel()
-    await rig.settle()
-    assert rig.task.cancelled()
-    assert rig.settled == [("a", False, ()), ("b", False, ())]
-    assert (rig.state, rig.closed, rig.transport.calls[-1]) == ("closed", 1, Step.CLOSE)
-
-
 async def test_a_lane_that_backs_off_ends_at_once_when_it_is_finished(make_rig: MakeRig) -> None:
     """A rebalance must not wait for the back-off of a lane that has nothing to commit."""
     rig = make_rig(first_backoff_s=5.0)

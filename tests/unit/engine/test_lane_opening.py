@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 from doubles import MAIN, RETRY, MakeRig, Rig
 
@@ -65,15 +62,6 @@ async def waits_for_an_opening(rig: Rig, times: int) -> list[int]:
             waited += 50
         waits.append(waited)
     return waits
-
-
-async def test_back_off_doubles_up_to_its_limit(make_rig: MakeRig) -> None:
-    """A lane that cannot open neither spins nor sleeps for long."""
-    rig = make_rig(first_backoff_s=0.1, last_backoff_s=0.5)
-    rig.transport.fail(Step.FENCE, ConnectionError(), times=5)
-    await rig.start()
-    assert await waits_for_an_opening(rig, 5) == [100, 200, 400, 500, 500]
-    assert rig.state == "open"
 
 
 async def test_a_lane_that_opens_well_and_fails_each_transaction_slows_down(make_rig: MakeRig) -> None:
@@ -234,17 +222,3 @@ async def test_a_lane_that_goes_on_or_moves_offsets_only_does_not_ask(rig: Rig) 
     for _ in range(5):
         await rig.advance(10_000)
     assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: at} for at in range(1, 7)]
-
-
-async def test_a_closed_lane_renews_nothing(rig: Rig) -> None:
-    """Its id belongs to somebody else by then."""
-    faults: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
-    rig.submit("a", 8, publishes=1)
-    await rig.settle()
-    rig.lane.finish()
-    await rig.settle()
-    await rig.advance(DAY_MS)
-    await rig.advance(DAY_MS)
-    assert len(rig.transport.batches) == 1
-    assert not faults

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +17,7 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler import Delivery
-from retryapp.engine.orphans import MIN_ORPHANS, Orphans
+from retryapp.engine.orphans import MIN_ORPHANS
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
@@ -129,26 +128,6 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
     assert orphans.total == 1
 
 
-async def test_a_coroutine_that_swallows_its_cancellation_is_left_behind_two_seconds_after_its_time_out(
-    clock: VirtualClock, stubborn: Stubborn
-) -> None:
-    """The record has timed out; the error that it ends with later is nobody's."""
-    station = make_station(stubborn, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
-    await until(lambda: stubborn.begun)
-    for ms in (30_000, 1_999):
-        clock.advance(ms)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not delivery.done()
-    clock.advance(1)
-    assert story(await delivery).error_type.endswith("HandlerTimeoutError")
-    assert len(station.handler.orphans) == 1
-    stubborn.over.set()
-    await until(lambda: len(station.handler.orphans) == 0)
-    gc.collect()  # an error that nobody looked at would be complained of here
-
-
 @pytest.mark.parametrize("ending", [None, ValueError("while cleaning up")])
 async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(clock: VirtualClock, ending: Exception | None) -> None:
     """Whatever it then returns or raises, it has timed out."""
@@ -250,22 +229,6 @@ async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(hanging: Hang
     with pytest.raises(RunAbortedError):
         await delivery
     assert (hanging.begun, orphans.waiting) == ([], 0)
-
-
-async def test_one_end_wakes_all_that_wait() -> None:
-    """Those that do not find room wait on."""
-    loop = asyncio.get_running_loop()
-    orphans = Orphans(limit=2)
-    first, second = loop.create_future(), loop.create_future()
-    orphans.adopt(first)
-    orphans.adopt(second)
-    waiting = [asyncio.create_task(orphans.room()) for _ in range(3)]
-    await until(lambda: orphans.waiting == 3)
-    waiting[1].cancel()
-    first.cancel()
-    await until(lambda: all(task.done() for task in waiting))
-    assert [task.cancelled() for task in waiting] == [False, True, False]
-    assert (len(orphans), orphans.total, orphans.full) == (1, 2, False)
 
 
 async def test_the_limit_is_said_when_it_is_reached(

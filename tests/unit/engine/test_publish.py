@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from doubles import DLQ, EVENTS, MAIN, BankDownError, Stubborn, reopen
+from doubles import EVENTS, MAIN, BankDownError, Stubborn
 from pydantic import BaseModel, Field
 
 from retryapp.core.errors import LatePublishError, PublishRefusedError
@@ -22,7 +22,7 @@ from retryapp.core.publication import Seen
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
 from retryapp.ports import Event
-from retryapp.testing import MemoryDestinations, MemoryPartition, ScriptedRandom, VirtualClock
+from retryapp.testing import MemoryDestinations, MemoryPartition, VirtualClock
 
 OUT = "payments"
 DAY = RetryPolicy("1d")
@@ -157,23 +157,6 @@ async def test_a_run_that_ends_while_a_thread_publishes_takes_nothing(clock: Vir
     with pytest.raises(LatePublishError, match="that was given a record is over"):
         outbox.put(OUT, b"v", None, ends_meanwhile(), None)
     assert not outbox.close()
-
-
-async def test_a_run_that_is_given_up_with_its_lane_publishes_nothing_and_runs_again() -> None:
-    """The second run's result is the only one."""
-    runs: list[asyncio.Event] = []
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        record.publish(OUT, b"%s in run %d" % (value, len(runs)))
-        runs.append(asyncio.Event())
-        if len(runs) == 1:
-            await runs[0].wait()
-
-    async with MemoryPartition(handler) as orders:
-        await orders.send(b"order")
-        await reopen(orders)
-        await orders.settle()
-        assert results(orders) == [b"order in run 1"]
 
 
 # -- what it counts as ------------------------------------------------------------------------------------------------
@@ -339,18 +322,6 @@ async def test_a_key_chooses_its_partition_as_kafkas_own_clients_do() -> None:
         assert b"named" in results(orders, 2)
 
 
-async def test_records_without_a_key_spread() -> None:
-    """By the station's random numbers."""
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        record.publish(OUT, value)
-
-    topics, random = MemoryDestinations({OUT: 4}), ScriptedRandom(0.0, 0.3, 0.999)
-    async with MemoryPartition(handler, destinations=topics, random=random) as orders:
-        await orders.send(b"1", b"2", b"3")
-        assert [results(orders, number) for number in range(4)] == [[b"1"], [b"2"], [], [b"3"]]
-
-
 # -- deliveries that no worker has made -------------------------------------------------------------------------------
 
 
@@ -368,18 +339,3 @@ async def test_a_copy_of_a_delivery_can_go_anywhere_and_publishes_nothing() -> N
     async with MemoryPartition(handler) as orders:
         await orders.send(b"order")
         assert (len(seen), results(orders), problems(orders)) == (2, [], [])
-
-
-async def test_idempotency_keys_are_the_same_at_every_attempt_and_in_every_process() -> None:
-    """They differ between records, and are what a column or a header takes."""
-    keys: dict[bytes, set[str]] = {b"1": set(), b"2": set()}
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        keys[value].add(record.idempotency_key)
-        raise BankDownError
-
-    async with MemoryPartition(handler, "1s") as orders:
-        await orders.send(b"1", b"2")
-        await orders.advance(1_000)
-        assert len(orders.records(DLQ)) == 2
-    assert keys == {b"1": {"44a8d671-82dd-5af6-9c3b-19aee90c0a9c"}, b"2": {"41fa408c-2852-533e-be27-5d7a6f57d613"}}

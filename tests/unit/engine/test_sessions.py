@@ -7,25 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import MAIN, REDELIVERY, RETRY, BankDownError, Gate, Stubborn, down, fine, offsets, reopen
+from doubles import MAIN, REDELIVERY, RETRY, BankDownError, Gate, down, fine, offsets, reopen
 
 from retryapp.core.record import Record
 from retryapp.engine import pool as engine_pool
 from retryapp.testing import MemoryPartition, Step
-
-
-async def test_outcomes_of_an_ended_session_are_ignored(stubborn: Stubborn) -> None:
-    """A handler that ends late changes nothing; its record is read and delivered again."""
-    async with MemoryPartition(stubborn, "5m", concurrency=2) as orders:
-        try:
-            await orders.send(b"a")
-            await reopen(orders)
-            assert (orders.lane.session, stubborn.started) == (2, [b"a", b"a"])
-        finally:
-            stubborn.over.set()
-        await orders.settle()
-        assert offsets(orders.records(RETRY.topic)) == [0]
-        assert orders.waiting == {"5m": 1}
 
 
 async def test_running_handlers_are_cancelled_when_their_session_ends() -> None:
@@ -89,14 +75,6 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
         assert "a fault of ours" in str(orders.lane.last_error)
         await orders.advance(100)
         assert (len(calls), orders.waiting) == (2, {"5m": 1})
-
-
-async def test_a_source_that_delivers_out_of_order_is_refused() -> None:
-    """Nothing is committed past what it skipped."""
-    async with MemoryPartition(Gate(), "5m") as orders:
-        orders.engine.accept(MAIN, orders.lane.session, [Record("orders", 0, 5, 1, None, b"v")])
-        with pytest.raises(ValueError, match="must arrive in order"):
-            orders.engine.accept(MAIN, orders.lane.session, [Record("orders", 0, 5, 1, None, b"v")])
 
 
 async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> None:

@@ -13,7 +13,7 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
-from retryapp.core.rows import decode_row, encode_row
+from retryapp.core.rows import decode_row
 from retryapp.engine.firing import fire
 from retryapp.engine.park import park
 from retryapp.engine.run import Station
@@ -110,17 +110,6 @@ async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(copy: Outgoi
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
     assert out.headers[:2] == (("trace", b"1"), ("trace", None))
     assert turn.removes == (Removal(row.key, "1s"),)
-
-
-async def test_a_row_without_metadata_that_does_not_fit_is_damaged(copy: Outgoing) -> None:
-    """Nothing says whose it is; it goes all the same."""
-    station = make_station(down)
-    (row,) = parked(station, tier_record(copy), 1 << 20).puts
-    bare = row._replace(value=encode_row(replace(decode_row(row.value), headers=())))
-    turn = fired(station, bare, 3_000)
-    out, metadata = said(turn)
-    assert (out.topic, metadata.reason, turn.removes) == ("app.orders.dlq", "too-large", (Removal(row.key, "?"),))
-    assert metadata.original_reason == "damaged"
 
 
 async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock) -> None:

@@ -115,14 +115,6 @@ async def test_a_record_that_killed_too_many_is_dead_and_the_next_one_runs(start
     assert gate.done == [b"b"]
 
 
-async def test_how_many_is_the_handlers_to_say(start: Start) -> None:
-    """`max_crashes`."""
-    gate = Gate()
-    orders = await start(gate, 1, max_crashes=1)
-    await orders.send(b"a")
-    assert [letter.reason for letter in orders.dead_letters] == ["crashed"]
-
-
 async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:
     """As many may have run before as are taken in at once."""
     gate = Gate()
@@ -135,19 +127,6 @@ async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:
     await orders.settle()
     assert gate.running == [b"c", b"d"]
     assert [offset for offset, mark in marks(orders) if mark == "s1"] == [0, 1]
-
-
-async def test_the_next_suspect_waits_until_the_mark_of_the_last_one_is_gone(start: Start) -> None:
-    """Else whoever ends the worker then would have the blame put on the one before."""
-    gate = Gate()
-    gate.open.set()
-    orders = await start(gate, 0)
-    clearing = orders.transport.pause(Step.COMMIT, after=1)
-    await orders.send(b"a", b"b")
-    assert (clearing.reached, gate.done) == (True, [b"a"])
-    clearing.set()
-    await orders.to_rest()
-    assert gate.done == [b"a", b"b"]
 
 
 async def test_what_came_after_the_end_is_not_suspect_and_waits_for_those_that_are(start: Start) -> None:
@@ -176,18 +155,6 @@ async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable(start: Sta
     await orders.advance(100)
     assert gate.running == [b"b"]
     assert len(orders.dead_letters) == 1
-
-
-async def test_a_session_that_ends_lets_its_suspects_go(start: Start) -> None:
-    """The next one reads them again, and finds nothing suspect here."""
-    gate = Gate()
-    orders = await start(gate, 0, concurrency=4)
-    await orders.send(b"a", b"b")
-    orders.lane.fail(RuntimeError("the broker went away"))
-    await orders.settle()
-    gate.running.clear()
-    await orders.advance(10_000)
-    assert gate.running == [b"a", b"b"]
 
 
 async def test_a_skipped_duplicate_is_not_among_the_suspects(start: Start) -> None:
