@@ -108,7 +108,7 @@ class Deduplicate:
 
 
 def encode_seen(seen: Seen) -> bytes:
-    """Write the value of a row; the layout stands in the module's text."""
+    """Write the value of a row in the module's layout."""
     return _VALUE.pack(SEEN_VERSION, seen.origin_offset, seen.expires_ms)
 
 

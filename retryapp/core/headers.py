@@ -65,7 +65,7 @@ _ZERO: Final = ord("0")
 
 
 class Waiting(NamedTuple):
-    """What has to be known of a record to let it wait: read on every hop, so it is less than `RetryMetadata`."""
+    """What a waiting record needs: read on every hop, so it is less than `RetryMetadata`."""
 
     group: str
     origin: Origin
@@ -182,7 +182,7 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
 
 
 def decode_waiting(headers: Headers) -> Waiting | None:
-    """Read of our headers what has to be known of a record that waits, by the same rules as ``decode_metadata``.
+    """Read those of our headers that a waiting record needs, by the same rules as ``decode_metadata``.
 
     Damage of the others is found by ``decode_metadata``, before the record is delivered.
 
@@ -239,7 +239,7 @@ class HeaderReader:
         return version
 
     def waiting(self) -> Waiting:
-        """Read what has to be known of a record that waits."""
+        """Read what a waiting record needs."""
         self.version()
         group, origin, attempt = self.name(RETRY_GROUP), self.origin(), self.number(RETRY_ATTEMPT)
         least = 0 if RETRY_REPLAYS in self.found and self.number(RETRY_REPLAYS) else 1

@@ -67,11 +67,11 @@ class Destination:
         self.until_s = now_s + (FRESH_S if seen.problem is None else PROBLEM_S)
 
     def deny(self, problem: str, now_s: float) -> None:
-        """Take note that nobody could tell how it is."""
+        """Remember that it could not be looked at."""
         self.problem, self.until_s = problem, now_s
 
     def prolong(self, now_s: float) -> None:
-        """Believe the last look a little longer: nobody could tell how it is now."""
+        """Believe the last look a little longer: it cannot be looked at now."""
         self.problem, self.until_s = None, now_s + PROBLEM_S
 
     def fresh(self, now_s: float) -> bool:

@@ -64,11 +64,11 @@ class Record:
     """Value bytes; None is Kafka's null (a tombstone on compacted topics), which differs from empty."""
     headers: Headers = ()
     damage: Damage | None = None
-    """Set where this stands for offsets that could not be read: there is no key, value or header then."""
+    """Set where this replaces offsets that could not be read; it has no key, value or headers then."""
 
     @property
     def next_offset(self) -> int:
-        """Where reading goes on behind it."""
+        """The offset after it."""
         return (self.offset if self.damage is None else self.damage.last_offset) + 1
 
     @property

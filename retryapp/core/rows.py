@@ -132,7 +132,7 @@ def _length(data: bytes | None) -> int:
 
 
 def encode_row(row: PendingRow) -> bytes:
-    """Write a row; the layout stands in the module's docstring.
+    """Write a row in the module's layout.
 
     Raises:
         DamagedRowError: a part is longer than 2**31 - 1 bytes or the timestamp has more than 64 bits.

@@ -56,7 +56,7 @@ class Tally:
         )
 
     def text(self, to_offset: int) -> str:
-        """Return it as it stands beside an offset: empty where that would say nothing."""
+        """Return it as an offset's metadata; empty where there is nothing to say."""
         if not self.received and self.from_offset == to_offset:
             return ""
         counts = f"{self.received},{self.first_try_ok},{self.skipped}"
@@ -75,7 +75,7 @@ def parse_tally(text: str, offset: int) -> Tally | None:
 
 
 class Note(NamedTuple):
-    """The parts of what stands beside an offset of the main topic."""
+    """The parts of the metadata of the main topic's offset."""
 
     mark: str
     """What `core.lives` reads; also what somebody else may have written there."""

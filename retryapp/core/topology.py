@@ -139,7 +139,7 @@ class HandlerTopology:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it has to be."""
+    """A topic as it should be."""
 
     name: str
     role: TopicRole
@@ -230,7 +230,7 @@ def topic_specs(
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS,
     events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS,
 ) -> tuple[TopicSpec, ...]:
-    """Return every topic that a handler owns as it has to be.
+    """Return every topic that a handler owns as it should be.
 
     Args:
         topology: the handler's topics.

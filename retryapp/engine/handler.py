@@ -113,7 +113,7 @@ class Handler:
     """Records per source partition that are taken in and not settled yet."""
     max_in_flight_bytes: int = 16 * 1024 * 1024
     max_crashes: int = 3
-    """A record that was running alone when its worker ended, so many times, is dead."""
+    """How many workers may die running a record alone before it is dead-lettered as `crashed`."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)

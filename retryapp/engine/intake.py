@@ -155,5 +155,5 @@ def _size(record: Any) -> int:
 
 
 def _ends_stuck(buffer: deque[Any]) -> bool:
-    """Tell whether the last one cannot be passed; nothing comes behind such a one."""
+    """Tell whether the last one cannot be passed; nothing comes after such a one."""
     return bool(buffer) and getattr(buffer[-1], "stuck", False)

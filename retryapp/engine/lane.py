@@ -30,7 +30,7 @@ from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, Observation, Ob
 
 
 class LaneState(StrEnum):
-    """Where a lane stands."""
+    """State of a lane."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -247,7 +247,7 @@ class Lane:
             self._repeat_offset()
 
     def _confirm(self) -> None:
-        """Use the producer once more, so that it is told if its last transaction was taken back."""
+        """Use the producer once more: the broker refuses it if its last transaction was rolled back."""
         self._confirmation = None
         self._repeat_offset()
 

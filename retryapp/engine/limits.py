@@ -18,7 +18,7 @@ class LaneLimits:
     size: int = 4 * 1024 * 1024
     """Bytes in one transaction, about."""
     backlog: int = 10_000
-    """Turns that may wait; beyond it sources are told that there is no room."""
+    """Turns that may wait; beyond it there is no room for records."""
     backlog_size: int = 16 * 1024 * 1024
     """Bytes of turns that may wait, the same."""
     tick_s: float = 0.25
@@ -44,7 +44,7 @@ class LaneLimits:
     last_backoff_s: float = 5.0
     """Longest such wait. A session that committed something and lasted longer than this ends the doubling."""
     steady_s: float = 60.0
-    """So does any session that lasted this long."""
+    """Any session that lasted this long does so too."""
 
 
 @asynccontextmanager

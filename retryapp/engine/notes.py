@@ -1,4 +1,4 @@
-"""What stands beside the committed offsets of a lane's sources, in the metadata that Kafka keeps with each.
+"""Metadata of the committed offsets of a lane's sources, which Kafka keeps with each.
 
 ===============  ================================================================================================
 source           what
@@ -25,7 +25,7 @@ from retryapp.ports import Committed, LaneBatch, TopicPartition
 
 @dataclass(slots=True)
 class Notes:
-    """Those of one lane. A commit that fails ends the session, and the next one reads what stands there."""
+    """Those of one lane. A commit that fails ends the session, and the next one reads them again."""
 
     site: LaneSite
     life: str
@@ -33,7 +33,7 @@ class Notes:
     """What was counted of the main topic before its offset; None: nothing says it."""
     _counted: str = ""
     _marks: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
-    """The mark beside the offset of each delivering source, and the offset."""
+    """Offset and mark of each delivering source."""
 
     def read(
         self,
@@ -62,7 +62,7 @@ class Notes:
         return suspicions, marks
 
     def beside(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
-        """Return the offsets of a batch with what stands beside them, once it is committed."""
+        """Return the offsets of a batch with their metadata, for its commit."""
         told = {}
         counted = self.counted(batch)
         for tp, offset in batch.offsets.items():

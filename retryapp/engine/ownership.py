@@ -37,7 +37,7 @@ class Ownership:
         self.served: dict[str, Served] = {}
         self.placed: dict[tuple[str, int], Placed] = {}
         self.assigned = False
-        """Whether the group has said what belongs to this worker; may be nothing."""
+        """Whether there is an assignment, which may be empty."""
         self._drain_s = drain_s
         self.feed = Feed(self.intake, to_record)
         """The way of records to the engines."""

@@ -70,7 +70,7 @@ class OffsetWindow(Generic[T]):
         self._bytes += size
 
     def finish(self, offset: int, outcome: T, more: int = 0) -> None:
-        """Note the outcome of a record; `more`: bytes that it holds beside the record."""
+        """Note the outcome of a record; `more`: bytes that it holds besides the record's."""
         entry = self._index.pop(offset)
         entry.outcome = outcome
         entry.done = True

@@ -89,7 +89,7 @@ class Destinations:
             raise DestinationError(topic, destination.problem)
 
     async def _look(self, destination: Destination) -> None:
-        """Look; where nobody can tell, an earlier look that nothing speaks against is believed a little longer."""
+        """Look; where that fails, an earlier look that nothing contradicts is believed a little longer."""
         try:
             seen = await self._reader.look(destination.topic)
         except Exception as exc:  # noqa: BLE001 - the edge of a client library: whatever it is, the attempt has failed

@@ -38,7 +38,7 @@ class Suspects:
         self._wake = asyncio.Event()
 
     def add(self, run: Run) -> None:
-        """Take a record, in offset order. One behind the suspects waits until their outcomes are durable.
+        """Take a record, in offset order. One after the suspects waits until their outcomes are durable.
 
         Beside them it could end the worker in their stead, life after life, and nothing would ever move the offset: it
         may have run while what was before it had an outcome, and that was not committed yet.
@@ -94,7 +94,7 @@ class Suspects:
         await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._station.life))
 
     async def _note(self, run: Run, offset: int, mark: Mark) -> None:
-        """Write down durably how far the source has come and what runs there; behind what was released before."""
+        """Write down durably how far the source has come and what runs there, after what was released before."""
         marked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def settled(committed: bool, _offsets: tuple[int, ...]) -> None:

@@ -94,7 +94,7 @@ def _start_thread() -> SimpleQueue[_Job | None]:
 
 
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
-    """Run jobs until told to end. Between two jobs it holds on to nothing of theirs."""
+    """Run jobs until there is None. Between two jobs it keeps no reference to either."""
     thread = threading.current_thread()
     while (job := jobs.get()) is not None:
         thread.name = job.name

@@ -248,7 +248,7 @@ class LaneProtocol(ABC):
         return self._notes
 
     def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
-        """Return the offsets of a batch with what stands beside them."""
+        """Return the offsets of a batch with their metadata."""
         return self._beside().beside(batch)
 
     async def rest(self) -> None:

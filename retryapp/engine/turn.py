@@ -30,7 +30,7 @@ class Turn:
     next_offset: int = -1
     """Offset after the settled record; meaningful with `source`."""
     note: str | None = None
-    """What is to stand beside the offset, where it is not what any worker says that goes on."""
+    """Metadata of the offset, where it is not the usual mark."""
     publishes: tuple[Outgoing, ...] = ()
     puts: tuple[Row, ...] = ()
     removes: tuple[Removal, ...] = ()
@@ -47,7 +47,7 @@ class Turn:
     skipped: bool = False
     """Whether it passes a record over that was never delivered."""
     patient: bool = False
-    """Whether what it publishes may wait as long as an offset: nobody waits for it."""
+    """Whether what it publishes may wait as long as an offset."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property

@@ -73,7 +73,7 @@ class PortTakenError(EnvironmentFault):
 
 
 class DiskFullError(EnvironmentFault):
-    """A disk has no room for what has to be written. Operator action: free space or move the data directory."""
+    """A disk is full. Operator action: free space or move the data directory."""
 
     def __init__(self, path: str, problem: str, free_bytes: int | None = None) -> None:
         self.path = path
@@ -100,7 +100,7 @@ class StoreBrokenError(EnvironmentFault):
 
 
 class OfflineError(EnvironmentFault):
-    """Something has to be downloaded and cannot be. Operator action: connect once; afterwards the cache serves."""
+    """A download is needed and not possible. Operator action: connect once; afterwards the cache serves."""
 
     def __init__(self, what: str, problem: str) -> None:
         self.what = what
@@ -133,7 +133,7 @@ class MissingCodecError(EnvironmentFault):
 
 
 class NewerRecordError(EnvironmentFault):
-    """Something of ours was written by a newer retryapp: nobody here may judge it. Operator action: upgrade."""
+    """Something of ours was written by a newer retryapp: it is left alone. Operator action: upgrade."""
 
     def __init__(self, where: str, problem: str) -> None:
         self.where = where
