@@ -23,8 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from retryapp.core.errors import DamagedEventError
 
-EVENT_VERSION: Final = 1
-
 EpochMs = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -137,11 +135,6 @@ AnyEvent = Succeeded | Skipped | PolicyUsed | Progress
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 
 _ADAPTER: Final[TypeAdapter[AnyEvent]] = TypeAdapter(Event)
-
-
-def encode_event(event: AnyEvent) -> bytes:
-    """Write an event as JSON."""
-    return event.to_json()
 
 
 def decode_event(raw: bytes) -> AnyEvent:

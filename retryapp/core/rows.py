@@ -84,11 +84,6 @@ class PendingRow:
 def row_key(due_at_ms: int, partition: int, origin_offset: int) -> bytes:
     """Return the key of a row.
 
-    Args:
-        due_at_ms: from 0 to 2**64 - 1.
-        partition: from 0 to 2**32 - 1.
-        origin_offset: from 0 to 2**64 - 1.
-
     Raises:
         DamagedRowError: a number is out of range.
 

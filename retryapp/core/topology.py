@@ -232,16 +232,6 @@ def topic_specs(
 ) -> tuple[TopicSpec, ...]:
     """Return every topic that a handler owns as it should be.
 
-    Args:
-        topology: the handler's topics.
-        partitions: the main topic's partition count.
-        main_max_message_bytes: the main topic's ``max.message.bytes``.
-        replication: replication factor for our topics.
-        longest_wait_ms: longest delay of the policy.
-        downtime_ms: longest time that all workers may be down.
-        dlq_retention_ms: how long dead letters are kept; None is for ever.
-        events_retention_ms: how long events are kept; None is for ever.
-
     Returns:
         One spec for each of ``topology.owned``, in that order.
     """

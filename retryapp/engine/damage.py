@@ -17,32 +17,34 @@ from retryapp.core.hops import arriving, to_dead_letter, too_large_to_wait
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.salvage import last_words, salvage
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.turn import Turn, observed, settling
 from retryapp.ports import Event
 
 
-def bury_damaged(station: Station, record: Record, error: RecordError, now_ms: int) -> Turn:
+def bury_damaged(context: DeliveryContext, record: Record, error: RecordError, now_ms: int) -> Turn:
     """Return the turn that sends a damaged record, as read from a topic of ours or a row, to the dead letters."""
-    handler = station.handler
+    handler = context.handler
     metadata = salvage(
         record,
         error,
         group=handler.group,
         handler=handler.name,
-        topic_id=station.topic_id,
+        topic_id=context.topic_id,
         policy_digest=handler.policy_digest,
         now_ms=now_ms,
     )
-    return _with_damage(_bury(station, record, metadata))
+    return _with_damage(_bury(context, record, metadata))
 
 
-def last_resort(station: Station, record: Record, error: BaseException, fault: BaseException, now_ms: int) -> Turn:
+def last_resort(
+    context: DeliveryContext, record: Record, error: BaseException, fault: BaseException, now_ms: int
+) -> Turn:
     """Return the turn of a record whose failure (`error`) could not be written down because of `fault`.
 
     Without one it would block its partition. It can always be built; if need be, of nothing but the coordinates.
     """
-    handler = station.handler
+    handler = context.handler
     new = record.topic == handler.main
     metadata = last_words(
         replace(record, headers=()) if new else record,
@@ -50,14 +52,14 @@ def last_resort(station: Station, record: Record, error: BaseException, fault: B
         fault,
         group=handler.group,
         handler=handler.name,
-        topic_id=station.topic_id,
+        topic_id=context.topic_id,
         policy_digest=handler.policy_digest,
         now_ms=now_ms,
     )
     try:
-        turn = _bury(station, arriving(record) if new else record, metadata)
+        turn = _bury(context, arriving(record) if new else record, metadata)
     except Exception:  # noqa: BLE001 - whatever it is, it must not block a partition
-        turn = _bury(station, replace(record, key=None, value=None, headers=()), metadata)
+        turn = _bury(context, replace(record, key=None, value=None, headers=()), metadata)
     return _with_damage(turn)
 
 
@@ -70,9 +72,9 @@ def unreadable(record: Record) -> UnreadableRecordsError | None:
     )
 
 
-def bury_too_large(station: Station, record: Record, metadata: RetryMetadata) -> Turn:
+def bury_too_large(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> Turn:
     """Return the turn that sends a record that was to wait, and does not fit, to the dead letters."""
-    return _bury(station, record, too_large_to_wait(metadata))
+    return _bury(context, record, too_large_to_wait(metadata))
 
 
 def _with_damage(turn: Turn) -> Turn:
@@ -82,9 +84,9 @@ def _with_damage(turn: Turn) -> Turn:
     return turn
 
 
-def _bury(station: Station, record: Record, metadata: RetryMetadata) -> Turn:
-    topology = station.handler.topology
-    letter, metadata = to_dead_letter(record, topology=topology, metadata=metadata, max_bytes=station.max_bytes)
+def _bury(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> Turn:
+    topology = context.handler.topology
+    letter, metadata = to_dead_letter(record, topology=topology, metadata=metadata, max_bytes=context.max_bytes)
     dead = observed(
         Event.DEAD,
         topology.main,

@@ -74,8 +74,8 @@ async def deliver(run: Run) -> Outcome:
 
     Raises `RunAbortedError` or `GivenUpError` where there is no outcome.
     """
-    station, record = run.station, run.record
-    handler = station.handler
+    context, record = run.context, run.record
+    handler = context.handler
     if record.damage is None and record.topic == handler.main:
         run.shown = arriving(record) if record.headers else record
         if handler.orphans.full:
@@ -90,34 +90,34 @@ async def deliver(run: Run) -> Outcome:
         published = () if run.outbox is None else run.outbox.published
         return _published(run, published) if published else record.next_offset
     if error is None:
-        return _succeeded(run, station.clock.wall_ms())
-    return _failed(run, error, station.clock.latest_ms())
+        return _succeeded(run, context.clock.wall_ms())
+    return _failed(run, error, context.clock.latest_ms())
 
 
 def timed_out(run: Run) -> Turn:
     """Return the turn of a run that goes on after its time-out."""
-    return _failed(run, _too_long(run.station.handler), run.station.clock.latest_ms())
+    return _failed(run, _too_long(run.context.handler), run.context.clock.latest_ms())
 
 
 def crashed(run: Run, times: int) -> Turn:
     """Return the turn of a record that has ended so many workers while it ran alone; it is not run again."""
-    station, record = run.station, run.record
-    if record.topic == station.handler.main:
+    context, record = run.context, run.record
+    if record.topic == context.handler.main:
         run.shown = arriving(record) if record.headers else record
     elif (buried := _begin_again(run)) is not None:
         return buried
-    now_ms = run.started_ms = station.clock.wall_ms()
-    error = WorkerCrashedError(station.handler.name, times)
-    return _failed_turn(run, now_ms, _judge(error, station.handler), Dead(DeadReason.CRASHED))
+    now_ms = run.started_ms = context.clock.wall_ms()
+    error = WorkerCrashedError(context.handler.name, times)
+    return _failed_turn(run, now_ms, _judge(error, context.handler), Dead(DeadReason.CRASHED))
 
 
 def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
     """Return the turn of a failed run; a failure that we cannot write down must not stop its partition for ever."""
-    station = run.station
+    context = run.context
     try:
-        return _failed_turn(run, failed_ms, _judge(error, station.handler))
+        return _failed_turn(run, failed_ms, _judge(error, context.handler))
     except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
-        return last_resort(station, run.record, error, fault, failed_ms)
+        return last_resort(context, run.record, error, fault, failed_ms)
 
 
 def delivery_of(run: Run) -> Delivery:
@@ -129,28 +129,28 @@ def delivery_of(run: Run) -> Delivery:
 
 def _begin_again(run: Run) -> Turn | None:
     """Read the metadata of a redelivered record; return the turn that buries one that cannot be delivered."""
-    station, record = run.station, run.record
+    context, record = run.context, run.record
     try:
         if (damage := unreadable(record)) is not None:
             raise damage
         run.metadata = waiting_metadata(record)
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
-        return bury_damaged(station, record, exc, station.clock.wall_ms())
+        return bury_damaged(context, record, exc, context.clock.wall_ms())
     run.shown = restore(record, run.metadata)
     return None
 
 
 def _delivery(run: Run) -> Delivery:
-    station, shown, metadata = run.station, run.shown, run.metadata
+    context, shown, metadata = run.context, run.shown, run.metadata
     if run.started_ms is None:  # asked for afterwards: few need it, and a wall clock costs more than a counter
-        clock = station.clock
+        clock = context.clock
         run.started_ms = clock.wall_ms() - round((clock.monotonic_s() - run.started_s) * 1000)
     if metadata is None:
-        origin = Origin(run.record.topic, station.topic_id, run.record.partition, run.record.offset)
+        origin = Origin(run.record.topic, context.topic_id, run.record.partition, run.record.offset)
     else:
         origin = metadata.origin
     common: dict[str, Any] = {
-        "failure_id": failure_id(station.handler.group, origin),
+        "failure_id": failure_id(context.handler.group, origin),
         "origin": origin,
         "timestamp_ms": shown.timestamp_ms,
         "key": shown.key,
@@ -177,7 +177,7 @@ async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
 
     The due time: another worker, whose clock runs ahead, may have fired the record. Room: see `Orphans`.
     """
-    clock, orphans = run.station.clock, run.station.handler.orphans
+    clock, orphans = run.context.clock, run.context.handler.orphans
     while due_at_ms > clock.wall_ms() or orphans.full:
         if run.aborted:
             raise RunAbortedError
@@ -195,20 +195,20 @@ async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
 
 async def _call(run: Run) -> BaseException | None:
     """Decode and call, bounded in time; return what was raised, unless there was no attempt or has no outcome."""
-    station, watch = run.station, run.watch
-    handler = station.handler
+    context, watch = run.context, run.watch
+    handler = context.handler
     if watch is None:
         raise RuntimeError("a run begins in a pool")
-    run.started_s = station.clock.monotonic_s()
+    run.started_s = context.clock.monotonic_s()
     if run.metadata is not None or handler.wants_delivery:
-        run.started_ms = station.clock.wall_ms()
+        run.started_ms = context.clock.wall_ms()
     watch.begun(run, handler.timeout_s)
     error: BaseException | None = None
     try:
         value = handler.decode(run.shown.value)
         await call(handler, value, _opened(run) if handler.wants_delivery else None)
         if run.outbox is not None and run.outbox.close():
-            await run.outbox.take(station.random)
+            await run.outbox.take(context.random)
     except NoThreadError:
         await watch.over(run)
         raise
@@ -225,9 +225,9 @@ async def _call(run: Run) -> BaseException | None:
 
 def _opened(run: Run) -> Delivery:
     """Return what the handler is given, with a way to publish if it can see it."""
-    delivery, station = delivery_of(run), run.station
-    if station.handler.takes_delivery:
-        delivery.outbox = run.outbox = Outbox(station.handler.destinations, delivery.failure_id, station.max_bytes)
+    delivery, context = delivery_of(run), run.context
+    if context.handler.takes_delivery:
+        delivery.outbox = run.outbox = Outbox(context.handler.destinations, delivery.failure_id, context.max_bytes)
     return delivery
 
 
@@ -245,7 +245,7 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
 
 def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
     """Return the turn of a first delivery that was fine and published something."""
-    record, handler = run.record, run.station.handler
+    record, handler = run.record, run.context.handler
     return settling(
         record,
         publishes=published,
@@ -259,7 +259,7 @@ def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
 
 
 def _succeeded(run: Run, ended_ms: int) -> Turn:
-    handler, record, delivery = run.station.handler, run.record, delivery_of(run)
+    handler, record, delivery = run.context.handler, run.record, delivery_of(run)
     published = () if run.outbox is None else run.outbox.published
     event = Succeeded(
         group=handler.group,
@@ -301,15 +301,15 @@ def _observation(
 
 def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision | None = None) -> Turn:
     """Return the turn of a failed delivery; `decision` where it is made already."""
-    station = run.station
-    handler, delivery, record = station.handler, delivery_of(run), run.record
+    context = run.context
+    handler, delivery, record = context.handler, delivery_of(run), run.record
     decision = decision or decide(
         handler.policy,
         attempt=delivery.attempt,
         first_failed_ms=first_failed_ms(run.metadata, failed_ms),
         failure=failure,
         now_ms=failed_ms,
-        rng=station.random.random(),
+        rng=context.random.random(),
     )
     metadata = after_failure(
         run.metadata,
@@ -330,7 +330,7 @@ def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision 
         "message": failure.message,
     }
     failed = _observation(Event.FAILED, handler, record, delivery, failed_ms, **facts)
-    max_bytes = station.max_bytes
+    max_bytes = context.max_bytes
     outgoing: Outgoing | None = None
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)

@@ -21,7 +21,7 @@ from retryapp.core.deduplicate import Deduplicate, Seen, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import Skipped
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.turn import Turn, observed, settling, to_event
 from retryapp.ports import Event, SeenTable, TopicPartition
 
@@ -34,9 +34,11 @@ TURN_ROWS = 500
 class Duplicates:
     """The events of one session. Bound: what is in flight and what waits in the lane."""
 
-    def __init__(self, rule: Deduplicate, station: Station, table: SeenTable, changelog: TopicPartition) -> None:
+    def __init__(
+        self, rule: Deduplicate, context: DeliveryContext, table: SeenTable, changelog: TopicPartition
+    ) -> None:
         self._rule = rule
-        self._station = station
+        self._context = context
         self._table = table
         self._changelog = changelog
         self._open: deque[tuple[int, int, bytes]] = deque()
@@ -55,7 +57,7 @@ class Duplicates:
             if found is not None and found.expires_ms > now_ms:
                 first_offset = found.origin_offset
         if first_offset is not None and first_offset != record.offset:
-            return _skipped(self._station, record, first_offset, now_ms)
+            return _skipped(self._context, record, first_offset, now_ms)
         self._under_way[identity] = record.offset
         self._open.append((record.next_offset, record.offset, identity))
         return None
@@ -65,7 +67,7 @@ class Duplicates:
             return self._rule.identity(record)
         except Exception as exc:  # noqa: BLE001 - user code: a record is rather handled twice than not at all
             facts = {
-                "handler": self._station.handler.main,
+                "handler": self._context.handler.main,
                 "topic": record.topic,
                 "partition": record.partition,
                 "offset": record.offset,
@@ -102,9 +104,9 @@ class Duplicates:
         return settled
 
 
-def _skipped(station: Station, record: Record, first_offset: int, now_ms: int) -> Turn:
-    handler = station.handler
-    origin = Origin(handler.main, station.topic_id, record.partition, record.offset)
+def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms: int) -> Turn:
+    handler = context.handler
+    origin = Origin(handler.main, context.topic_id, record.partition, record.offset)
     identity = failure_id(handler.group, origin)
     event = Skipped(
         group=handler.group,

@@ -26,7 +26,7 @@ from retryapp.core.rows import PendingRow, decode_row, parse_row_key
 from retryapp.engine.damage import bury_damaged, bury_too_large
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import waiting_metadata
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, PendingTable, Removal
 
@@ -71,14 +71,14 @@ class Ahead:
             self._fired.popleft()
 
 
-def fire(station: Station, rows: Sequence[tuple[bytes, bytes]], *, partition: int, now_ms: int) -> Turn:
+def fire(context: DeliveryContext, rows: Sequence[tuple[bytes, bytes]], *, partition: int, now_ms: int) -> Turn:
     """Return the turn that fires rows `(key, value)`, all due. A row that no longer fits our topics is dead.
 
     Raises:
         ValueError: a row is not due yet: firing early is a broken promise, whatever caused it.
         NewerRecordError: a newer retryapp wrote a row. It stays where it is, and so does everything after it.
     """
-    handler = station.handler
+    handler = context.handler
     changelog = handler.topology.pending_changelog
     turns, removes = list[Turn](), list[Removal]()
     for key, value in rows:
@@ -92,9 +92,9 @@ def fire(station: Station, rows: Sequence[tuple[bytes, bytes]], *, partition: in
             waiting = decode_waiting(row.headers)
             out = to_redelivery(row, topology=handler.topology, partition=partition)
             tier = waiting.tier if waiting else "?"
-            if waiting_size(out) > station.max_bytes:
+            if waiting_size(out) > context.max_bytes:
                 record = Record(changelog, partition, place.origin_offset, -1, row.key, row.value, row.headers)
-                one = bury_too_large(station, record, waiting_metadata(record))
+                one = bury_too_large(context, record, waiting_metadata(record))
             else:
                 one = _fired(handler.main, out, waiting, due_at_ms=place.due_at_ms, now_ms=now_ms)
         except (NewerFormatError, NewerRowError) as exc:
@@ -102,7 +102,7 @@ def fire(station: Station, rows: Sequence[tuple[bytes, bytes]], *, partition: in
             raise NewerRecordError(where, exc.finding) from exc
         except (DamagedRowError, DamagedMetadataError) as exc:
             record = Record(changelog, partition, place.origin_offset, -1, row.key, row.value, row.headers)
-            one = bury_damaged(station, record, exc, now_ms)
+            one = bury_damaged(context, record, exc, now_ms)
         turns.append(one)
         removes.append(Removal(key, tier))
     return Turn(
@@ -131,7 +131,7 @@ class Firing:
     """See the module's text."""
 
     def __init__(
-        self, station: Station, lane: Lane, partition: int, session: int, pending: PendingTable | None
+        self, context: DeliveryContext, lane: Lane, partition: int, session: int, pending: PendingTable | None
     ) -> None:
         self.claimed: set[bytes] = set()
         """Keys of rows in firings that are not settled yet."""
@@ -140,13 +140,13 @@ class Firing:
         self.wake = asyncio.Event()
         self.over = False
         """The session is over, or drains: nothing fires any more."""
-        self._station = station
+        self._context = context
         self._lane = lane
         self._partition = partition
         self._session = session
         self._pending = pending
         self._blocked = False
-        self.looked_ms = station.clock.wall_ms()
+        self.looked_ms = context.clock.wall_ms()
         """When what is due was last looked for, epoch milliseconds; at first, when the session began."""
         self._next_due_ms = 0
         """What the task sleeps towards: an earlier row wakes it."""
@@ -169,7 +169,7 @@ class Firing:
 
     async def run(self) -> None:
         """Fire until the session is over, which `LaneClosedError` says."""
-        clock = self._station.clock
+        clock = self._context.clock
         while not self.over:
             await self._lane.ready()  # one look and one turn for all that is due by then
             if not clock.trusted:
@@ -197,20 +197,20 @@ class Firing:
 
     async def _fire_due(self) -> int | None:
         """Queue what is due, as far as there is room; return the next due time."""
-        station, pending = self._station, self._pending
+        context, pending = self._context, self._pending
         while pending is not None and not self.over:
             limit = min(FIRE_LIMIT, FIRE_AHEAD - len(self.ahead), self._lane.room)
             if self.claimed_bytes >= FIRE_QUEUED_BYTES:
                 limit = 0
             self._blocked = limit <= 0
-            now_ms = station.clock.wall_ms()
+            now_ms = context.clock.wall_ms()
             rows, next_due_ms = pending.due(now_ms, max(0, limit), self.claimed, max_bytes=FIRE_BYTES)
             if not rows:
                 return next_due_ms
-            turn = fire(station, rows, partition=self._partition, now_ms=now_ms)
+            turn = fire(context, rows, partition=self._partition, now_ms=now_ms)
             keys = [key for key, _ in rows]
             size = sum(len(value) for _, value in rows)
-            redelivery = station.handler.topology.redelivery
+            redelivery = context.handler.topology.redelivery
             redelivered = [n for n, out in enumerate(turn.publishes) if out.topic == redelivery]
             turn.on_settled = self._on_fired(keys, size, redelivered)
             self.claimed.update(keys)

@@ -300,7 +300,7 @@ class Lane:
         self._idle = False
         self._positions |= batch.offsets
         loop = asyncio.get_running_loop()
-        if self._limits.confirm_s > 0 and batch.changes:
+        if batch.changes:
             self._confirmation = loop.call_later(self._limits.confirm_s, self._confirm)
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)

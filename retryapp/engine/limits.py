@@ -33,7 +33,7 @@ class LaneLimits:
     broker forgets transactional ids that nobody uses (`transactional.id.expiration.ms`, a week by default)."""
     confirm_s: float = 10.0
     """A lane that has handed something off, and then had nothing to commit for so long, commits an offset that it has
-    committed; 0: never. A broker that ended meanwhile may have taken the last transaction back although it had
+    committed. A broker that ended meanwhile may have taken the last transaction back although it had
     acknowledged it (docs/reliability.md, F4). It refuses the next one of that producer, and the lane opens again;
     without one, what was taken back would wait for the next record."""
     open_s: float = 30.0

@@ -17,14 +17,14 @@ from retryapp.core.names import RETRY_DUE_MS
 from retryapp.core.record import Record
 from retryapp.core.rows import encode_row, row_key, row_of
 from retryapp.engine.damage import bury_damaged, bury_too_large, unreadable
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.turn import Turn, observed, settling
 from retryapp.ports import Event, Row
 
 
-def park(station: Station, record: Record, now_ms: int) -> Turn:
+def park(context: DeliveryContext, record: Record, now_ms: int) -> Turn:
     """Return the turn that parks a record of a retry topic, or buries it when it is damaged or its row too large."""
-    topology = station.handler.topology
+    topology = context.handler.topology
     try:
         if (damage := unreadable(record)) is not None:
             raise damage
@@ -32,12 +32,12 @@ def park(station: Station, record: Record, now_ms: int) -> Turn:
         if waiting is None:
             raise _no_due_time()
         row = row_of(record)
-        if waiting_size(to_redelivery(row, topology=topology, partition=record.partition)) > station.max_bytes:
-            return bury_too_large(station, record, waiting_metadata(record))
+        if waiting_size(to_redelivery(row, topology=topology, partition=record.partition)) > context.max_bytes:
+            return bury_too_large(context, record, waiting_metadata(record))
     except NewerFormatError as exc:
         raise NewerRecordError(record.coordinates, exc.finding) from exc
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
-        return bury_damaged(station, record, exc, now_ms)
+        return bury_damaged(context, record, exc, now_ms)
     key = row_key(waiting.due_at_ms, record.partition, waiting.origin.offset)
     parked = observed(
         Event.PARKED,

@@ -19,7 +19,7 @@ from retryapp.engine.lane import Lane, LaneState
 from retryapp.engine.limits import LaneLimits
 from retryapp.engine.partition import PROGRESS_MS, PartitionEngine
 from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.transport import LaneProtocol
 from retryapp.engine.turn import Turn, to_event
 from retryapp.ports import Clock, Observer, Random, TopicPartition
@@ -99,7 +99,7 @@ class Placer:
     def place(self, served: Served, partition: int, membership: Membership) -> Placed:
         """Make what a partition needs, and start it."""
         engine = PartitionEngine(
-            station=Station(
+            context=DeliveryContext(
                 handler=served.handler,
                 clock=self.clock,
                 random=self.random,

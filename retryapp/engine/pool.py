@@ -146,7 +146,7 @@ class DeliveryPool:
         if run.task is not None:
             self._runners.discard(run.task)
             if run.begun:
-                abandon(run.station.handler, run.task, delivery_of(run))
+                abandon(run.context.handler, run.task, delivery_of(run))
         if not self.stopping:
             self._add_runner()
         outcome, fault = None, None

@@ -19,7 +19,7 @@ Outcome = Turn | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
+class DeliveryContext:
     """What deliveries of one handler and partition share."""
 
     handler: Handler
@@ -84,7 +84,7 @@ class Run:
     """One delivery on its way: queued, begun, ended or given up."""
 
     owner: RunOwner
-    station: Station
+    context: DeliveryContext
     record: Record
     source: Any = None
     """For the owner: where it was read."""

@@ -29,8 +29,7 @@ from retryapp.core.lives import Suspected
 from retryapp.core.tally import Tally
 from retryapp.engine.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.notes import Notes
-from retryapp.engine.recovery import catch_up, check_changelog, written_down
-from retryapp.engine.seen import apply_seen, recover_seen
+from retryapp.engine.recovery import apply_seen, catch_up, check_changelog, recover_seen, written_down
 from retryapp.engine.site import LaneSite
 from retryapp.ports import (
     Acks,

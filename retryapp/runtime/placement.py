@@ -54,7 +54,7 @@ class LaneMaker:
             clock=self.clock,
             generation=membership.generation,
             member_id=membership.member_id,
-            life=engine.station.life,
+            life=engine.context.life,
         )
 
     def _place(self, served: Served, engine: PartitionEngine) -> LanePlace:

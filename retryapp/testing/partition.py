@@ -33,7 +33,7 @@ from retryapp.engine.lane import Lane, LaneLimits
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.publish import Destinations
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.site import LaneSite
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
@@ -108,7 +108,7 @@ class MemoryPartition:
         )
         self._own_pools = pools is None
         self.engine = PartitionEngine(
-            station=Station(
+            context=DeliveryContext(
                 handler=self.handler,
                 clock=self.clock,
                 random=random or ScriptedRandom(0.5),
@@ -154,7 +154,7 @@ class MemoryPartition:
         Raises:
             RuntimeError: its transport belongs to a partition that still runs.
         """
-        self.transport.attach(self._site, self.engine.station.life)
+        self.transport.attach(self._site, self.engine.context.life)
         self.clock.drive(asyncio.get_running_loop())
         if self._own_pools:
             for pool in self._pools:

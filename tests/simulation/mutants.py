@@ -183,8 +183,8 @@ def _due_early(self: MemoryPendingTable, now_ms: int, limit: int, claimed: Any =
 _due = MemoryPendingTable.due
 
 
-def _fire_anyway(station: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
-    return _fire(station, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
+def _fire_anyway(context: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
+    return _fire(context, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
 
 
 _fire = firing.fire

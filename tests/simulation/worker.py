@@ -210,7 +210,7 @@ class SimWorker:
             clock=self.clock,
             generation=membership.generation,
             member_id=membership.member_id,
-            life=engine.station.life,
+            life=engine.context.life,
             broker=self.broker,
             disk=self.disk,
             worker=self,

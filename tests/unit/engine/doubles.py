@@ -16,7 +16,7 @@ from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.handler import Handler, HandlerFunction
 from retryapp.engine.lane import Lane, LaneLimits
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.site import LaneSite
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, TopicPartition
@@ -81,18 +81,18 @@ def running_clock() -> VirtualClock:
     return _clocks[loop]
 
 
-def make_station(
+def make_context(
     function: HandlerFunction,
     policy: RetryPolicy | str = "1s 10s",
     *,
     rng: float = 0.5,
     max_bytes: int = 1_048_576,
     **options: Any,
-) -> Station:
-    """Make a station: function, schedule or policy, numbers for the jitter, fields of the handler."""
+) -> DeliveryContext:
+    """Make a context: function, schedule or policy, numbers for the jitter, fields of the handler."""
     chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
     topology = HandlerTopology("app", "orders", delays_ms=chosen.schedule.nominal_delays_ms)
-    return Station(
+    return DeliveryContext(
         handler=Handler(function=function, topology=topology, policy=chosen, **options),
         clock=running_clock(),
         random=ScriptedRandom(rng),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deliver_once import deliver_once
-from doubles import MAIN, USER_HEADERS, BankDownError, again, down, failing, make_record, make_station, the
+from doubles import MAIN, USER_HEADERS, BankDownError, again, down, failing, make_context, make_record, the
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import NewerRecordError
@@ -21,7 +21,7 @@ from retryapp.engine.damage import last_resort
 from retryapp.engine.firing import fire
 from retryapp.engine.handler import Delivery
 from retryapp.engine.park import park, waiting_metadata
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
@@ -89,10 +89,10 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
     clock: VirtualClock, name: str, value: bytes | None, attempt: int
 ) -> None:
     """The handler is not asked; what can be read is kept; the attempt is that of the history if its header is not."""
-    station = make_station(failing(BankDownError()), "1s 10s 1m")
+    context = make_context(failing(BankDownError()), "1s 10s 1m")
     record = make_record(headers=USER_HEADERS)
     for _ in range(2):
-        out, metadata = the(await deliver_once(station, record))
+        out, metadata = the(await deliver_once(context, record))
         clock.advance(60_000)
         record = again(out)
     headers = tuple((n, value if n == name else v) for n, v in record.headers if (n, value) != (name, None))
@@ -101,7 +101,7 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
     async def handler(given: bytes) -> None:
         calls.append(given)
 
-    turn = await deliver_once(make_station(handler), replace(record, headers=headers))
+    turn = await deliver_once(make_context(handler), replace(record, headers=headers))
     dead, metadata = the(turn)
     assert (dead.topic, dead.key, dead.value, dead.headers[:2]) == ("app.orders.dlq", b"k", b"v", USER_HEADERS)
     assert (metadata.reason, metadata.attempt, metadata.origin.offset) == ("damaged", attempt, 42)
@@ -117,30 +117,30 @@ async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_deli
         calls.append(given)
 
     stray = replace(make_record(), topic="app.orders.redelivery")
-    dead, metadata = the(await deliver_once(make_station(handler), stray))
+    dead, metadata = the(await deliver_once(make_context(handler), stray))
     assert (dead.topic, metadata.reason, calls) == ("app.orders.dlq", "damaged", [])
 
 
 async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record() -> None:
     """Our headers on it are neither believed nor shown."""
-    _, dead = the(await deliver_once(make_station(failing(Reject())), make_record()))
+    _, dead = the(await deliver_once(make_context(failing(Reject())), make_record()))
     seen: list[Delivery] = []
 
     async def handler(_value: bytes, delivery: Delivery) -> None:
         seen.append(delivery)
 
-    await deliver_once(make_station(handler), make_record(offset=99, headers=encode_metadata(dead)))
+    await deliver_once(make_context(handler), make_record(offset=99, headers=encode_metadata(dead)))
     assert (seen[0].attempt, seen[0].origin.offset, seen[0].headers) == (1, 99, ())
 
 
 @pytest.fixture
-async def station() -> Station:
+async def context() -> DeliveryContext:
     """Its handler must never run."""
 
     async def never(_value: bytes) -> None:
         raise AssertionError("nothing could be given to it")
 
-    return make_station(never)
+    return make_context(never)
 
 
 DAMAGE = Damage(last_offset=8, problem="the checksum of the batch is wrong")
@@ -164,18 +164,18 @@ def assert_buried(turn: Turn, topic: str) -> Outgoing:
 
 
 @pytest.mark.parametrize("which", ["main", "redelivery"])
-async def test_a_damaged_batch_before_the_handler(station: Station, which: str) -> None:
+async def test_a_damaged_batch_before_the_handler(context: DeliveryContext, which: str) -> None:
     """The handler is not called; nothing could be given to it."""
-    topic = getattr(station.handler.topology, which)
-    turn = await deliver_once(station, Record(topic, 0, 6, -1, None, b"", (), DAMAGE))
-    assert assert_buried(turn, topic).topic == station.handler.topology.dlq
+    topic = getattr(context.handler.topology, which)
+    turn = await deliver_once(context, Record(topic, 0, 6, -1, None, b"", (), DAMAGE))
+    assert assert_buried(turn, topic).topic == context.handler.topology.dlq
 
 
-async def test_a_damaged_batch_on_the_way_to_the_table(station: Station) -> None:
+async def test_a_damaged_batch_on_the_way_to_the_table(context: DeliveryContext) -> None:
     """What waited in it is named by where it lay; no row is made."""
-    (topic,) = station.handler.topology.retry_topics
+    (topic,) = context.handler.topology.retry_topics
     record = Record(topic, 0, 6, -1, None, b"", (), DAMAGE)
-    assert_buried(park(station, record, 1_000), topic)
+    assert_buried(park(context, record, 1_000), topic)
 
 
 class OddError(Exception):
@@ -186,15 +186,15 @@ class OddError(Exception):
         raise RuntimeError("no text")
 
 
-def buried(station: Station, record: Record, max_bytes: int = 100_000) -> Turn:
+def buried(context: DeliveryContext, record: Record, max_bytes: int = 100_000) -> Turn:
     """Return the turn of a record whose failure could not be told."""
-    return last_resort(replace(station, max_bytes=max_bytes), record, OddError(), OddError(), -1)
+    return last_resort(replace(context, max_bytes=max_bytes), record, OddError(), OddError(), -1)
 
 
 async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     """Its headers are the user's, whatever they are called; observers hear of it."""
     headers: Headers = (("retry-attempt", b"7"), ("\udcff", b"z"))
-    turn = buried(make_station(down), make_record(headers=headers))
+    turn = buried(make_context(down), make_record(headers=headers))
     (letter,) = turn.publishes
     assert (letter.topic, letter.partition, letter.key, letter.value) == ("app.orders.dlq", 0, b"k", b"v")
     assert letter.headers[:2] == (("retry-foreign-retry-attempt", b"7"), ("retry-escaped-%FF", b"z"))
@@ -212,7 +212,7 @@ async def test_a_redelivered_record_keeps_its_origin_and_attempt() -> None:
         await orders.send(b"v")
         (waiting,) = orders.records("app.orders.retry")
     record = Record("app.orders.redelivery", 0, 5, 6, b"k", b"", (*waiting.headers, ("retry-handler", b"twice")))
-    (letter,) = buried(make_station(down), record).publishes
+    (letter,) = buried(make_context(down), record).publishes
     said = decode_metadata(letter.headers)
     assert said is not None
     assert (said.attempt, said.origin.topic, said.origin.offset) == (2, "orders", 0)
@@ -220,8 +220,8 @@ async def test_a_redelivered_record_keeps_its_origin_and_attempt() -> None:
 
 async def test_if_even_the_record_cannot_be_carried_its_coordinates_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too large, or something in it that nobody thought of."""
-    station = make_station(down)
-    (small,) = buried(station, make_record(b"x" * 100_000), max_bytes=2_000).publishes
+    context = make_context(down)
+    (small,) = buried(context, make_record(b"x" * 100_000), max_bytes=2_000).publishes
     assert small.value == b""
     assert record_size(small.key, small.value, small.headers) <= 2_000
 
@@ -233,7 +233,7 @@ async def test_if_even_the_record_cannot_be_carried_its_coordinates_are(monkeypa
         return real(record, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(damage, "to_dead_letter", fails_on_a_value)
-    (bare,) = buried(station, make_record()).publishes
+    (bare,) = buried(context, make_record()).publishes
     said = decode_metadata(bare.headers)
     assert (bare.key, bare.value) == (None, b"")
     assert said is not None
@@ -260,7 +260,7 @@ async def waiting() -> Record:
 def fired(orders: MemoryPartition, row: bytes) -> Turn:
     """Fire one row of origin offset 7."""
     rows = [(row_key(1, 0, 7), row)]
-    return fire(orders.engine.station, rows, partition=0, now_ms=10**12)
+    return fire(orders.engine.context, rows, partition=0, now_ms=10**12)
 
 
 @pytest.mark.parametrize("topic", [RETRY, REDELIVERY])
@@ -304,7 +304,7 @@ async def test_only_what_waiting_needs_is_read_when_a_record_is_parked(waiting: 
     async with MemoryPartition(down, "1s 1h") as orders:
         for name, parked in (("retry-fingerprint", True), (RETRY_ATTEMPT, False)):
             record = Record(RETRY, 0, 3, 4, b"k", b"v", said(waiting, name, b"%"))
-            turn = park(orders.engine.station, record, 1)
+            turn = park(orders.engine.context, record, 1)
             assert bool(turn.puts) is parked
             assert bool(turn.publishes) is not parked
         with pytest.raises(NewerRecordError):

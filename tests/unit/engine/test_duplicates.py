@@ -14,7 +14,7 @@ from retryapp.core.errors import NewerRowError
 from retryapp.core.lifecycle import Skipped, decode_event
 from retryapp.core.record import Record
 from retryapp.engine.lane import LaneLimits
-from retryapp.engine.seen import recover_seen
+from retryapp.engine.recovery import recover_seen
 from retryapp.ports import Event, Sink, TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.tables import MemorySeenTable

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from doubles import REDELIVERY, BankDownError, Gate, down, make_station, offsets
+from doubles import REDELIVERY, BankDownError, Gate, down, make_context, offsets
 
 from retryapp.core.rows import row_key
 from retryapp.engine import firing as engine_firing
@@ -44,10 +44,10 @@ async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(mon
 
 async def test_a_row_that_is_not_due_is_refused_whoever_asks() -> None:
     """The table gives out what is due; if it ever gave out more, nothing of it may come early."""
-    station = make_station(down)
+    context = make_context(down)
     rows = [(row_key(due_at_ms, 0, due_at_ms), b"") for due_at_ms in (1_000, 1_001)]
     with pytest.raises(ValueError, match="row due at 1001 ms would fire at 1000 ms"):
-        fire(station, rows, partition=0, now_ms=1_000)
+        fire(context, rows, partition=0, now_ms=1_000)
 
 
 ROW_BYTES = 10_000

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from deliver_once import deliver_once
-from doubles import make_record, make_station
+from doubles import make_context, make_record
 
 from retryapp.core.headers import decode_metadata
 from retryapp.engine.handler import Delivery, HandlerSignatureError
@@ -114,12 +114,12 @@ async def test_whatever_can_be_called_with_a_value_can_be_a_handler(
     function: Callable[..., Any], is_async: bool, in_loop: bool, attempt: int | None, name: str
 ) -> None:
     """It runs once, to its end, and its name is the same in every process."""
-    station = make_station(function)
-    turn = await deliver_once(station, make_record(b"v"))
+    context = make_context(function)
+    turn = await deliver_once(context, make_record(b"v"))
     assert turn.publishes == ()
     assert seen == [(b"v", attempt, in_loop)]
-    assert station.handler.is_async == is_async
-    assert station.handler.name == f"{__name__}.{name}"
+    assert context.handler.is_async == is_async
+    assert context.handler.name == f"{__name__}.{name}"
 
 
 async def generator(value: bytes) -> AsyncIterator[None]:
@@ -151,7 +151,7 @@ class CallableGenerator:
 def test_a_generator_is_refused_where_it_is_declared(clock: object, function: Any) -> None:
     """Calling it runs nothing: every record would count as done."""
     with pytest.raises(HandlerSignatureError, match="it is a generator"):
-        make_station(function)
+        make_context(function)
 
 
 async def returns_coroutine(value: bytes) -> Any:
@@ -172,7 +172,7 @@ async def returns_coroutine_once(value: bytes) -> None:
 @pytest.mark.parametrize("function", [returns_coroutine, returns_future])
 async def test_what_a_handler_returns_is_awaited(function: Any) -> None:
     """A forgotten await must not mean done before it is."""
-    turn = await deliver_once(make_station(function), make_record(b"v"))
+    turn = await deliver_once(make_context(function), make_record(b"v"))
     assert (turn.publishes, seen) == ((), [(b"v", None, True)])
 
 
@@ -205,7 +205,7 @@ async def nested(value: bytes) -> Any:
 )
 async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(function: Any, error_type: str) -> None:
     """Its record is not done."""
-    turn = await deliver_once(make_station(function), make_record(b"v"))
+    turn = await deliver_once(make_context(function), make_record(b"v"))
     (out,) = turn.publishes
     metadata = decode_metadata(out.headers)
     assert metadata is not None

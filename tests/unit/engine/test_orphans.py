@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from deliver_once import deliver_once
-from doubles import make_record, make_station
+from doubles import make_context, make_record
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
@@ -100,8 +100,8 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
     clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record fails at that moment; the thread is counted until it ends, and said with the record's place."""
-    station = make_station(hanging, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record(offset=42)))
+    context = make_context(hanging, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record(offset=42)))
     await until(lambda: hanging.begun)
     clock.advance(29_999)
     for _ in range(20):
@@ -112,7 +112,7 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
         metadata = story(await delivery)
     assert metadata.error_type.endswith("HandlerTimeoutError")
     assert metadata.last_failed_ms - metadata.started_ms == 30_000
-    orphans = station.handler.orphans
+    orphans = context.handler.orphans
     assert (len(orphans), orphans.total) == (1, 1)
     (line,) = caplog.records
     facts = vars(line)
@@ -122,7 +122,7 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
         42,
         1,
     )
-    assert station.handler.name in facts["error_message"]
+    assert context.handler.name in facts["error_message"]
     hanging.over.set()
     await until(lambda: len(orphans) == 0)
     assert orphans.total == 1
@@ -140,8 +140,8 @@ async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(clock: VirtualClo
         if ending is not None:
             raise ending
 
-    station = make_station(handler, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(handler, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: clock.sleeping)
     clock.advance(30_000)
     for _ in range(20):
@@ -149,7 +149,7 @@ async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(clock: VirtualClo
     assert (delivery.done(), clock.sleeping) == (False, 1)
     clock.advance(1_000)
     assert story(await delivery).error_type.endswith("HandlerTimeoutError")
-    assert station.handler.orphans.total == 0
+    assert context.handler.orphans.total == 0
 
 
 async def test_a_handler_that_ends_in_the_moment_of_its_time_out_has_ended(clock: VirtualClock) -> None:
@@ -158,8 +158,8 @@ async def test_a_handler_that_ends_in_the_moment_of_its_time_out_has_ended(clock
     async def handler(_value: bytes) -> None:
         await clock.sleep(30)
 
-    station = make_station(handler, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(handler, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: clock.sleeping)
     clock.advance(30_000)
     assert (await delivery).publishes == ()
@@ -169,16 +169,16 @@ async def test_the_end_of_a_worker_waits_for_no_handler(
     clock: VirtualClock, hanging: Hanging, stubborn: Stubborn
 ) -> None:
     """Plain functions at once, coroutines after their two seconds."""
-    station = make_station(hanging, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(hanging, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: hanging.begun)
     delivery.cancel()
     with pytest.raises(asyncio.CancelledError):
         await delivery
-    assert len(station.handler.orphans) == 1
+    assert len(context.handler.orphans) == 1
 
-    station = make_station(stubborn, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(stubborn, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: stubborn.begun)
     delivery.cancel()
     for _ in range(20):
@@ -187,7 +187,7 @@ async def test_the_end_of_a_worker_waits_for_no_handler(
     clock.advance(2_000)
     with pytest.raises(asyncio.CancelledError):
         await delivery
-    assert len(station.handler.orphans) == 1
+    assert len(context.handler.orphans) == 1
 
 
 # -- the bound --------------------------------------------------------------------------------------------------------
@@ -197,13 +197,13 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
     clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It begins when an orphan has ended, and its time counts from then."""
-    station = make_station(hanging, TIMEOUT)
-    orphans = station.handler.orphans
+    context = make_context(hanging, TIMEOUT)
+    orphans = context.handler.orphans
     assert orphans.limit == MIN_ORPHANS
     ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS)]
     for end in ends:
         orphans.adopt(end)
-    delivery = asyncio.create_task(deliver_once(station, make_record(b"fine")))
+    delivery = asyncio.create_task(deliver_once(context, make_record(b"fine")))
     await until(lambda: orphans.waiting == 1)
     clock.advance(3_600_000)
     for _ in range(50):
@@ -218,11 +218,11 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
 
 async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(hanging: Hanging) -> None:
     """The handler is not called, and nothing stays behind."""
-    station, runs = make_station(hanging, TIMEOUT), list[Run]()
-    orphans = station.handler.orphans
+    context, runs = make_context(hanging, TIMEOUT), list[Run]()
+    orphans = context.handler.orphans
     for _ in range(orphans.limit):
         orphans.adopt(asyncio.get_running_loop().create_future())
-    delivery = asyncio.create_task(deliver_once(station, make_record(), on_run=runs.append))
+    delivery = asyncio.create_task(deliver_once(context, make_record(), on_run=runs.append))
     await until(lambda: orphans.waiting == 1)
     assert not runs[0].begun
     runs[0].abort()
@@ -235,11 +235,11 @@ async def test_the_limit_is_said_when_it_is_reached(
     clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the number of runs that hang."""
-    station = make_station(hanging, TIMEOUT)
+    context = make_context(hanging, TIMEOUT)
     ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS - 1)]
     for end in ends:
-        station.handler.orphans.adopt(end)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+        context.handler.orphans.adopt(end)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: hanging.begun)
     with caplog.at_level(logging.WARNING):
         clock.advance(30_000)

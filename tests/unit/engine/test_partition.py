@@ -16,8 +16,8 @@ from doubles import (
     down,
     failing,
     failing_first,
+    make_context,
     make_record,
-    make_station,
     offsets,
     settle,
     the,
@@ -130,14 +130,14 @@ async def test_observers_hear_of_each_step_with_its_facts() -> None:
 
 async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(clock: VirtualClock) -> None:
     """Another worker's clock may run ahead of ours."""
-    out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
+    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
     started: list[int] = []
 
     async def handler(_value: bytes) -> None:
         started.append(clock.wall_ms())
 
     due_ms = clock.wall_ms() + 10_000
-    delivery = asyncio.create_task(deliver_once(make_station(handler, "10s"), again(out)))
+    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out)))
     for ms in (0, 9_999):
         clock.advance(ms)
         await settle()
@@ -149,13 +149,13 @@ async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(clock: Vi
 
 async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clock: VirtualClock) -> None:
     """The due time is looked at again after the wait."""
-    out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
+    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
     started: list[int] = []
 
     async def handler(_value: bytes) -> None:
         started.append(clock.wall_ms())
 
-    delivery = asyncio.create_task(deliver_once(make_station(handler, "10s"), again(out)))
+    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out)))
     await settle()
     clock.jump_wall(-5_000)
     clock.advance(10_000)
@@ -168,14 +168,14 @@ async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clo
 
 async def test_waiting_for_the_due_time_can_be_given_up() -> None:
     """A record that is due in a year must not hold up a rebalance, and its handler must not start."""
-    out, _ = the(await deliver_once(make_station(failing(BankDownError()), "10s"), make_record()))
+    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
     calls: list[object] = []
 
     async def handler(value: bytes) -> None:
         calls.append(value)
 
     runs: list[Run] = []
-    delivery = asyncio.create_task(deliver_once(make_station(handler, "10s"), again(out), on_run=runs.append))
+    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out), on_run=runs.append))
     await settle()
     runs[0].abort()
     await settle()

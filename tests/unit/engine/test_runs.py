@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from deliver_once import deliver_once
-from doubles import BankDownError, failing, make_record, make_station, settle, the
+from doubles import BankDownError, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
 from retryapp.core.verdicts import Reject
@@ -21,13 +21,13 @@ from retryapp.testing import MemoryPartition, VirtualClock
 async def test_a_group_of_errors_is_told_by_its_members() -> None:
     """Even of those that end other programs."""
     group = BaseExceptionGroup("group", [SystemExit(1), Reject("bad")])
-    _, metadata = the(await deliver_once(make_station(failing(group)), make_record()))
+    _, metadata = the(await deliver_once(make_context(failing(group)), make_record()))
     assert metadata.reason == "rejected"
 
 
 async def test_a_time_out_of_the_handlers_own_is_its_own() -> None:
     """Not taken for ours."""
-    _, metadata = the(await deliver_once(make_station(failing(TimeoutError("socket"))), make_record()))
+    _, metadata = the(await deliver_once(make_context(failing(TimeoutError("socket"))), make_record()))
     assert (metadata.error_type, metadata.error_message) == ("TimeoutError", "socket")
 
 
@@ -67,7 +67,7 @@ class NamelessError(Exception, metaclass=NamelessType):
 )
 async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(error: BaseException) -> None:
     """Its own code runs when it is judged: that must neither end the worker nor be met again for ever."""
-    out, metadata = the(await deliver_once(make_station(failing(error)), make_record()))
+    out, metadata = the(await deliver_once(make_context(failing(error)), make_record()))
     assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
     assert metadata.error_type.endswith("UnprintableError")
 
@@ -81,7 +81,7 @@ async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_work
         task.cancel()
 
     async def worker() -> Turn:
-        turn = await deliver_once(make_station(handler), make_record())
+        turn = await deliver_once(make_context(handler), make_record())
         await asyncio.sleep(0)
         return turn
 
@@ -99,7 +99,7 @@ async def test_a_run_that_is_given_up_has_no_outcome() -> None:
 
     for handler in (stubborn, failing(BankDownError())):
         runs: list[Run] = []
-        delivery = asyncio.create_task(deliver_once(make_station(handler), make_record(), on_run=runs.append))
+        delivery = asyncio.create_task(deliver_once(make_context(handler), make_record(), on_run=runs.append))
         await settle() if handler is stubborn else await asyncio.sleep(0)
         runs[0].abort()
         with pytest.raises(RunAbortedError):
@@ -201,20 +201,20 @@ async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> Non
         task.cancel()  # so the end of the run lets go of a cancellation, which takes a turn of the event loop
         asyncio.get_running_loop().call_soon(runs[0].abort)
 
-    station = make_station(handler)
+    context = make_context(handler)
     pool, owner = DeliveryPool(1, "pool"), Owner()
     pool.start()
-    runs.append(Run(owner, station, Record("orders", 0, 0, 1, None, b"v")))
+    runs.append(Run(owner, context, Record("orders", 0, 0, 1, None, b"v")))
     pool.submit(runs[0])
     try:
         for _ in range(20):
             await asyncio.sleep(0)
-        assert isinstance(station.clock, VirtualClock)
-        station.clock.advance(10_000)
+        assert isinstance(context.clock, VirtualClock)
+        context.clock.advance(10_000)
         for _ in range(20):
             await asyncio.sleep(0)
         assert owner.ends == 1
-        assert (len(station.handler.orphans), station.handler.orphans.total) == (0, 0)
+        assert (len(context.handler.orphans), context.handler.orphans.total) == (0, 0)
     finally:
         await pool.stop(0.0)
 

@@ -31,7 +31,7 @@ async def test_no_record_starts_where_the_group_may_have_given_it_to_another(mon
     """A worker was stopped or cut off with records at hand. It asks first, and reads on where it is still the owner."""
     gate, lapsed = Gate(), [False]
     async with MemoryPartition(gate, "5m", concurrency=1) as orders:
-        monkeypatch.setattr(orders.engine, "station", replace(orders.engine.station, lapsed=lambda: lapsed[0]))
+        monkeypatch.setattr(orders.engine, "context", replace(orders.engine.context, lapsed=lambda: lapsed[0]))
         await orders.send(b"a", b"b")
         lapsed[0] = True
         hearing = orders.transport.pause(Step.PROVE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from deliver_once import deliver_once
-from doubles import make_record, make_station
+from doubles import make_context, make_record
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, record_size, waiting_size
@@ -16,7 +16,7 @@ from retryapp.core.record import Record
 from retryapp.core.rows import decode_row
 from retryapp.engine.firing import fire
 from retryapp.engine.park import park
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Removal, Row
 from retryapp.testing import MemoryPartition, VirtualClock
@@ -41,7 +41,7 @@ def said(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
 async def copy() -> Outgoing:
     """The copy that waits, of a record of 5,000 bytes."""
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
-    return said(await deliver_once(make_station(down), record))[0]
+    return said(await deliver_once(make_context(down), record))[0]
 
 
 def tier_record(copy: Outgoing, offset: int = 3) -> Record:
@@ -54,7 +54,7 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(copy: Outgoing, room: i
     """At the limit it waits; one byte more and it is dead, with the error that it failed with and its coordinates."""
     limit = waiting_size(copy) + room
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
-    turn = await deliver_once(make_station(down, max_bytes=limit), record)
+    turn = await deliver_once(make_context(down, max_bytes=limit), record)
     out, metadata = said(turn)
     assert (out.topic, turn.next_offset) == (topic, 43)
     assert record_size(out.key, out.value, out.headers) <= limit
@@ -73,24 +73,24 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(copy: Outgoing, room: i
 NOW_MS = 1_900_000_000_000
 
 
-def parked(station: Station, record: Record, max_bytes: int) -> Turn:
+def parked(context: DeliveryContext, record: Record, max_bytes: int) -> Turn:
     """Park a record."""
-    return park(replace(station, max_bytes=max_bytes), record, NOW_MS)
+    return park(replace(context, max_bytes=max_bytes), record, NOW_MS)
 
 
-def fired(station: Station, row: Row, max_bytes: int) -> Turn:
+def fired(context: DeliveryContext, row: Row, max_bytes: int) -> Turn:
     """Fire a row."""
-    return fire(replace(station, max_bytes=max_bytes), [(row.key, row.value)], partition=0, now_ms=NOW_MS)
+    return fire(replace(context, max_bytes=max_bytes), [(row.key, row.value)], partition=0, now_ms=NOW_MS)
 
 
 async def test_a_tier_record_whose_row_does_not_fit_is_dead(copy: Outgoing) -> None:
     """At the limit there is a row, which the changelog takes; one byte more and there is a dead letter."""
-    station, record, limit = make_station(down), tier_record(copy), waiting_size(copy)
-    (row,) = parked(station, record, limit).puts
+    context, record, limit = make_context(down), tier_record(copy), waiting_size(copy)
+    (row,) = parked(context, record, limit).puts
     assert record_size(row.key, row.value, ()) <= limit
     assert decode_row(row.value).value == b"x" * 5_000
 
-    turn = parked(station, record, limit - 1)
+    turn = parked(context, record, limit - 1)
     out, metadata = said(turn)
     assert (turn.puts, turn.next_offset, turn.source) == ((), 4, (record.topic, 0))
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
@@ -100,12 +100,12 @@ async def test_a_tier_record_whose_row_does_not_fit_is_dead(copy: Outgoing) -> N
 
 async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(copy: Outgoing) -> None:
     """A limit that was lowered while it waited; the row is gone and its count with it."""
-    station = make_station(down)
+    context = make_context(down)
     limit = waiting_size(copy)
-    (row,) = parked(station, tier_record(copy), limit).puts
-    assert said(fired(station, row, limit))[0] == replace(copy, topic="app.orders.redelivery")
+    (row,) = parked(context, tier_record(copy), limit).puts
+    assert said(fired(context, row, limit))[0] == replace(copy, topic="app.orders.redelivery")
 
-    turn = fired(station, row, limit - 1)
+    turn = fired(context, row, limit - 1)
     out, metadata = said(turn)
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
     assert out.headers[:2] == (("trace", b"1"), ("trace", None))
@@ -122,8 +122,8 @@ async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock) -> No
             raise RuntimeError("busy")
 
     async with MemoryPartition(fail_once, "1s", clock=clock) as orders:
-        station: Any = orders.engine.station
-        orders.engine.station = replace(station, max_bytes=5_000)
+        context: Any = orders.engine.context
+        orders.engine.context = replace(context, max_bytes=5_000)
         await orders.send(b"a", b"x" * 6_000, b"bb")
         await orders.advance(1_000)
         await orders.advance(1_000)
