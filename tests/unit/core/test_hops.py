@@ -10,21 +10,16 @@ from retryapp.core import hops
 from retryapp.core.classify import DeadReason, Failure, classify
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.foreign import escape_names
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import (
     Outgoing,
     after_failure,
-    arriving,
     first_failed_ms,
     record_size,
-    restore,
-    to_redelivery,
     to_tier,
 )
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import row_of
+from retryapp.core.record import Origin, Record
 from retryapp.core.salvage import salvage
 from retryapp.core.topology import HandlerTopology, Tiers
 
@@ -123,75 +118,6 @@ def test_a_copy_without_due_time_cannot_wait_and_one_without_reason_is_not_dead(
         to_tier(ORDER, topology=TOPOLOGY, metadata=after(EXHAUSTED))
     with pytest.raises(ValueError, match="reason"):
         to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(AGAIN), max_bytes=10_000)
-
-
-def test_headers_that_look_like_ours_below_a_shield_are_the_users() -> None:
-    """A dead letter of a dead letter: what the handler saw is what it sees again, whatever the names say."""
-    headers: Headers = (
-        ("retry-version", b"1"),
-        ("retry-origin", b"x"),
-        ("retry-foreign-retry-version", b"1"),
-        ("retry-foreign-retry-origin", b"x"),
-        ("\udcff", b"z"),
-    )
-    seen = arriving(replace(ORDER, headers=headers))
-    assert seen.headers == (("retry-version", b"1"), ("retry-origin", b"x"), ("\udcff", b"z"))
-    out = to_tier(seen, topology=TOPOLOGY, metadata=after(AGAIN))
-    assert [name for name, _ in out.headers[:3]] == [
-        "retry-foreign-retry-version",
-        "retry-foreign-retry-origin",
-        "retry-escaped-%FF",
-    ]
-    assert restore(came(out), said(out)) == seen
-
-
-def test_a_name_that_cannot_be_sent_is_escaped_wherever_it_comes_from() -> None:
-    """Somebody else's record on a topic of ours; and doing it twice changes nothing."""
-    out = to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN))
-    odd = replace(came(out), headers=(("\udcff", b"z"), ("é", b"y"), ("retry-escaped-\udcfe", None), *out.headers))
-    back = to_redelivery(row_of(odd), topology=TOPOLOGY, partition=3)
-    names = [name for name, _ in back.headers[:3]]
-    assert names == ["retry-escaped-%FF", "é", "retry-escaped-retry-escaped-%FE"]
-    assert escape_names(back.headers) == back.headers
-    assert escape_names(out.headers) is out.headers
-    assert restore(came(back), said(back)).headers[:3] == (
-        ("\udcff", b"z"),
-        ("é", b"y"),
-        ("retry-escaped-\udcfe", None),
-    )
-    letter = to_dead_letter(odd, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=100_000)
-    assert [name for name, _ in letter.headers[:3]] == names
-
-
-@pytest.mark.parametrize(
-    ("timestamp_ms", "told"), [(-(2**63), -1), (-5, -1), (-1, -1), (253_402_300_800_000, 253_402_300_799_999)]
-)
-def test_a_timestamp_that_no_header_can_hold_is_clamped(timestamp_ms: int, told: int) -> None:
-    """Kafka takes any 64 bits; the record itself stays as it is."""
-    metadata = nameless(timestamp_ms)
-    assert metadata.origin_timestamp_ms == told
-    assert said(to_tier(ORDER, topology=TOPOLOGY, metadata=metadata)) == metadata
-    damaged = replace(came(to_tier(ORDER, topology=TOPOLOGY, metadata=metadata)), headers=(), timestamp_ms=timestamp_ms)
-    error = DamagedMetadataError("retry-attempt", None, "is missing")
-    salvaged = salvage(damaged, error, group="billing", handler="", topic_id="t", policy_digest="d", now_ms=-7)
-    assert (salvaged.origin_timestamp_ms, salvaged.handler, salvaged.started_ms) == (told, "?", 0)
-
-
-def nameless(timestamp_ms: int) -> RetryMetadata:
-    """Return metadata of a nameless error of a record with this timestamp, whose attempts are at their bound."""
-    return after_failure(
-        None,
-        group="billing",
-        handler="",
-        origin=ORIGIN,
-        origin_timestamp_ms=timestamp_ms,
-        attempt=1_000_001,
-        started_ms=-3,
-        failed_ms=-2,
-        policy_digest="d",
-        failure=replace(failure(), error_type=""),
-        decision=RetryAt(10**15, 1, "1m"),
-    )
 
 
 def test_what_only_explains_is_left_out_first() -> None:

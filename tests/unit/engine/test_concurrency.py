@@ -169,18 +169,6 @@ async def test_records_in_flight_are_bounded_in_number() -> None:
         assert (gate.started, orders.engine.in_flight) == ([b"0", b"1", b"2", b"3", b"4"], 3)
 
 
-async def test_records_in_flight_are_bounded_in_bytes() -> None:
-    """Nothing comes in while what is held is over the bound."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=9, max_in_flight_bytes=1_000) as orders:
-        for n in range(4):
-            await orders.send(b"%d" % n + b"x" * 500)
-        assert (len(gate.started), orders.engine.room(MAIN)) == (2, 0)
-        gate.let(gate.started[0])
-        await orders.settle()
-        assert (gate.started[2][:1], orders.engine.room(MAIN)) == (b"2", 0)
-
-
 @pytest.mark.parametrize("what", ["key", "value", "headers"])
 async def test_whatever_a_record_holds_counts(what: str) -> None:
     """A partition of small values may have large keys or headers."""

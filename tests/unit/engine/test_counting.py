@@ -52,15 +52,6 @@ async def test_a_worker_that_is_killed_takes_no_count_along() -> None:
         assert said(orders) == [(0, 4, 4, 2, 2)]
 
 
-async def test_what_was_counted_is_said_at_the_end_though_nothing_came_since() -> None:
-    """The worker that stops in order is another one than the one that counted."""
-    async with make() as orders:
-        await feed(orders, b"good", b"bad")
-    async with make(orders.transport) as orders:
-        await orders.finish()
-        assert said(orders) == [(0, 2, 2, 1, 1)]
-
-
 @pytest.mark.parametrize("offset", [1, 4])
 async def test_an_offset_that_was_moved_by_hand_drops_what_was_counted_before_it(offset: int) -> None:
     """It belongs to another one: what was counted would be counted twice, or what was passed not at all."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deliver_once import deliver_once
-from doubles import MAIN, USER_HEADERS, BankDownError, again, down, failing, make_context, make_record, the
+from doubles import USER_HEADERS, BankDownError, again, down, failing, make_context, make_record, the
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import NewerRecordError
@@ -44,41 +44,6 @@ async def test_damaged_records_of_our_topics_are_told() -> None:
             await partition.settle()
             assert told(partition)[-2:] == [(Event.DAMAGED, topic, 0, None), (Event.DEAD, topic, 0, "damaged")]
         assert len(told(partition)) == 4
-
-
-async def test_a_damaged_row_is_told() -> None:
-    """It is found when it is due; the others of its firing are not held up."""
-    async with MemoryPartition(down, "1s") as partition:
-        key = row_key(partition.clock.wall_ms(), 0, 7)
-        await partition.transport.commit(LaneBatch(puts=[Row(key, b"no row", "1s")]))
-        table = partition.transport.pending
-        assert table is not None
-        table.write([Row(key, b"no row", "1s")], [], None)
-        partition.engine.firing.wake.set()
-        await partition.settle()
-        changelog = "app.orders.pending.changelog"
-        assert told(partition) == [(Event.DAMAGED, changelog, 7, None), (Event.DEAD, changelog, 7, "damaged")]
-        assert not partition.waiting
-
-
-@pytest.mark.parametrize("timestamp_ms", [-(2**63), -5, 2**63 - 1])
-async def test_a_record_with_an_impossible_timestamp_goes_round(timestamp_ms: int) -> None:
-    """Kafka takes any; and its error has no name. It does not hold up the partition."""
-    error = type("", (Exception,), {"__module__": "builtins"})
-
-    async def nameless(_value: bytes) -> None:
-        raise error
-
-    async with MemoryPartition(nameless, "1s") as partition:
-        record = Record("orders", 0, 0, timestamp_ms, b"k", b"v", (("\udcff", b"z"),))
-        partition.engine.accept(MAIN, partition.lane.session, [record])
-        await partition.settle()
-        assert partition.waiting == {"1s": 1}
-        await partition.advance(1_000)
-        (letter,) = partition.records("app.orders.dlq")
-        headers = dict(letter.headers)
-        assert (headers["retry-error-type"], headers["retry-reason"]) == (b"?", b"exhausted")
-        assert partition.lane.last_error is None
 
 
 @pytest.mark.parametrize(

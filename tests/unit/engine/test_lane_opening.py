@@ -169,15 +169,6 @@ async def test_an_idle_lane_commits_a_known_offset_every_other_day(rig: Rig) -> 
     assert not any(batch.publishes for batch in rig.transport.batches[1:])
 
 
-async def test_a_lane_that_commits_anyway_does_not_renew(rig: Rig) -> None:
-    """Each transaction has used its id."""
-    for day in range(3):
-        rig.submit("a", day + 1, publishes=1)
-        await rig.advance(DAY_MS)
-        await rig.advance(250)
-    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 1}, {MAIN: 2}, {MAIN: 3}]
-
-
 async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
     """What is queued or being committed is newer than what the lane would say again."""
     rig.submit("a", 8, publishes=1)

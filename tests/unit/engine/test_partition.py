@@ -69,17 +69,6 @@ async def test_due_rows_fire_in_due_order_whatever_the_order_of_failure() -> Non
         assert offsets(orders.records(REDELIVERY.topic)) == [1, 3, 2, 0]
 
 
-async def test_a_wall_clock_that_is_set_back_never_fires_early_and_one_set_ahead_never_loses() -> None:
-    """Due times are wall times, looked at when firing."""
-    async with MemoryPartition(down, "50s") as orders:
-        await orders.send(b"v")
-        orders.clock.jump_wall(-30_000)
-        await orders.advance(50_000)
-        assert orders.records(REDELIVERY.topic) == []
-        await orders.advance(30_000)
-        assert len(orders.records(REDELIVERY.topic)) == 1
-
-
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 

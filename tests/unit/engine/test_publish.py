@@ -181,25 +181,6 @@ async def test_a_record_whose_handler_published_was_fine_at_once() -> None:
         assert sum(o.count for o in orders.observer.seen if o.event is Event.SUCCEEDED) == 4
 
 
-async def test_results_that_wait_for_an_earlier_record_count_as_memory_of_their_partition() -> None:
-    """No more records are taken in meanwhile than what is held allows."""
-    first = asyncio.Event()
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        if value == b"slow":
-            await first.wait()
-        else:
-            record.publish(OUT, bytes(10_000))
-
-    async with MemoryPartition(handler, concurrency=2, max_in_flight_bytes=50_000) as orders:
-        await orders.send(b"slow", *[b"fast"] * 40)
-        assert orders.engine.room(MAIN) == 0
-        first.set()
-        await orders.settle()
-        assert (len(results(orders)), orders.engine.in_flight) == (40, 0)
-        assert orders.engine.room_bytes(MAIN) == 50_000
-
-
 # -- what can be published --------------------------------------------------------------------------------------------
 
 

@@ -10,19 +10,11 @@ from deliver_once import deliver_once
 from doubles import BankDownError, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
-from retryapp.core.verdicts import Reject
 from retryapp.engine.pool import BURST, DeliveryPool
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
-
-
-async def test_a_group_of_errors_is_told_by_its_members() -> None:
-    """Even of those that end other programs."""
-    group = BaseExceptionGroup("group", [SystemExit(1), Reject("bad")])
-    _, metadata = the(await deliver_once(make_context(failing(group)), make_record()))
-    assert metadata.reason == "rejected"
 
 
 async def test_a_time_out_of_the_handlers_own_is_its_own() -> None:
