@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from retryapp.ports import Standing, TopicPartition
 from retryapp.testing import Step
 from retryapp.testing.lane import MemoryLane
-from simulation.host import Host
 from simulation.network import Wire
+
+if TYPE_CHECKING:
+    from simulation.worker import SimWorker
 
 
 @dataclass(slots=True, kw_only=True)
 class SimLane(MemoryLane):
     """`engine.transport.LaneProtocol` of a simulated worker."""
 
-    worker: Host
+    worker: SimWorker
     fenced_ms: float = 0.0
     """When its producer was there: what it reads comes after."""
     line: Wire | None = None
@@ -36,7 +38,7 @@ class SimLane(MemoryLane):
         asked_s = self.clock.monotonic_s()
         standing = await MemoryLane.standing(self)
         if standing is not Standing.GONE:
-            self.worker.client.heard(asked_s)
+            self.worker.consumer.heard(asked_s)
         return standing
 
     @override
@@ -47,8 +49,8 @@ class SimLane(MemoryLane):
 
     @override
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
-        await self.worker.client.reposition(starts)
+        await self.worker.consumer.reposition(starts)
 
     @override
     async def hold(self) -> None:
-        await self.worker.client.hold(self.place.sources)
+        await self.worker.consumer.hold(self.place.sources)

@@ -134,11 +134,6 @@ class SimWorker:
         self.ownership.intake.topics = frozenset(self.topics)
         self.ownership.intake.attach(self.consumer)
 
-    @property
-    def client(self) -> SimConsumer:
-        """See `host.Host.client`."""
-        return self.consumer
-
     def observe(self, observation: Observation) -> None:
         """See `ports.Observer.observe`."""
         self._observe(self, observation)
