@@ -1,8 +1,7 @@
 """A handler's partition on this worker: its engine, its lane, and the watch over the lane's task.
 
 A lane's task waits for the end of the rebalance, then runs the lane. A lane without a task, or one that idles although
-no assignment comes, would silently block its partition, so the process exits with the restart
-code.
+no assignment comes, would silently block its partition, so the process exits with the restart code.
 """
 
 from __future__ import annotations
