@@ -21,7 +21,6 @@ from retryapp import web
 from retryapp.core.deduplicate import Deduplicate, EventId
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
 from retryapp.engine.handler import Delivery, Handler
@@ -60,8 +59,6 @@ class Retries:
             `RETRYAPP_GRACE`.
         drain: how long handlers may run on when a rebalance takes their partition away.
         start_timeout: how long a start waits for a broker before it gives up (exit 3).
-        delivery: `exactly_once` (default): hand-offs are Kafka transactions. `at_least_once`: the same steps without;
-            lower latency, nothing is lost, and a crash may repeat hand-offs. All workers of a group have the same mode.
         create_main_partitions: create missing main topics with so many partitions; None: a missing main topic is an
             error.
         allow_low_replication: accept fewer than three copies of our topics on three or more brokers.
@@ -81,7 +78,6 @@ class Retries:
         grace: Duration | None = None,
         drain: Duration = "5s",
         start_timeout: Duration = "60s",
-        delivery: str | DeliveryMode = DeliveryMode.EXACTLY_ONCE,
         create_main_partitions: int | None = None,
         allow_low_replication: bool = False,
         downtime: Duration = "7d",
@@ -104,7 +100,6 @@ class Retries:
             grace_ms=load_settings().grace_ms if grace is None else parse_duration_ms(grace),
             drain_ms=parse_duration_ms(drain),
             start_timeout_ms=parse_duration_ms(start_timeout),
-            delivery=_delivery_mode(delivery),
             plan=PlanOptions(
                 create_main_partitions=create_main_partitions,
                 allow_low_replication=allow_low_replication,
@@ -217,14 +212,6 @@ class Retries:
     def plan_options(self) -> PlanOptions:
         """What was decided about topics."""
         return self._runtime.options.plan
-
-
-def _delivery_mode(given: str | DeliveryMode) -> DeliveryMode:
-    try:
-        return DeliveryMode(given)
-    except ValueError:
-        modes = ", ".join(mode.value for mode in DeliveryMode)
-        raise InvalidSettingError("delivery", given, f"one of {modes}") from None
 
 
 def retries_of(app: faust.App) -> Retries:

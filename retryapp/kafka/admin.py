@@ -28,7 +28,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
-from retryapp.kafka.coordinator import describe_group
 
 if TYPE_CHECKING:
     from retryapp.core.topology import TopicSpec
@@ -250,14 +249,6 @@ class KafkaAdmin:
             threading.Event().wait(pause_s)
             budget_s -= pause_s
             pause_s = min(pause_s * 2, 1.0)
-
-    def group_protocol(self, group: str) -> str | None:
-        """Return the protocol name under which a consumer group's members work; None when it has no members."""
-        try:
-            found = describe_group(self._client, group, timeout_s=self.timeout_s)
-        except KafkaException as error:
-            raise self._named(error, doing=f"look at group {group}") from error
-        return found.partition_assignor or None if found.members else None
 
     def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)

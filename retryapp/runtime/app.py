@@ -29,7 +29,6 @@ from mode.utils.times import want_seconds
 
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.handler import Handler
 from retryapp.engine.ownership import Ownership
@@ -47,7 +46,6 @@ from retryapp.runtime.metrics import MetricsObserver, Sources
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
 from retryapp.runtime.placement import LaneMaker, end_process, patience_s
-from retryapp.runtime.plain import PlainAssignor
 from retryapp.runtime.preparation import Preparation
 from retryapp.runtime.retentions import RetentionWatch
 from retryapp.runtime.security import admin_connection, client_options
@@ -207,8 +205,6 @@ class Runtime(Ownership):
         session_s = want_seconds(given.get("broker_session_timeout") or SETTINGS["broker_session_timeout"][0])
         if "broker_heartbeat_interval" not in given and session_s < HEARTBEATS * HEARTBEAT_S:
             changed["broker_heartbeat_interval"] = session_s / HEARTBEATS, "several in a session: one may get lost"
-        if self.options.delivery is DeliveryMode.AT_LEAST_ONCE:
-            changed["PartitionAssignor"] = (PlainAssignor, "the two delivery modes must not meet in a group")
         options.update({name: ours for name, (ours, _) in changed.items()})
         self._changed = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
 
@@ -252,7 +248,6 @@ class Runtime(Ownership):
         self.placer = Placer(
             make_transport=LaneMaker(
                 app=self.app,
-                delivery=self.options.delivery,
                 settings=settings,
                 reader=self._reader,
                 clock=self.clock,

@@ -88,9 +88,6 @@ class MetricsObserver:
         self._deliveries = counter("deliveries", "Runs of the handler that ended, every attempt counted.")
         self._succeeded = counter("succeeded", "Deliveries that the handler finished without an error.")
         self._skipped = counter("skipped", "Records passed over as duplicates of an event that was seen before.")
-        self._copies = counter(
-            "copies_dropped", "Copies that a crash had left without transactions, dropped before the handler."
-        )
         self._failures = counter("failures", "Deliveries that failed, by class of the error.", "class")
         self._scheduled = counter("scheduled", "Retries scheduled, by tier.", "tier")
         self._parked = counter("parked", "Records put into the pending table.")
@@ -129,7 +126,7 @@ class MetricsObserver:
             handler: its main topic.
             tiers: names of its policy's delays.
         """
-        plain = (self._deliveries, self._succeeded, self._copies, self._parked, self._fired, self._damaged)
+        plain = (self._deliveries, self._succeeded, self._parked, self._fired, self._damaged)
         for metric in (*plain, self._lane_errors, self._incomplete, self._lateness, self._age):
             self._child(metric, handler)
         for error_class in ErrorClass:
@@ -148,8 +145,6 @@ class MetricsObserver:
                 self._child(self._succeeded, handler).inc(count)
             case Event.SKIPPED:
                 self._child(self._skipped, handler).inc(count)
-            case Event.COPY_DROPPED:
-                self._child(self._copies, handler).inc(count)
             case Event.FAILED:
                 self._count_delivery(observation)
                 self._child(self._failures, handler, observation.error_class or "unknown").inc(count)
@@ -175,7 +170,7 @@ class MetricsObserver:
                 self._child(self._incomplete, handler).inc(count)
             case Event.REBALANCED:
                 self._rebalances.observe((observation.duration_ms or 0) / 1_000)
-            case Event.LANE_OPENED | Event.LANE_CLOSED:
+            case _:
                 pass  # the lanes that are open are a gauge
 
     def _count_delivery(self, ended: Observation) -> None:

@@ -26,7 +26,6 @@ MAX_LOGGED_MESSAGE_CHARS: Final = 500
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
     Event.SKIPPED: ("retryapp.duplicate_skipped", logging.INFO),
-    Event.COPY_DROPPED: ("retryapp.copy_dropped", logging.INFO),
     Event.FAILED: (
         "retryapp.attempt_failed",
         logging.DEBUG,

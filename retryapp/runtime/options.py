@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.kafka import PlanOptions
 
 SETTINGS: Mapping[str, tuple[Any, str]] = {
@@ -38,8 +37,6 @@ class RuntimeOptions:
     """How long handlers may run on when a rebalance takes their partition."""
     start_timeout_ms: int = 60_000
     """How long a start waits for a broker."""
-    delivery: DeliveryMode = DeliveryMode.EXACTLY_ONCE
-    """Whether lanes use transactions."""
     plan: PlanOptions = field(default_factory=PlanOptions)
     admin_options: Mapping[str, str] = field(default_factory=dict)
     """librdkafka properties for the administration client, beside what the app's credentials say."""

@@ -14,14 +14,12 @@ import faust
 from mode.utils.logging import get_logger
 
 from retryapp.core.errors import LaneError
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.placement import Membership, Served
 from retryapp.ports import Clock, TopicPartition
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.plain import PlainLane
-from retryapp.runtime.publisher import KafkaLane, LanePlace
+from retryapp.runtime.publisher import KafkaTransport, LanePlace
 from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.tail import TailReader
 
@@ -39,16 +37,14 @@ class LaneMaker:
     """Makes the transports of lanes on Kafka and RocksDB."""
 
     app: faust.App
-    delivery: DeliveryMode
     settings: ClientSettings
     reader: TailReader
     clock: Clock
     consumer: Callable[[], RetryConsumer]
 
-    def __call__(self, served: Served, engine: PartitionEngine, membership: Membership) -> KafkaLane:
+    def __call__(self, served: Served, engine: PartitionEngine, membership: Membership) -> KafkaTransport:
         """See `engine.placement.MakeTransport`."""
-        lane_type = KafkaLane if self.delivery is DeliveryMode.EXACTLY_ONCE else PlainLane
-        return lane_type(
+        return KafkaTransport(
             place=self._place(served, engine),
             settings=self.settings,
             consumer=self.consumer(),

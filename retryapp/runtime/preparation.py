@@ -16,18 +16,15 @@ from mode.utils.logging import get_logger
 
 from retryapp.core.errors import (
     BrokerUnreachableError,
-    DeliveryModeError,
     DuplicateHandlerError,
     InvalidSettingError,
 )
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.record import short_topic_id
 from retryapp.doctor import quick_findings
 from retryapp.engine.placement import Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, read_changelog
 from retryapp.ports import Clock
 from retryapp.runtime.options import RuntimeOptions
-from retryapp.runtime.plain import PROTOCOL
 from retryapp.runtime.security import admin_connection, prove_login
 from retryapp.runtime.unreadable import refuse_missing_codecs
 
@@ -93,7 +90,6 @@ class Preparation:
                 self._wait_for_broker(deadline_s)
                 prove_login(self.app, timeout_s=_LOGIN_S)
                 self._refuse_stranding(admin)
-                self._refuse_other_mode(admin)
                 return ensure_topics(admin, topologies, self.options.plan)
             except BrokerUnreachableError as exc:
                 left_s = deadline_s - self.clock.monotonic_s()
@@ -146,17 +142,6 @@ class Preparation:
                         f"{waiting} records of version {version} still wait in {changelog}, and this version would "
                         f"never see them: run version {version} until nothing waits",
                     )
-
-    def _refuse_other_mode(self, admin: KafkaAdmin) -> None:
-        """Refuse to join workers of the other delivery mode; the broker would refuse too, without saying why.
-
-        Raises:
-            DeliveryModeError: some of them run.
-        """
-        running = admin.group_protocol(self.app.conf.id)
-        plain = self.options.delivery is DeliveryMode.AT_LEAST_ONCE
-        if running is not None and (running == PROTOCOL) is not plain:
-            raise DeliveryModeError(self.app.conf.id, self.options.delivery.value)
 
 
 def _learn(served: Served, plan: Plan) -> None:

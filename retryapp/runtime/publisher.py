@@ -1,6 +1,6 @@
 """The protocol of a lane on aiokafka and RocksDB.
 
-`KafkaLane` gives `engine.transport.LaneProtocol` its primitives; the order of the steps is there. Of the client
+`KafkaTransport` gives `engine.transport.LaneProtocol` its primitives; the order of the steps is there. Of the client
 library's traps it steps round these:
 
 * the heartbeat goes out with the generation and member id *of the assignment*, through the consumer's own connection;
@@ -64,7 +64,7 @@ class LanePlace(LaneSite):
 
 
 @dataclass(slots=True, kw_only=True)
-class KafkaLane(LaneProtocol):
+class KafkaTransport(LaneProtocol):
     """See the module's text."""
 
     place: LanePlace
@@ -94,29 +94,22 @@ class KafkaLane(LaneProtocol):
 
     async def start_producer(self) -> None:
         """See `LaneProtocol.start_producer`."""
-        producer = self._new_producer()
-        reconnect_slowly(producer)
-        self._producer = producer
-        await producer.start()
-
-    def _new_producer(self) -> AIOKafkaProducer:
-        return AIOKafkaProducer(
+        settings = self.settings
+        producer = AIOKafkaProducer(
             transactional_id=self.place.name,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             retry_backoff_ms=_RETRY_BACKOFF_MS,
-            **self._producer_options(),
+            client_id=f"{settings.client_id}-{self.place.name}",
+            max_batch_size=settings.max_batch_size,
+            max_request_size=settings.max_request_size,
+            request_timeout_ms=settings.request_timeout_ms,
+            compression_type=settings.compression_type,
+            linger_ms=0,
+            **settings.connection,
         )
-
-    def _producer_options(self) -> dict[str, Any]:
-        return {
-            "client_id": f"{self.settings.client_id}-{self.place.name}",
-            "max_batch_size": self.settings.max_batch_size,
-            "max_request_size": self.settings.max_request_size,
-            "request_timeout_ms": self.settings.request_timeout_ms,
-            "compression_type": self.settings.compression_type,
-            "linger_ms": 0,
-            **self.settings.connection,
-        }
+        reconnect_slowly(producer)
+        self._producer = producer
+        await producer.start()
 
     def end_producer(self) -> asyncio.Task[None] | None:
         """See `LaneProtocol.end_producer`."""
@@ -154,8 +147,8 @@ class KafkaLane(LaneProtocol):
         await self._open_producer().commit_transaction()
 
     async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
-        """See `LaneProtocol.move_offsets`; `runtime.plain` can."""
-        raise NotImplementedError(f"lane {self.place.name} moves offsets in transactions only")
+        """Refuse; goes with `LaneProtocol.move_offsets`."""
+        raise NotImplementedError
 
     async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         """See `LaneProtocol.fetch_committed`."""

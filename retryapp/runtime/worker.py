@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
+import sysconfig
 import traceback
 import warnings
 from pathlib import Path
@@ -113,14 +114,23 @@ def end_faust_on_named_errors() -> None:
         sys.excepthook = _end_named
 
 
+def user_line(error: BaseException) -> str:
+    """Return file and line of the user's code that an exception came through last; empty if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    ours = str(Path(__file__).parent.parent)
+    frames = [at for at in traceback.extract_tb(error.__traceback__) if not at.filename.startswith((ours, "<"))]
+    frames = [at for at in frames if not at.filename.startswith(installed)] or frames
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
 def _end_named(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not isinstance(error, RetryAppError):
         sys.__excepthook__(kind, error, trace)
         return
-    ours = str(Path(__file__).parent.parent)
-    outside = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith((ours, "<"))]
-    at = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
-    print(f"retryapp: {error}{at}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
+    at = user_line(error)
+    print(f"retryapp: {error}" + (f" ({at})" if at else ""), file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
     raise SystemExit(error.exit_code)
 
 

@@ -23,12 +23,12 @@ from lane_clients import Kafka, MakeLane, Producer
 
 from retryapp import Retries, RetryPolicy
 from retryapp.engine.intake import Stamped
-from retryapp.runtime import plain, publisher
+from retryapp.runtime import publisher
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.consumer_thread import RetryConsumerThread
-from retryapp.runtime.publisher import KafkaLane, LanePlace
+from retryapp.runtime.publisher import KafkaTransport, LanePlace
 from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.worker import runtime_of
 from retryapp.testing import VirtualClock
@@ -273,8 +273,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     """A broker that acknowledges at once."""
     made = Kafka()
     made.acknowledged.set()
-    for module in (publisher, plain):
-        monkeypatch.setattr(module, "AIOKafkaProducer", lambda **options: Producer(made, **options))
+    monkeypatch.setattr(publisher, "AIOKafkaProducer", lambda **options: Producer(made, **options))
     return made
 
 
@@ -282,7 +281,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
 def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
     """Make a lane, whose assignment was that of generation 3."""
 
-    def make(kind: type[KafkaLane] = KafkaLane) -> KafkaLane:
+    def make(kind: type[KafkaTransport] = KafkaTransport) -> KafkaTransport:
         identity = StoreIdentity(topic=lane_clients.CHANGELOG.topic, topic_id="c", partition=1)
         anything: Any = kafka
         made = kind(
@@ -319,7 +318,7 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
 
 
 @pytest.fixture
-def lane(make_lane: MakeLane) -> KafkaLane:
+def lane(make_lane: MakeLane) -> KafkaTransport:
     """A lane with transactions."""
     return make_lane()
 

@@ -24,7 +24,7 @@ from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.publisher import KafkaLane, LanePlace
+from retryapp.runtime.publisher import KafkaTransport, LanePlace
 from retryapp.runtime.store import StoreIdentity
 from retryapp.testing import VirtualClock
 
@@ -113,7 +113,7 @@ class Consumer:
         """Nothing flows here."""
 
 
-MakeLane = Callable[[], KafkaLane]
+MakeLane = Callable[[], KafkaTransport]
 
 
 @pytest.fixture
@@ -131,10 +131,10 @@ def clock() -> VirtualClock:
 @pytest.fixture
 async def make_lane(tmp_path: Path, topics: Topics, clock: VirtualClock) -> AsyncIterator[MakeLane]:
     """Make transports over one folder; each is closed at the end."""
-    made: list[KafkaLane] = []
+    made: list[KafkaTransport] = []
 
-    def make() -> KafkaLane:
-        lane = KafkaLane(
+    def make() -> KafkaTransport:
+        lane = KafkaTransport(
             place=LanePlace(
                 name="app.orders.0",
                 group="app",
@@ -165,7 +165,7 @@ async def make_lane(tmp_path: Path, topics: Topics, clock: VirtualClock) -> Asyn
         await lane.close()
 
 
-async def opened(lane: KafkaLane) -> KafkaLane:
+async def opened(lane: KafkaTransport) -> KafkaTransport:
     """Open the stores as the engine does."""
     await lane.recover()
     await lane.release({})
@@ -179,7 +179,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def publish_letter(topics: Topics, lane: KafkaLane, origin_offset: int) -> int:
+def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> int:
     """Commit a dead letter as the lane does: on the topic, then in the table; return its offset."""
     headers = letter(origin_offset)
     offset = topics.put(DLQ, Found(0, headers=headers))
@@ -278,7 +278,7 @@ async def test_a_store_stays_young_with_every_transaction_that_changes_it(
         await lane.close()
 
 
-def keeper(lane: KafkaLane) -> DeadLetterKeeper:
+def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
     """Return what keeps the dead-letter table of an open lane."""
     assert lane._dead_keeper is not None
     return lane._dead_keeper

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import faust
 import pytest
 from faust.types import TP
 
-from retryapp import Retries, RetryPolicy
 from retryapp.core.errors import PositionGoneError
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
 from retryapp.engine import ownership
@@ -23,9 +21,6 @@ from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.plain import PROTOCOL, PlainLane
-from retryapp.runtime.publisher import KafkaLane
-from retryapp.runtime.worker import runtime_of
 
 MAIN = "orders"
 TPS = {TopicPartition(topic, 0) for topic in (MAIN, "app.orders.retry", "app.orders.redelivery")}
@@ -139,34 +134,6 @@ async def test_readers_of_its_topics_pass_what_cannot_be_decoded(
     monkeypatch.setattr(module, "TOPICS", topics)
     make_runtime()
     assert topics == {tp.topic for tp in TPS}
-
-
-def _protocol(app: faust.App) -> str:
-    assignor: Any = app.assignor
-    return str(assignor.name)
-
-
-@pytest.mark.parametrize(
-    ("delivery", "lane_type", "protocol"), [("exactly_once", KafkaLane, None), ("at_least_once", PlainLane, PROTOCOL)]
-)
-async def test_the_mode_decides_lanes_and_group_protocol(
-    tmp_path: Path, start: Start, delivery: str, lane_type: type[KafkaLane], protocol: str | None
-) -> None:
-    """The broker itself keeps workers of the two modes apart: they have no protocol in common."""
-    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", datadir=str(tmp_path))
-    retries = Retries(app, delivery=delivery)
-
-    @retries.handler(MAIN, policy=RetryPolicy("1s"))
-    async def handle(_value: bytes) -> None:
-        """Do nothing."""
-
-    app.finalize()
-    runtime = runtime_of(app)
-    assert runtime is not None
-    assert type((await start(runtime)).transport) is lane_type
-    stock = _protocol(faust.App("stock", store="memory://"))
-    assert stock != PROTOCOL
-    assert _protocol(app) == (protocol or stock)
 
 
 # -- the end of an assignment -----------------------------------------------------------------------------------------
