@@ -158,7 +158,7 @@ class KafkaAdmin:
                 found[name] = self._result(future, doing=f"describe topic {name}", topic=name)
             except TopicMissingError:
                 continue
-        configs = self._configs(found)
+        configs = self.settings(found)
         return {
             name: TopicState(
                 name=name,
@@ -171,6 +171,18 @@ class KafkaAdmin:
             for name, topic in found.items()
             if name in configs and topic.partitions
         }
+
+    def describe(self, topic: str) -> Any:
+        """Return the client library's description of a topic, with what this login may do there.
+
+        Raises:
+            TopicMissingError: there is none.
+            AccessDeniedError: it may not be described by us.
+        """
+        described = self._client.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=self.timeout_s
+        )
+        return self._result(described[topic], doing=f"describe topic {topic}", topic=topic)
 
     def offsets(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, OffsetRange]:
         """Return first kept and committed end offsets.
@@ -263,7 +275,8 @@ class KafkaAdmin:
             made.append(name)
         return tuple(made)
 
-    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the effective settings of topics; nothing of a missing one."""
         resources = {ConfigResource(ResourceType.TOPIC, name): name for name in names}
         if not resources:
             return {}
@@ -274,7 +287,7 @@ class KafkaAdmin:
             try:
                 entries = self._result(future, doing=f"read the settings of topic {name}", topic=name)
             except TopicMissingError:
-                continue  # deleted between the two calls
+                continue
             configs[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
         return configs
 

@@ -107,7 +107,7 @@ class Runtime(Ownership):
                 orphans=self.orphans,
                 skew=self.clock.skew,
                 rebalancing_s=self.rebalancing_s,
-                retentions=self.retentions.told,
+                retentions=self.retentions.retentions,
             )
         )
         self.observer = CombinedObserver(self.observer, self.metrics)

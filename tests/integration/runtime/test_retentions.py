@@ -49,10 +49,10 @@ async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(bootstrap
     plan = ensure_topics(admin, [topology], PlanOptions(create_main_partitions=1))
     served: Any = {"orders": SimpleNamespace(handler=SimpleNamespace(topology=topology, policy=policy))}
     watch = RetentionWatch(served, lambda: connection)
-    assert watch.told() == {}, "nothing was looked at"
+    assert watch.retentions() == {}, "nothing was looked at"
     watch.learn(plan)
     (retry,) = topology.retry_topics
-    told = watch.told()["orders"]
+    told = watch.retentions()["orders"]
     assert (told.longest_wait_s, told.needed_s) == (3_600, WEEK_AND_HOUR_S)
     assert told.topics_s == {retry: WEEK_AND_HOUR_S, topology.redelivery: WEEK_AND_HOUR_S}
     looking = asyncio.create_task(watch.run(every_s=0.05))
@@ -60,11 +60,11 @@ async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(bootstrap
         set_retention(bootstrap, retry, 60_000)
         set_retention(bootstrap, topology.redelivery, -1)
         await until(
-            lambda: watch.told()["orders"].topics_s == {retry: 60, topology.redelivery: math.inf}, "both changes"
+            lambda: watch.retentions()["orders"].topics_s == {retry: 60, topology.redelivery: math.inf}, "both changes"
         )
         client = AdminClient({"bootstrap.servers": bootstrap})
         client.delete_topics([retry])[retry].result(10)
-        await until(lambda: set(watch.told()["orders"].topics_s) == {topology.redelivery}, "one is gone")
+        await until(lambda: set(watch.retentions()["orders"].topics_s) == {topology.redelivery}, "one is gone")
         assert not looking.done()
     finally:
         looking.cancel()
@@ -80,12 +80,12 @@ async def test_a_broker_that_is_away_leaves_what_was_seen(
     served: Any = {"orders": SimpleNamespace(handler=SimpleNamespace(topology=topology, policy=policy))}
     watch = RetentionWatch(served, lambda: KafkaConnection("127.0.0.1:1"))
     watch._needed_s["orders"] = 7.0
-    watch._kept_s[topology.redelivery] = 5.0
+    watch._topics_s[topology.redelivery] = 5.0
     monkeypatch.setattr("retryapp.runtime.retentions.KafkaAdmin", partial(KafkaAdmin, timeout_s=0.2))
     looking = asyncio.create_task(watch.run(every_s=0.05))
     try:
         await until(lambda: len(caplog.records) > 1, "two looks have failed")
-        assert watch.told()["orders"].topics_s == {topology.redelivery: 5.0}
+        assert watch.retentions()["orders"].topics_s == {topology.redelivery: 5.0}
         assert not looking.done()
     finally:
         looking.cancel()

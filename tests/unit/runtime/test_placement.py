@@ -120,7 +120,6 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
     return Placer(
         make_transport=LaneMaker(
             app=runtime.app,
-            delivery=runtime.options.delivery,
             settings=anything,
             reader=anything,
             clock=runtime.clock,

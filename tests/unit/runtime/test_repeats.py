@@ -58,7 +58,7 @@ def test_the_same_line_comes_once_in_a_while_with_its_count(shown: list[str], ti
     ticker.now_s = 31.0
     say("a")
     say("b")
-    assert shown[2:] == ["Topic a not found (said 5 times more in the last 31 s)", "Topic b not found"]
+    assert shown[2:] == ["Topic a not found (5 times more in the last 31 s)", "Topic b not found"]
 
 
 def test_what_is_remembered_has_a_bound(shown: list[str]) -> None:
