@@ -1,11 +1,11 @@
-"""One topic as it is against the topic as it has to be.
+"""Compares an existing topic with what it has to be.
 
-Only what could lose, hide or delay a record is a problem; a setting that merely differs (compression, segment size) is
-the operator's business.
+Only what could lose, hide or delay a record is a problem; other settings (compression, segment size) may differ.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 UNLIMITED: Final = -1
 SAFE_REPLICATION: Final = 3
-"""Copies that a cluster of as many brokers must give us unless low replication is allowed."""
+"""Copies that a cluster of at least as many brokers must keep, unless low replication is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,8 @@ class Problem:
     remedy: str
 
 
-def _same(have: str, want: str) -> bool:
-    return have == want
-
-
 def _same_policies(have: str, want: str) -> bool:
-    """Compare cleanup policies, which are lists: ``compact,delete`` deletes too, and is not ``compact``."""
+    """Compare cleanup policies, which are lists: ``compact,delete`` is not ``compact``."""
     return {part.strip() for part in have.split(",")} == {part.strip() for part in want.split(",")}
 
 
@@ -53,7 +49,7 @@ def _at_least_or_unlimited(have: str, want: str) -> bool:
 
 SERVES: Final[dict[str, tuple[Callable[[str, str], bool], str]]] = {
     "cleanup.policy": (_same_policies, "{want}"),
-    "message.timestamp.type": (_same, "{want}"),
+    "message.timestamp.type": (operator.eq, "{want}"),
     "max.message.bytes": (_at_least, "{want} or more"),
     "retention.ms": (_at_least_or_unlimited, "{want} or more"),
     "retention.bytes": (_at_least_or_unlimited, "{want}"),
@@ -64,14 +60,7 @@ SERVES: Final[dict[str, tuple[Callable[[str, str], bool], str]]] = {
 
 
 def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> tuple[Problem, ...]:
-    """Return what is wrong with an existing topic of ours; nothing when it serves.
-
-    Args:
-        spec: the topic as it has to be.
-        state: the topic as it is.
-        brokers: how many brokers the cluster has.
-        allow_low_replication: accept fewer than three copies on three or more brokers.
-    """
+    """Return what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
     return (
         *_partition_problems(spec, state),
         *_replication_problems(spec, state, brokers=brokers, allow_low=allow_low_replication),

@@ -1,10 +1,7 @@
-"""Reading a topic from here to there, as a committed reader sees it.
+"""Reads a range of a topic, as a committed reader sees it.
 
-The life of one reading:
-
-1. The first kept and the committed end offset of each partition are asked for once; nothing later is read, so a reading
-   of a busy topic ends.
-2. Partitions are assigned by number. There is no group membership, nothing is committed, and no worker notices.
+1. The first kept and the committed end offset of each partition are asked for once: a reading of a busy topic ends.
+2. Partitions are assigned by number. There is no group membership, and nothing is committed.
 3. A partition is done when its position reaches the end offset. The last offsets may be transaction markers or aborted
    records, which are never delivered: the client's end-of-partition event carries the position past them.
 """
@@ -43,7 +40,7 @@ def read_topic(
     stop: Mapping[int, int] | None = None,
     silence_s: float = DEFAULT_SILENCE_S,
 ) -> Iterator[Record]:
-    """Yield the committed records of a topic, up to where it ended when the reading began.
+    """Yield the committed records of a topic, in offset order within a partition; partitions interleave.
 
     Args:
         connection: the cluster.
@@ -51,10 +48,7 @@ def read_topic(
         partitions: which partitions; None: all.
         start: first offset per partition; default: the first kept. Offsets no longer kept are passed over.
         stop: offset per partition before which to stop; default, and at most: the committed end.
-        silence_s: give up when no broker sends anything for so long.
-
-    Returns:
-        Records, in offset order within a partition; partitions interleave.
+        silence_s: give up after so many seconds without a record.
 
     Raises:
         TopicMissingError: no such topic or partition.
@@ -73,10 +67,7 @@ def read_offsets(
     stop: Mapping[int, int] | None = None,
     silence_s: float = DEFAULT_SILENCE_S,
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (partition, offset, timestamp in ms) of the committed records of a topic, without looking into them.
-
-    Arguments, order and errors are those of ``read_topic``; records that it cannot take apart are told here too.
-    """
+    """Yield (partition, offset, timestamp in ms) as ``read_topic`` does, also of records that it cannot decode."""
     return _read(connection, topic, _place, partitions=partitions, start=start, stop=stop, silence_s=silence_s)
 
 
@@ -124,17 +115,7 @@ def fold_changelog(
     *,
     partitions: Iterable[int] | None = None,
 ) -> dict[bytes, T]:
-    """Return what a table's changelog adds up to: puts less removals.
-
-    Args:
-        connection: the cluster.
-        topic: the changelog.
-        convert: called with key and value of each put; what it returns is kept, so memory is its size times rows.
-        partitions: which partitions; None: all.
-
-    Returns:
-        Row key → converted row, for the rows that are in the table now.
-    """
+    """Return the rows of a table by key, each put converted from key and value, from its changelog."""
     rows: dict[bytes, T] = {}
     for record in read_topic(connection, topic, partitions=partitions):
         if record.key is None or len(record.key) != ROW_KEY_BYTES:  # owner mark, progress
@@ -209,7 +190,7 @@ def _drain(
 
 
 def _refuse_or_note(error: KafkaError, connection: KafkaConnection, topic: str, hints: list[str]) -> None:
-    """Raise what waiting does not mend; note the rest."""
+    """Raise errors that waiting does not cure; note the rest."""
     if error.name() in UNREACHABLE or error.retriable() or error.name() == "GROUP_AUTHORIZATION_FAILED":
         hints.append(error.str())
         del hints[:-3]

@@ -15,14 +15,13 @@ from retryapp.kafka import (
     Action,
     KafkaAdmin,
     OwnerMark,
-    OwnerMismatchError,
-    OwnerUnknownError,
     PlanOptions,
     claim_owner_mark,
     ensure_topics,
     plan_topics,
     read_owner_mark,
 )
+from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError
 
 
 @pytest.fixture

@@ -10,19 +10,18 @@ from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import (
     Action,
-    ClusterState,
     KafkaConnection,
     OwnerMark,
-    OwnerMismatchError,
     Plan,
     PlanOptions,
     PlanStep,
     Problem,
-    ReplicationTooLowError,
     TopicState,
     plan_topics,
 )
+from retryapp.kafka.admin import ClusterState
 from retryapp.kafka.compare import compare
+from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
 from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
 
