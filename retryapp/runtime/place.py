@@ -1,7 +1,7 @@
-"""A folder and a port for each worker process: many workers on one machine, started in one folder, never meet.
+"""A folder and a port for each worker process of a machine.
 
-Each process locks the first free `worker-N` below the data folder for as long as it lives (the lock goes with the
-process, so a killed worker leaves none), and takes the next free port for its pages.
+Each process locks the first free `worker-N` below the data folder (the lock ends with the process, however it ends),
+and takes the next free port for its pages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import IO
 from retryapp.core.errors import DiskFullError, PortTakenError, StoreBrokenError
 
 MAX_WORKERS = 256
-"""Workers of one group on one machine; beyond it a leftover of something else is likelier than a fleet."""
+"""Workers of one group on one machine."""
 OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR or --datadir"
-"""What to do, in words, where a folder is in use."""
+"""What to do if a folder is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,15 @@ def claim_place(base: Path) -> WorkerPlace:
 
 
 _reserved: dict[int, IO[str]] = {}
-"""Locks of the ports that this process was given; they go with the process."""
+"""Locks of this process's ports; they end with the process."""
 
 
 def _reserve(port: int) -> bool:
-    """Claim a port among the workers of this machine: one looks for it long before it listens."""
+    """Claim a port among the workers of this machine, which listen long after they have chosen one."""
     try:
         lock = (Path(tempfile.gettempdir()) / f"retryapp-port-{os.getuid()}-{port}.lock").open("a")
     except OSError:
-        return True  # nowhere to lock: what listens already is still seen
+        return True  # no place for a lock; a listening process is still detected
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -96,13 +96,13 @@ def _release(port: int) -> None:
 
 @atexit.register
 def _release_all() -> None:
-    """Close them in good order, so that Python does not complain of open files."""
+    """Close the locks, or Python warns of open files."""
     for port in list(_reserved):
         _release(port)
 
 
 def free_port(host: str, first: int, attempts: int = 200) -> int:
-    """Return the first port from `first` on that nobody listens on, and that no other worker has chosen.
+    """Return the first port from `first` on that is free and that no other worker has chosen.
 
     Raises:
         PortTakenError: none of `attempts` ports is free.

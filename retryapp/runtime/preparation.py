@@ -1,7 +1,6 @@
-"""What has to be right before a worker consumes anything: handlers, codecs, the group, topics.
+"""Checks before a worker consumes anything: handlers, codecs, topics.
 
-In order: what needs no broker; then, with patience for a broker that is not there yet, what would strand or mix up
-records; topics are made last, when nothing is left that refuses.
+First what needs no broker; then, waiting for a broker, what would strand records; topics are created last.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from retryapp.runtime.unreadable import refuse_missing_codecs
 logger = get_logger(__name__)
 
 _PROBE_S = 2.0
-"""Longest wait for one answer while no broker is there."""
+"""Longest wait for one answer while the broker is down."""
 _LOGIN_S = 10.0
-"""Longest wait for one address to take the app's own login."""
+"""Longest wait for one address to accept the app's login."""
 _PROBE_PAUSE_S = 1.0
-"""Wait between two questions: a broker that hangs up on us answers none, and does so at once."""
+"""Wait between two tries: a broker that hangs up does so at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Checks handlers and topics, and creates what is missing. See the module's text."""
+    """Checks handlers and topics, and creates missing topics."""
 
     app: faust.App
     options: RuntimeOptions
     served: Mapping[str, Served]
-    """By main topic; what the broker tells of each handler's topics is written there."""
+    """By main topic; gets what the broker knows of each handler's topics."""
     clock: Clock
 
     def run(self) -> Plan:
-        """Do all of it; blocks.
+        """Run all checks; blocks.
 
         Raises:
             ConfigurationError: the program is wrong.
@@ -64,7 +63,7 @@ class Preparation:
         return plan
 
     def _examine(self, plan: Plan) -> None:
-        """Say what may go wrong later, as `retryapp doctor` does in full; nothing here ends a start."""
+        """Log what may fail later, as `retryapp doctor` does in full; refuses nothing."""
         conf = self.app.conf
         for found in quick_findings(
             self._connection,
@@ -99,12 +98,12 @@ class Preparation:
                 time.sleep(min(_PROBE_PAUSE_S, left_s))  # `prepare` blocks: no event loop runs in this thread
 
     def _wait_for_broker(self, deadline_s: float) -> None:
-        """Ask once, shortly: a request of the planning has a time-out of its own, which may be longer than is left."""
+        """Ask once, with a short time-out: that of the planning's requests may exceed the deadline."""
         left_s = deadline_s - self.clock.monotonic_s()
         KafkaAdmin(self._connection, timeout_s=max(0.5, min(_PROBE_S, left_s))).topic_names()
 
     def _refuse_second_readers(self) -> None:
-        """Refuse agents of the user's on topics that a handler reads.
+        """Refuse agents of the user on topics that a handler reads.
 
         Raises:
             DuplicateHandlerError: names both.
@@ -113,7 +112,7 @@ class Preparation:
             topic: served.handler for served in self.served.values() for topic in served.handler.topology.consumed
         }
         for agent in self.app.agents.values():
-            channel = agent.channel  # not `_channel`: Faust makes that when it is first asked for
+            channel = agent.channel  # not `_channel`: Faust makes it on first use
             for topic in channel.topics if isinstance(channel, faust.Topic) else ():
                 if topic in readers:
                     raise DuplicateHandlerError(
@@ -121,10 +120,10 @@ class Preparation:
                     )
 
     def _refuse_stranding(self, admin: KafkaAdmin) -> None:
-        """Refuse Faust's `version=` while records of an older version wait: it renames the group, so all our topics.
+        """Refuse Faust's `version=`, which renames the group and so our topics, while records of an older version wait.
 
         Raises:
-            InvalidSettingError: names the records that would be left behind.
+            InvalidSettingError: names the records that would never be retried.
         """
         conf = self.app.conf
         name = conf.id.removesuffix(f"-v{conf.version}")
@@ -145,7 +144,7 @@ class Preparation:
 
 
 def _learn(served: Served, plan: Plan) -> None:
-    """Write down what the broker tells of a handler's topics."""
+    """Copy what the broker knows of a handler's topics."""
     topology = served.handler.topology
     main = plan.states[topology.main]
     served.partitions = main.partitions

@@ -1,4 +1,4 @@
-"""The worker process: a folder and a port of its own, and errors that a person can act on."""
+"""The worker process: a folder and a port of its own, and named errors."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class RetryWorker(Worker):
         super().__init__(app, *args, **kwargs)
 
     def execute_from_commandline(self) -> NoReturn:
-        """Prepare topics, then run; a named error is one line and its exit code, never a traceback."""
+        """Prepare topics, then run; a named error is one line and its exit code."""
         runtime = runtime_of(self.app)
         if runtime is not None:
-            setup_logging(  # Faust does so only when it starts, and the wait for a broker must be heard
+            setup_logging(  # before Faust does: the wait for a broker is logged
                 loglevel=self.loglevel,
                 logfile=self.logfile,
                 logging_config=self.logging_config,
@@ -70,7 +70,7 @@ class RetryWorker(Worker):
         super().execute_from_commandline()
 
     def stop_and_shutdown(self) -> None:
-        """Stop; where the group may not be joined any more, name it: the client library gives up for good."""
+        """Stop; if the group may not be joined any more, name it: the client library gives up."""
         try:
             super().stop_and_shutdown()
         except GroupAuthorizationFailedError as exc:
@@ -81,12 +81,11 @@ class RetryWorker(Worker):
             )
 
     async def on_startup_finished(self) -> None:
-        """Spare the garbage collector rounds that find nothing.
+        """Spare garbage collections that find nothing.
 
-        Modules and classes stay as long as the process, some hundred thousand objects. Each full collection walked over
-        them: 45 to 110 ms every two seconds under load, in which nothing fired. Records in flight are no garbage
-        either, and those that are done go by themselves: at Python's own thresholds a burst of 50,000 failures spent a
-        fifth of its CPU on looking at them.
+        Full collections walked over some hundred thousand modules and classes: 45 to 110 ms every two seconds under
+        load. Records in flight are no garbage either: at Python's thresholds a burst of 50,000 failures spent a fifth
+        of its CPU on them.
         """
         await super().on_startup_finished()
         if gc.get_threshold() == _PYTHON_THRESHOLDS:  # else the program has its own reasons
@@ -95,19 +94,18 @@ class RetryWorker(Worker):
         gc.freeze()
 
     def _setup_spinner_handler(self, logger: logging.Logger, level: int) -> None:
-        """Do without Faust's spinner: it sets the root logger to DEBUG, and every line that nobody sees is made."""
+        """Do without Faust's spinner, which sets the root logger to DEBUG."""
         self.spinner = None
 
     async def _sentinel_task(self) -> None:
-        """Let what is ready run once; Faust sleeps a second here, which a stop with a deadline does not have."""
+        """Let ready tasks run once; Faust sleeps a second here."""
         await asyncio.sleep(0)
 
 
 def end_faust_on_named_errors() -> None:
-    """Have `faust -A ...` end with one line and the error's exit code where the user's module raises a named error.
+    """Have `faust -A ...` end with one line and the error's exit code if the user's module raises a named error.
 
-    Faust imports the module with nothing round it, so a wrong policy or a second handler would be a long traceback and
-    exit code 1. Only Faust's own command is changed; a module that is imported elsewhere raises as ever.
+    Faust would show a long traceback and exit with 1. Only Faust's own command is changed.
     """
     command = Path(sys.argv[0])
     if sys.excepthook is sys.__excepthook__ and (command.name == "faust" or command.parent.name == "faust"):
@@ -153,7 +151,7 @@ def _settle(app: faust.App) -> WorkerPlace:
             conf.web_host = "127.0.0.1"
         conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
         shown = f"pages {conf.canonical_url}/retries/"
-    print(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}", file=sys.stderr, flush=True)  # noqa: T201 - said before logging is set up, whatever its level
+    print(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}", file=sys.stderr, flush=True)  # noqa: T201 - before logging is set up
     return place
 
 

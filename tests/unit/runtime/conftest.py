@@ -29,7 +29,6 @@ from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.consumer_thread import RetryConsumerThread
 from retryapp.runtime.publisher import KafkaTransport, LanePlace
-from retryapp.runtime.store import StoreIdentity
 from retryapp.runtime.worker import runtime_of
 from retryapp.testing import VirtualClock
 
@@ -282,7 +281,6 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
     """Make a lane, whose assignment was that of generation 3."""
 
     def make(kind: type[KafkaTransport] = KafkaTransport) -> KafkaTransport:
-        identity = StoreIdentity(topic=lane_clients.CHANGELOG.topic, topic_id="c", partition=1)
         anything: Any = kafka
         made = kind(
             place=LanePlace(
@@ -293,10 +291,7 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
                 main=lane_clients.MAIN,
                 changelog=lane_clients.CHANGELOG,
                 dlq=lane_clients.DLQ,
-                pending_identity=identity,
-                dead_identity=identity,
                 store_dir=tmp_path,
-                max_store_age_ms=1,
             ),
             settings=ClientSettings(
                 connection={"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"},

@@ -25,7 +25,6 @@ from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.publisher import KafkaTransport, LanePlace
-from retryapp.runtime.store import StoreIdentity
 from retryapp.testing import VirtualClock
 
 CHANGELOG, DLQ = TopicPartition("app.orders.pending.changelog", 0), TopicPartition("app.orders.dlq", 0)
@@ -143,10 +142,8 @@ async def make_lane(tmp_path: Path, topics: Topics, clock: VirtualClock) -> Asyn
                 main=MAIN,
                 changelog=CHANGELOG,
                 dlq=DLQ,
-                pending_identity=StoreIdentity(topic=CHANGELOG.topic, topic_id="c", partition=0),
-                dead_identity=StoreIdentity(topic=DLQ.topic, topic_id="d", partition=0),
+                dlq_id="d",
                 store_dir=tmp_path,
-                max_store_age_ms=1_000_000,
             ),
             settings=ClientSettings(
                 connection={}, client_id="app", request_timeout_ms=1_000, max_batch_size=1, max_request_size=1

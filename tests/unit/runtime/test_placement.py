@@ -16,8 +16,8 @@ from retryapp.engine import placement as module
 from retryapp.engine.lane import LaneState
 from retryapp.engine.placement import Membership, Placer
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime.app import Runtime
-from retryapp.runtime.placement import LaneMaker, end_process, patience_s
+from retryapp.runtime.app import Runtime, end_process
+from retryapp.runtime.publisher import KafkaTransport, lane_place
 from retryapp.testing import RecordingObserver, VirtualClock
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
@@ -118,17 +118,19 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
     """Places partitions for lanes that never get as far as their clients."""
     anything: Any = SimpleNamespace()
     return Placer(
-        make_transport=LaneMaker(
-            app=runtime.app,
+        make_transport=lambda served, engine, membership: KafkaTransport(
+            place=lane_place(runtime.app, served, engine),
             settings=anything,
             reader=anything,
             clock=runtime.clock,
-            consumer=lambda: consumer,
+            consumer=consumer,
+            generation=membership.generation,
+            member_id=membership.member_id,
         ),
         settled=lambda: bool(consumer.settled),
         lapsed=lambda: False,
         end_process=end_process,
-        patience_s=patience_s(runtime.app),
+        patience_s=60.0,
         life="life",
         clock=runtime.clock,
         random=runtime.random,
@@ -337,7 +339,7 @@ BROKEN_LANE = """
 import asyncio, logging
 from types import SimpleNamespace
 from retryapp.engine.placement import Placer
-from retryapp.runtime.placement import end_process
+from retryapp.runtime.app import end_process
 
 async def die():
     raise ValueError("what nobody thought of")

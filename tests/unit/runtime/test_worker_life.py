@@ -12,7 +12,6 @@ import pytest
 from faust.types import TP
 
 from retryapp.core.errors import PositionGoneError
-from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
 from retryapp.engine import ownership
 from retryapp.engine.lane import LaneState
 from retryapp.engine.placement import Placed, Placer
@@ -106,12 +105,6 @@ async def test_a_position_that_is_gone_closes_its_lane(runtime: Runtime, start: 
     assert placed.lane._failure is None
     runtime.intake.on_out_of_range(TopicPartition(MAIN, 0), 4)
     assert isinstance(placed.lane._failure, PositionGoneError)
-
-
-async def test_a_store_is_too_old_before_the_changelog_forgets_removals(runtime: Runtime, start: Start) -> None:
-    """A removal that the changelog has forgotten would let its row fire again."""
-    placed = await start(runtime)
-    assert placed.transport.place.max_store_age_ms == CHANGELOG_DELETE_RETENTION_MS // 2
 
 
 async def test_redeliveries_have_a_share_of_their_own(runtime: Runtime, start: Start) -> None:
