@@ -37,9 +37,6 @@ _OFFSET = struct.Struct(">Q")
 _TIER_NAME = RETRY_TIER.encode()
 _PURGE_ROWS = 5_000
 """Removed rows before the first live one after which a range delete covers them."""
-_KEPT_MS = 86_400_000
-"""Younger committed changelog records exist: their segments are not compacted, tombstones stay (`delete.retention.ms`).
-"""
 _SHORT_TAIL = 2_000
 """Records that a recovery writes through the write-ahead log: a restart that missed little writes no file."""
 
@@ -134,7 +131,7 @@ class RocksPendingTable(RocksTable, PendingStore):
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int, max_age_ms: int | None) -> None:
         super().__init__(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
         meta = self._store.meta
-        self._last_written = meta.written if now_ms - meta.used_ms < _KEPT_MS else None
+        self._last_written = meta.written  # not compacted yet: an older store is dropped (`max_age_ms`)
         self._low = b""
         self._removed = self._recovering = 0
         self._counts = dict(self._store.meta.counts)

@@ -102,13 +102,6 @@ def row(key: bytes = b"k" * ROW_KEY_BYTES) -> Any:
     return SimpleNamespace(key=key, value=b"v")
 
 
-async def test_a_lane_begins_at_what_is_committed(lane: KafkaTransport, topics: Topics) -> None:
-    """Both ends of a topic are good offsets; nothing is written."""
-    topics.committed = {MAIN: 100, RETRY: 9, REDELIVERY: 7}
-    assert await lane.committed() == topics.committed
-    assert topics.written == []
-
-
 async def test_records_that_were_deleted_unread_are_refused_with_their_number(
     lane: KafkaTransport, topics: Topics
 ) -> None:
@@ -141,23 +134,6 @@ async def test_a_new_group_begins_at_the_start_and_writes_that_down(lane: KafkaT
     assert topics.written == [starts]
 
 
-async def test_a_new_group_of_an_app_that_reads_the_latest_begins_at_the_end(
-    lane: KafkaTransport, topics: Topics
-) -> None:
-    """That is about the user's topic; ours are read from their start."""
-    topics.committed = {}
-    lane.place.start_at_end = True
-    assert await lane.committed() == {MAIN: 150, RETRY: 0, REDELIVERY: 7}
-
-
-async def test_a_topic_that_is_new_begins_at_its_start(lane: KafkaTransport, topics: Topics) -> None:
-    """A policy edit may add a tier to a handler that has worked for long."""
-    topics.changelog = [row()]
-    del topics.committed[RETRY]
-    assert await lane.committed() == {MAIN: 120, RETRY: 0, REDELIVERY: 7}
-    assert topics.written == [{RETRY: 0}]
-
-
 def progress(main_id: str, **positions: int) -> Any:
     """Return a changelog record that says how far a lane had come; `main`, `retry` and `redelivery` are its topics."""
     names = {"main": MAIN.topic, "retry": RETRY.topic, "redelivery": REDELIVERY.topic}
@@ -176,21 +152,6 @@ async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(lane: Kaf
     ]
     assert await lane.committed() == {MAIN: 130, RETRY: 8, REDELIVERY: 7}
     assert topics.written == [{MAIN: 130, RETRY: 8, REDELIVERY: 7}]
-
-
-async def test_an_offset_that_the_group_has_goes_before(lane: KafkaTransport, topics: Topics) -> None:
-    """Setting it is how an operator decides where to go on."""
-    topics.changelog = [progress("now", main=140, retry=8)]
-    del topics.committed[RETRY]
-    assert await lane.committed() == {MAIN: 120, RETRY: 8, REDELIVERY: 7}
-
-
-async def test_what_was_written_down_and_is_deleted_is_refused(lane: KafkaTransport, topics: Topics) -> None:
-    """Retention went on while the group was away."""
-    topics.committed = {}
-    topics.changelog = [progress("now", main=90, retry=2, redelivery=7)]
-    with pytest.raises(OffsetsGoneError, match="up to 10 records were deleted unread"):
-        await lane.committed()
 
 
 async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: KafkaTransport, topics: Topics) -> None:
@@ -284,18 +245,6 @@ async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport
     topics.changelog = [SimpleNamespace(key=marks.PROGRESS, value=marks.progress_value(told, "now", COUNTED.text(130)))]
     assert (await lane.committed())[MAIN] == 130
     assert lane.tally == COUNTED
-
-
-async def test_an_offset_set_by_hand_goes_before_what_the_changelog_counted(
-    lane: KafkaTransport, topics: Topics
-) -> None:
-    """Whatever was counted up to another offset."""
-    topics.notes[MAIN] = ""
-    del topics.committed[RETRY]
-    told = {MAIN.topic: 120, RETRY.topic: 8}
-    topics.changelog = [SimpleNamespace(key=marks.PROGRESS, value=marks.progress_value(told, "now", COUNTED.text(120)))]
-    await lane.committed()
-    assert lane.tally is None
 
 
 async def test_what_is_counted_goes_beside_every_offset_of_the_main_topic(lane: KafkaTransport) -> None:

@@ -244,37 +244,6 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [4], "it was seen there"
 
 
-async def test_what_compaction_may_have_taken_is_not_looked_for(
-    make_lane: MakeLane, topics: Topics, clock: VirtualClock
-) -> None:
-    """After a day a tombstone may be gone in all order."""
-    lane = await opened(make_lane())
-    offset = topics.put(CHANGELOG, Found(0, row(1).key, row(1).value))
-    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], offset))
-    lane.place.max_store_age_ms = None
-    await lane.close()
-    clock.advance(86_400_000)
-    await lane.recover()
-    assert topics.starts[-1] == (CHANGELOG, offset + 1, False)
-
-
-async def test_a_store_stays_young_with_every_transaction_that_changes_it(
-    make_lane: MakeLane, clock: VirtualClock
-) -> None:
-    """It reflects its changelog up to then, whenever it was opened."""
-    lane = await opened(make_lane())
-    clock.advance(900_000)
-    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 0))
-    await lane.close()
-    for left_ms, rows in ((900_000, {"1m": 1}), (1_100_001, {})):
-        clock.advance(left_ms)
-        with contextlib.suppress(StoreAheadError):  # there is no such changelog
-            await lane.recover()
-        assert lane.pending is not None
-        assert dict(lane.pending.counts()) == rows
-        await lane.close()
-
-
 def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
     """Return what keeps the dead-letter table of an open lane."""
     assert lane._dead_keeper is not None
@@ -319,46 +288,6 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
         *range(5), 30, *range(6, 30), 31
     ]  # fmt: skip
     assert topics.starts[-1] == (DLQ, 10, True)
-
-
-async def test_a_table_that_was_dropped_is_filled_again_when_its_lane_reopens(
-    make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That it was full once does not count."""
-    for n in range(20):
-        topics.put(DLQ, Found(0, headers=letter(n)))
-    lane = await opened(make_lane())
-    await until(lambda: keeper(lane).filled)
-    assert lane.pending is not None
-
-    def full(*_: Any) -> None:
-        raise StoreBrokenError("/data/0", "input/output error")
-
-    monkeypatch.setattr(lane.pending, "write", full)
-    with pytest.raises(StoreBrokenError):
-        lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
-    await lane.close()
-    await opened(lane)
-    assert lane.dead is not None
-    assert lane.dead.next_offset == 0
-    await until(lambda: lane.dead is not None and lane.dead.next_offset == 20)
-
-
-async def test_letters_behind_the_end_of_the_filling_are_not_read_again(make_lane: MakeLane, topics: Topics) -> None:
-    """Once the table is filled each letter moves the offset, past those that came during the filling too."""
-    for n in range(20):
-        topics.put(DLQ, Found(0, headers=letter(n)))
-    topics.stop_after = 1
-    lane = await opened(make_lane())
-    await until(lambda: topics.stop_after == 0)
-    publish_letter(topics, lane, 20)
-    topics.go_on.set()
-    topics.stop_after = None
-    await until(lambda: keeper(lane).filled)
-    assert lane.dead is not None
-    assert (lane.dead.next_offset, lane.dead.count()) == (20, 21)
-    publish_letter(topics, lane, 21)
-    assert (lane.dead.next_offset, lane.dead.count()) == (22, 22)
 
 
 async def test_a_filling_that_failed_is_tried_again(make_lane: MakeLane, topics: Topics, clock: VirtualClock) -> None:

@@ -18,7 +18,6 @@ from lane_clients import (
     LOGGED,
     MAIN,
     PUBLISHED,
-    REDELIVERY,
     RETRY,
     WRITTEN_DOWN,
     Kafka,
@@ -72,12 +71,6 @@ async def test_every_opening_has_a_new_producer_with_the_lanes_own_id(lane: Kafk
     assert lane._producer is second
 
 
-async def test_a_lane_holds_its_own_partitions_only(lane: KafkaTransport, kafka: Kafka) -> None:
-    """One that cannot open stops no other."""
-    await lane.hold()
-    assert kafka.held == [MAIN, RETRY, REDELIVERY]
-
-
 async def test_a_producer_has_the_settings_of_the_worker(lane: KafkaTransport, kafka: Kafka) -> None:
     """Login, client id, sizes and compression; what the app is told holds for every client that is opened for it."""
     await lane.fence()
@@ -91,12 +84,6 @@ async def test_a_producer_has_the_settings_of_the_worker(lane: KafkaTransport, k
         "max_request_size": 9_012,
         "compression_type": "lz4",
     }.items() <= producer.options.items()
-
-
-async def test_a_transaction_that_nobody_ends_is_soon_aborted(lane: KafkaTransport, kafka: Kafka) -> None:
-    """With all workers dead, committed readers wait that long: not the client library's minute."""
-    await lane.fence()
-    assert kafka.producers[0].options["transaction_timeout_ms"] == 15_000
 
 
 # -- hand-offs in a transaction ---------------------------------------------------------------------------------------
@@ -121,14 +108,6 @@ async def test_a_receipt_tells_of_each_record_whatever_batches_they_went_in(lane
     sent = [(topic, value) for topic, _, value in kafka.asked[1:-1]]
     assert sent == [("a", b"0"), ("a", b"2"), ("a", b"4"), ("b", b"1"), ("b", b"3")]
     assert [40 + sent.index((name, b"%d" % number)) for number, name in enumerate(names)] == receipt.published_offsets
-
-
-async def test_offsets_alone_move_in_a_transaction_too(lane: KafkaTransport, kafka: Kafka) -> None:
-    """A plain commit could come late, and move them back or past an open transaction."""
-    await lane.fence()
-    receipt = await lane.commit(LaneBatch(offsets={MAIN: 8}))
-    assert kafka.asked == ["begin", progress({MAIN: 8}), ("app", {MAIN: 8}), "commit"]
-    assert receipt == LaneReceipt([], 40)
 
 
 async def test_a_lane_writes_down_all_that_it_has_come_to(lane: KafkaTransport, kafka: Kafka) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from retryapp.engine.placement import Membership, Placer
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.app import Runtime, end_process
 from retryapp.runtime.publisher import KafkaTransport, lane_place
-from retryapp.testing import RecordingObserver, VirtualClock
+from retryapp.testing import RecordingObserver
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
 
@@ -87,14 +86,6 @@ async def test_a_main_topic_that_has_grown_is_told_and_its_new_partition_stays_p
     assert f"add partitions to {REDELIVERY}, {RETRY}" in said.message
 
 
-async def test_topics_that_have_all_grown_are_placed(
-    runtime: Runtime, observer: RecordingObserver, placed: list[int]
-) -> None:
-    """After the operator has added the partitions a new number is as good as any."""
-    await runtime._on_assigned(1, "m", numbers({MAIN: range(3), RETRY: range(3), REDELIVERY: range(3)}))
-    assert (placed, incomplete(observer)) == ([0, 1, 2], [])
-
-
 # -- a lane's end -----------------------------------------------------------------------------------------------------
 
 
@@ -141,15 +132,6 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
     )
 
 
-async def test_a_lane_that_dies_ends_the_process(
-    placer: Placer, exit_codes: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It would hold its partition and do nothing, in silence; a supervisor starts the process again."""
-    placer._end_if_broken(LANE, await ended(ValueError("what nobody thought of")))
-    assert exit_codes == [4]
-    assert "what nobody thought of" in caplog.text
-
-
 async def test_every_lane_is_watched(
     runtime: Runtime,
     consumer: Any,
@@ -169,13 +151,6 @@ async def test_every_lane_is_watched(
     await asyncio.sleep(0)
     assert exit_codes == [4]
     assert "Lane app.orders.0" in caplog.text
-
-
-async def test_a_lane_that_ends_as_it_should_leaves_the_process_alone(placer: Placer, exit_codes: list[int]) -> None:
-    """Finished lanes and those that a rebalance cancels are everyday."""
-    placer._end_if_broken(LANE, await ended(None))
-    placer._end_if_broken(LANE, await ended(asyncio.CancelledError()))
-    assert exit_codes == []
 
 
 @pytest.fixture
@@ -208,28 +183,6 @@ async def test_a_lane_without_membership_ends_the_process_when_no_assignment_com
     assert exit_codes == [4]
     assert impatient[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
     assert "not a member" in caplog.text
-
-
-async def test_a_lane_that_idles_waits_for_the_next_assignment(
-    placer: Placer, monkeypatch: pytest.MonkeyPatch, exit_codes: list[int]
-) -> None:
-    """Only the wait's end ends the process; a lane that was finished does not wait."""
-    waited: list[float] = []
-    waiting = asyncio.get_running_loop().create_future()
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        await waiting
-
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    await placer._run(lane_that(end_at_once, state=LaneState.CLOSED))
-    assert waited == []
-    idling = asyncio.create_task(placer._run(lane_that(end_at_once, state=LaneState.IDLE)))
-    while not waited:
-        await asyncio.wait([idling], timeout=0)
-    idling.cancel()  # as an assignment does
-    await asyncio.wait([idling])
-    assert (waited, exit_codes) == ([placer.patience_s], [])
 
 
 @pytest.fixture
@@ -284,38 +237,6 @@ async def test_the_last_of_two_overlapping_rebalances_is_settled(
     assert consumer.settled, "no lane would ever open"
     assert runtime.rebalancing_s() == 0
     assert not app.rebalancing
-
-
-async def test_the_sensor_tells_how_long_a_rebalance_took(runtime: Runtime, consumer: Any, recovery: Any) -> None:
-    """And says nothing of one whose beginning it has not seen."""
-    runtime.observer = heard = RecordingObserver()  # type: ignore[assignment]
-    runtime.app.on_rebalance_start()
-    runtime.app.on_rebalance_end()
-    runtime.app.on_rebalance_end()
-    runtime._sensor.on_rebalance_end(runtime.app, {})
-    assert len(heard.of(Event.REBALANCED)) == 1
-
-
-async def test_a_lane_that_waits_long_for_the_end_of_the_rebalance_says_so(
-    placer: Placer, consumer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its partition stands still, and nothing else would tell."""
-    clock = VirtualClock()
-    consumer.settled = False
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock.advance(1_000)
-        consumer.settled = len(slept) == 150
-
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    await replace(placer, clock=clock)._run(lane_that(end_at_once, state=LaneState.CLOSED))
-    said = [record.getMessage() for record in caplog.records if "still waits" in record.getMessage()]
-    assert said == [
-        "Lane closed still waits for the end of the rebalance, after 61 s",
-        "Lane closed still waits for the end of the rebalance, after 122 s",
-    ]
 
 
 async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consumer: Any) -> None:
