@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.core.topology import HandlerTopology, Tiers
+from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import (
     Action,
     KafkaAdmin,
@@ -56,14 +56,6 @@ def test_topics_are_planned_made_and_then_fine(admin: KafkaAdmin, topology):
     assert len(done.states[topology.main].topic_id) == 8
     assert "/" not in done.states[topology.main].topic_id
     assert ensure_topics(admin, [topology]).ok
-
-
-def test_tiers_of_their_own_are_made(admin, topology):
-    """Per-delay topics carry the delay's canonical text."""
-    topology = dataclasses.replace(topology, tiers=Tiers.PER_DELAY)
-    plan = ensure_topics(admin, [topology])
-    names = {step.topic for step in plan.steps if step.role == "retry"}
-    assert names == {f"{topology.prefix}.retry.1s", f"{topology.prefix}.retry.1m"}
 
 
 def test_a_missing_main_topic_is_an_error_with_a_remedy(admin, topology):

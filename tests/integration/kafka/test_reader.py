@@ -36,13 +36,6 @@ def test_aborted_records_are_not_seen(connection, main_topic, transact):
     assert values(connection, topic) == [b"kept-1", b"kept-2", b"kept-3"]
 
 
-def test_a_topic_with_nothing_but_aborted_records_ends(connection, main_topic, transact):
-    """The position passes aborted records and markers although nothing is delivered."""
-    topic = main_topic(1)
-    transact(topic, 0, [b"lost"] * 50, end="abort")
-    assert values(connection, topic) == []
-
-
 def test_an_open_transaction_does_not_hold_up_the_reader(connection, main_topic, transact):
     """The end is the last stable offset: what is still open is not waited for."""
     topic = main_topic(1)
@@ -72,16 +65,6 @@ def test_one_record_by_its_offset(connection, main_topic, transact):
     assert found is not None
     assert found.value == b"b"
     assert [read_record(connection, topic, 0, offset) for offset in (2, 3, 4, 99)] == [None] * 4
-
-
-def test_a_reader_that_stops_early_lets_go(connection, main_topic, transact):
-    """Closing the iterator closes the client; the topic can be read again."""
-    topic = main_topic(1)
-    transact(topic, 0, [b"a", b"b"])
-    reading = read_topic(connection, topic)
-    assert next(reading).value == b"a"
-    reading.close()
-    assert values(connection, topic) == [b"a", b"b"]
 
 
 def test_the_changelog_adds_up(connection, main_topic, publish):

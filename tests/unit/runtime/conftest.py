@@ -280,41 +280,34 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
 def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
     """Make a lane, whose assignment was that of generation 3."""
 
-    def make(kind: type[KafkaTransport] = KafkaTransport) -> KafkaTransport:
-        anything: Any = kafka
-        made = kind(
-            place=LanePlace(
-                name="app.orders.1",
-                group="app",
-                partition=1,
-                sources=[lane_clients.MAIN, lane_clients.RETRY, lane_clients.REDELIVERY],
-                main=lane_clients.MAIN,
-                changelog=lane_clients.CHANGELOG,
-                dlq=lane_clients.DLQ,
-                store_dir=tmp_path,
-            ),
-            settings=ClientSettings(
-                connection={"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"},
-                client_id="shop",
-                request_timeout_ms=1_234,
-                max_batch_size=5_678,
-                max_request_size=9_012,
-            ),
-            consumer=anything,
-            reader=anything,
-            clock=VirtualClock(),
-            generation=3,
-            member_id="assigned",
+    def make(**parts: Any) -> KafkaTransport:
+        place = LanePlace(
+            name="app.orders.1",
+            group="app",
+            partition=1,
+            sources=[lane_clients.MAIN, lane_clients.RETRY, lane_clients.REDELIVERY],
+            main=lane_clients.MAIN,
+            changelog=lane_clients.CHANGELOG,
+            dlq=lane_clients.DLQ,
+            store_dir=tmp_path,
         )
-        made._proved_s = made.clock.monotonic_s()  # an opening begins with that
-        return made
+        settings = ClientSettings(
+            connection={"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"},
+            client_id="shop",
+            request_timeout_ms=1_234,
+            max_batch_size=5_678,
+            max_request_size=9_012,
+        )
+        anything: Any = kafka
+        parts = {"consumer": anything, "reader": anything, "clock": VirtualClock(), **parts}
+        return KafkaTransport(place=place, settings=settings, generation=3, member_id="assigned", **parts)
 
     return make
 
 
 @pytest.fixture
 def lane(make_lane: MakeLane) -> KafkaTransport:
-    """A lane with transactions."""
+    """A lane on that broker."""
     return make_lane()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka.structs import OffsetAndMetadata
+from lane_clients import CHANGELOG, MAIN, REDELIVERY, RETRY, MakeLane
 
 from retryapp.core import marks
 from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
@@ -17,10 +18,6 @@ from retryapp.core.tally import Note, Tally
 from retryapp.ports import LaneBatch, TopicPartition
 from retryapp.runtime.publisher import KafkaTransport
 
-MAIN = TopicPartition("orders", 1)
-RETRY = TopicPartition("app.orders.retry", 1)
-REDELIVERY = TopicPartition("app.orders.redelivery", 1)
-CHANGELOG = TopicPartition("app.orders.pending.changelog", 1)
 SOURCES = (MAIN, RETRY, REDELIVERY)
 
 
@@ -65,7 +62,7 @@ def topics() -> Topics:
 
 
 @pytest.fixture
-def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaTransport:
+def lane(make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaTransport:
     """A lane whose transactions only note their offsets."""
 
     async def commit(_self: KafkaTransport, batch: LaneBatch) -> None:
@@ -73,28 +70,9 @@ def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaTransport:
         topics.noted.append(batch.notes)
 
     monkeypatch.setattr(KafkaTransport, "commit", commit)
-    place: Any = SimpleNamespace(
-        name="app.orders.1",
-        partition=1,
-        sources=SOURCES,
-        main=MAIN,
-        changelog=CHANGELOG,
-        delivering=(MAIN, REDELIVERY),
-        topic_id="now",
-        changelog_id="rows",
-        start_at_end=False,
-    )
-    anything: Any = None
-    return KafkaTransport(
-        place=place,
-        settings=anything,
-        consumer=topics,  # type: ignore[arg-type]
-        reader=topics,  # type: ignore[arg-type]
-        clock=anything,
-        generation=1,
-        member_id="m",
-        life="this",
-    )
+    made = make_lane(consumer=topics, reader=topics, life="this")
+    made.place.delivering, made.place.topic_id, made.place.changelog_id = (MAIN, REDELIVERY), "now", "rows"
+    return made
 
 
 def row(key: bytes = b"k" * ROW_KEY_BYTES) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from lane_clients import CHANGELOG, DLQ, MakeLane
 from samples import dead, waiting
 
 from retryapp.core.errors import StoreAheadError, StoreBrokenError
@@ -23,12 +24,8 @@ from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.publisher import KafkaTransport, LanePlace
+from retryapp.runtime.publisher import KafkaTransport
 from retryapp.testing import VirtualClock
-
-CHANGELOG, DLQ = TopicPartition("app.orders.pending.changelog", 0), TopicPartition("app.orders.dlq", 0)
-MAIN = TopicPartition("orders", 0)
 
 
 def row(offset: int) -> Row:
@@ -112,7 +109,7 @@ class Consumer:
         """Nothing flows here."""
 
 
-MakeLane = Callable[[], KafkaTransport]
+OpenLane = Callable[[], KafkaTransport]
 
 
 @pytest.fixture
@@ -128,34 +125,13 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-async def make_lane(tmp_path: Path, topics: Topics, clock: VirtualClock) -> AsyncIterator[MakeLane]:
-    """Make transports over one folder; each is closed at the end."""
+async def open_lane(make_lane: MakeLane, topics: Topics, clock: VirtualClock) -> AsyncIterator[OpenLane]:
+    """Make lanes over one folder; each is closed at the end."""
     made: list[KafkaTransport] = []
 
     def make() -> KafkaTransport:
-        lane = KafkaTransport(
-            place=LanePlace(
-                name="app.orders.0",
-                group="app",
-                partition=0,
-                sources=[MAIN],
-                main=MAIN,
-                changelog=CHANGELOG,
-                dlq=DLQ,
-                dlq_id="d",
-                store_dir=tmp_path,
-            ),
-            settings=ClientSettings(
-                connection={}, client_id="app", request_timeout_ms=1_000, max_batch_size=1, max_request_size=1
-            ),
-            consumer=Consumer(),  # type: ignore[arg-type]
-            reader=topics,  # type: ignore[arg-type]
-            clock=clock,
-            generation=1,
-            member_id="m",
-        )
-        made.append(lane)
-        return lane
+        made.append(make_lane(consumer=Consumer(), reader=topics, clock=clock))
+        return made[-1]
 
     yield make
     for lane in made:
@@ -180,15 +156,15 @@ def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> 
     """Commit a dead letter as the lane does: on the topic, then in the table; return its offset."""
     headers = letter(origin_offset)
     offset = topics.put(DLQ, Found(0, headers=headers))
-    lane.apply(LaneBatch(publishes=[Outgoing(DLQ.topic, 0, None, None, headers)]), LaneReceipt([offset], None))
+    lane.apply(LaneBatch(publishes=[Outgoing(*DLQ, None, None, headers)]), LaneReceipt([offset], None))
     return offset
 
 
-async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(make_lane: MakeLane, topics: Topics) -> None:
+async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(open_lane: OpenLane, topics: Topics) -> None:
     """Otherwise a table that takes longer than one deadline could never be opened."""
     for n in range(50):
         topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
-    lane = make_lane()
+    lane = open_lane()
     reached = []
     for _ in range(3):
         topics.stop_after = 2
@@ -202,11 +178,11 @@ async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(make_lane: M
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
 
 
-async def test_a_store_that_knows_more_than_its_changelog_is_refused(make_lane: MakeLane, topics: Topics) -> None:
+async def test_a_store_that_knows_more_than_its_changelog_is_refused(open_lane: OpenLane, topics: Topics) -> None:
     """The topic was cut: rows whose removal is gone would fire again."""
     for n in range(3):
         topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await lane.close()
     del topics.records[CHANGELOG][1:]
     with pytest.raises(StoreAheadError) as raised:
@@ -216,12 +192,12 @@ async def test_a_store_that_knows_more_than_its_changelog_is_refused(make_lane: 
 
 @pytest.mark.parametrize(("there", "left"), [(True, {"1m": 1}), (False, {"1m": 2})])
 async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
-    make_lane: MakeLane, topics: Topics, there: bool, left: dict[str, int], caplog: pytest.LogCaptureFixture
+    open_lane: OpenLane, topics: Topics, there: bool, left: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The removal of a row was acknowledged, and is not in the changelog: the row would wait for ever."""
     for n in (1, 2):
         topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     removal = Found(0, row(1).key, None)
     offset = topics.put(CHANGELOG, removal)
     letter = Outgoing(*DLQ, None, b"", ())
@@ -231,7 +207,7 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
         topics.records[CHANGELOG].remove(removal)
     await lane.close()
     topics.starts.clear()
-    again = await opened(make_lane())
+    again = await opened(open_lane())
     assert again.pending is not None
     assert again.dead is not None
     assert (dict(again.pending.counts()), again.dead.count()) == (left, int(there)), "nor does it tell of the letter"
@@ -240,7 +216,7 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     assert ("has not kept what it wrote last" in caplog.text) is not there
     await again.close()
     topics.starts.clear()
-    await opened(make_lane())
+    await opened(open_lane())
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [4], "it was seen there"
 
 
@@ -250,12 +226,12 @@ def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
     return lane._dead_keeper
 
 
-async def test_a_lane_opens_before_its_dead_letters_are_read(make_lane: MakeLane, topics: Topics) -> None:
+async def test_a_lane_opens_before_its_dead_letters_are_read(open_lane: OpenLane, topics: Topics) -> None:
     """They are read in the background, and all of them."""
     for n in range(35):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.stop_after = 0
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     assert lane.dead is not None
     assert lane.dead.count() == 0
     topics.stop_after = None
@@ -266,13 +242,13 @@ async def test_a_lane_opens_before_its_dead_letters_are_read(make_lane: MakeLane
 
 
 async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
-    make_lane: MakeLane, topics: Topics
+    open_lane: OpenLane, topics: Topics
 ) -> None:
     """The lane that is closed half-way reads on from the first letter that is not in the table."""
     for n in range(30):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.stop_after = 1
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: lane.dead is not None and lane.dead.next_offset == 10)
     assert lane.dead is not None
     publish_letter(topics, lane, 5)  # a record that was replayed and died again
@@ -280,7 +256,7 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     assert (lane.dead.next_offset, lane.dead.count()) == (10, 12)
     await lane.close()
     topics.stop_after = None
-    again = await opened(make_lane())
+    again = await opened(open_lane())
     await until(lambda: again.dead is not None and again.dead.next_offset == 32)
     assert again.dead is not None
     assert again.dead.count() == 32
@@ -290,12 +266,12 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     assert topics.starts[-1] == (DLQ, 10, True)
 
 
-async def test_a_filling_that_failed_is_tried_again(make_lane: MakeLane, topics: Topics, clock: VirtualClock) -> None:
+async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics: Topics, clock: VirtualClock) -> None:
     """The lane stays open: this table only answers questions."""
     for n in range(20):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.error = ConnectionError("cut")
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
     publish_letter(topics, lane, 20)
     clock.advance(5_000)
@@ -305,29 +281,29 @@ async def test_a_filling_that_failed_is_tried_again(make_lane: MakeLane, topics:
 
 
 async def test_a_store_that_breaks_during_the_filling_closes_the_lane_at_its_next_batch(
-    make_lane: MakeLane, topics: Topics, tmp_path: Path
+    open_lane: OpenLane, topics: Topics, tmp_path: Path
 ) -> None:
     """Nobody may read it again; the pending table keeps what it has."""
     topics.put(DLQ, Found(0, headers=letter(1)))
     topics.error = StoreBrokenError("/data/0", "checksum mismatch")
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: keeper(lane).fault)
     with pytest.raises(StoreBrokenError, match="checksum"):
         lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
     await lane.close()
-    assert (tmp_path / "pending" / "0").exists()
+    assert (tmp_path / "pending" / "1").exists()
     await opened(lane)
     await until(lambda: keeper(lane).filled)
     lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
 
 
 async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_open(
-    make_lane: MakeLane, topics: Topics, clock: VirtualClock
+    open_lane: OpenLane, topics: Topics, clock: VirtualClock
 ) -> None:
     """Workers run for weeks."""
     for n in range(20):
         topics.put(DLQ, Found(0, headers=letter(n)))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
     assert lane.dead is not None
     assert lane.dead.count() == 20
@@ -343,13 +319,13 @@ async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_op
 
 
 async def test_nothing_touches_the_tables_after_the_lane_has_closed(
-    make_lane: MakeLane, topics: Topics, tmp_path: Path
+    open_lane: OpenLane, topics: Topics, tmp_path: Path
 ) -> None:
     """The next owner opens the folder at once."""
     for n in range(20):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.stop_after = 1
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: topics.stop_after == 0)
     before = {task for task in asyncio.all_tasks() if task.get_name().startswith("dead-")}
     assert len(before) == 1
@@ -357,7 +333,7 @@ async def test_nothing_touches_the_tables_after_the_lane_has_closed(
     await lane.close()
     assert all(task.done() for task in before)
     topics.stop_after = None
-    again = await opened(make_lane())
+    again = await opened(open_lane())
     await until(lambda: keeper(again).filled)
 
 
@@ -380,12 +356,12 @@ class Hanging(AIOKafkaProducer):  # type: ignore[misc]
 
 @pytest.mark.parametrize("error", [None, AssertionError("in no state"), OSError("gone")], ids=repr)
 async def test_closing_never_raises_and_gives_everything_up(
-    make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    open_lane: OpenLane, topics: Topics, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     """A store that does not close and a producer that does not stop: the next opening begins anew."""
     monkeypatch.setattr("retryapp.runtime.clients.STOP_S", 0.05)
     topics.put(CHANGELOG, Found(0, row(1).key, row(1).value))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     producer = lane._producer = Hanging(error)
     assert lane.pending is not None
     release = lane.pending.close

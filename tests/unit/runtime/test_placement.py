@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -87,21 +85,6 @@ async def test_a_main_topic_that_has_grown_is_told_and_its_new_partition_stays_p
 
 
 # -- a lane's end -----------------------------------------------------------------------------------------------------
-
-
-async def ended(error: BaseException | None) -> asyncio.Task[None]:
-    """Return a lane's task that has ended."""
-
-    async def run() -> None:
-        if error is not None:
-            raise error
-
-    task = asyncio.create_task(run())
-    await asyncio.wait([task])
-    return task
-
-
-LANE: Any = SimpleNamespace(name="app.orders.0", last_error="not a member")
 
 
 @pytest.fixture
@@ -254,32 +237,3 @@ async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consume
     consumer.settled = True
     await asyncio.wait_for(task, 5)
     assert ran.is_set()
-
-
-BROKEN_LANE = """
-import asyncio, logging
-from types import SimpleNamespace
-from retryapp.engine.placement import Placer
-from retryapp.runtime.app import end_process
-
-async def die():
-    raise ValueError("what nobody thought of")
-
-async def main():
-    task = asyncio.create_task(die())
-    placer = SimpleNamespace(end_process=end_process)
-    task.add_done_callback(lambda task: Placer._end_if_broken(placer, SimpleNamespace(name="app.orders.0"), task))
-    await asyncio.sleep(30)
-
-logging.basicConfig()
-asyncio.run(main())
-"""
-
-
-def test_the_end_of_the_process_is_its_exit_code_and_a_line_that_says_why() -> None:
-    """Nothing is left to run: not even a service that would not stop."""
-    done = subprocess.run([sys.executable, "-c", BROKEN_LANE], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 4
-    assert "Lane app.orders.0 ended with an error" in done.stderr
-    assert "ValueError('what nobody thought of')" in done.stderr
-    assert "exit code 4" in done.stderr
