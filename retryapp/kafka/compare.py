@@ -59,50 +59,34 @@ SERVES: Final[dict[str, tuple[Callable[[str, str], bool], str]]] = {
 """Setting → (does what is there serve, how to say what is wanted). Other settings are not checked."""
 
 
-def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> tuple[Problem, ...]:
-    """Return what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
-    return (
-        *_partition_problems(spec, state),
-        *_replication_problems(spec, state, brokers=brokers, allow_low=allow_low_replication),
-        *_setting_problems(spec, state, allow_low=allow_low_replication),
-    )
-
-
-def _partition_problems(spec: TopicSpec, state: TopicState) -> Iterator[Problem]:
-    if state.partitions == spec.partitions:
-        return
-    if state.partitions < spec.partitions:
-        remedy = f"Add the missing ones: kafka-topics.sh --alter --topic {spec.name} --partitions {spec.partitions}"
-    else:
+def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> Iterator[Problem]:
+    """Yield what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
+    if state.partitions != spec.partitions:
         remedy = (
-            "Kafka cannot take partitions away: give the main topic as many, or let everything in it end, delete it "
+            f"Add the missing ones: kafka-topics.sh --alter --topic {spec.name} --partitions {spec.partitions}"
+            if state.partitions < spec.partitions
+            else "Kafka cannot remove partitions: give the main topic as many, or let everything in it end, delete it "
             "and let it be made again"
         )
-    yield Problem("partitions", str(state.partitions), str(spec.partitions), spec.why.get("partitions", ""), remedy)
-
-
-def _replication_problems(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low: bool) -> Iterator[Problem]:
-    if allow_low or brokers < SAFE_REPLICATION or state.replication >= SAFE_REPLICATION:
-        return
-    yield Problem(
-        "replication",
-        str(state.replication),
-        f"{SAFE_REPLICATION} or more",
-        f"{brokers} brokers could keep {SAFE_REPLICATION} copies; losing {state.replication} would lose what waits",
-        "Add copies with kafka-reassign-partitions.sh, or allow low replication (--allow-low-replication)",
-    )
-
-
-def _setting_problems(spec: TopicSpec, state: TopicState, *, allow_low: bool) -> Iterator[Problem]:
+        why = spec.why.get("partitions", "")
+        yield Problem("partitions", str(state.partitions), str(spec.partitions), why, remedy)
+    if not allow_low_replication and brokers >= SAFE_REPLICATION > state.replication:
+        yield Problem(
+            "replication",
+            str(state.replication),
+            f"{SAFE_REPLICATION} or more",
+            f"{brokers} brokers could keep {SAFE_REPLICATION} copies; losing {state.replication} would lose what waits",
+            "Add copies with kafka-reassign-partitions.sh, or allow low replication (--allow-low-replication)",
+        )
     for setting, want in spec.config.items():
-        if setting not in SERVES or (allow_low and setting == "min.insync.replicas"):
+        if setting not in SERVES or (allow_low_replication and setting == "min.insync.replicas"):
             continue
         serves, wording = SERVES[setting]
         have = state.config.get(setting)
         if have is None or not serves(have, want):
             yield Problem(
                 setting,
-                "(not told)" if have is None else have,
+                "(unknown)" if have is None else have,
                 wording.format(want=want),
                 spec.why.get(setting, ""),
                 f"Set it: kafka-configs.sh --alter --topic {spec.name} --add-config {setting}={want}",

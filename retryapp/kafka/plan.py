@@ -18,7 +18,6 @@ from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.topology import (
     DEFAULT_DLQ_RETENTION_MS,
     DEFAULT_DOWNTIME_MS,
-    DEFAULT_EVENTS_RETENTION_MS,
     HandlerTopology,
     TopicSpec,
     check_names,
@@ -93,8 +92,6 @@ class PlanOptions:
     """Longest time that all workers may be down, in milliseconds."""
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS
     """How long dead letters are kept, in milliseconds; None: no limit."""
-    events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS
-    """How long lifecycle events are kept, in milliseconds; None: no limit."""
 
 
 DEFAULT_OPTIONS: Final = PlanOptions()
@@ -207,7 +204,6 @@ def plan_handler(
         longest_wait_ms=max(topology.delays_ms, default=SHORTEST_WAIT_MS),
         downtime_ms=options.downtime_ms,
         dlq_retention_ms=options.dlq_retention_ms,
-        events_retention_ms=options.events_retention_ms,
     )
     for spec in specs:
         step = _own_step(topology, spec, states.get(spec.name), cluster, options)
@@ -241,7 +237,8 @@ def _own_step(
     copies = spec.replication if state is None else state.replication
     problems: tuple[Problem, ...] = ()
     if state is not None:
-        problems = compare(spec, state, brokers=cluster.brokers, allow_low_replication=options.allow_low_replication)
+        low = options.allow_low_replication
+        problems = tuple(compare(spec, state, brokers=cluster.brokers, allow_low_replication=low))
     return PlanStep(
         topic=spec.name,
         role=spec.role.value,

@@ -21,7 +21,7 @@ from retryapp.core.errors import (
 from retryapp.core.record import short_topic_id
 from retryapp.doctor import quick_findings
 from retryapp.engine.placement import Served
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, read_changelog
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, fold_changelog
 from retryapp.ports import Clock
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.security import admin_connection, prove_login
@@ -133,7 +133,7 @@ class Preparation:
                 changelog = replace(served.handler.topology, group=group).pending_changelog
                 if changelog not in admin.describe_topics([changelog]):
                     continue
-                waiting = len(read_changelog(self._connection, changelog))
+                waiting = len(fold_changelog(self._connection, changelog, lambda _key, _value: None))
                 if waiting:
                     raise InvalidSettingError(
                         "version",

@@ -168,7 +168,7 @@ def test_more_than_needed_is_fine(name, changes):
     assert steps(states)[name].action is Action.OK
 
 
-@pytest.mark.parametrize(("partitions", "remedy"), [(2, "--partitions 4"), (8, "cannot take partitions away")])
+@pytest.mark.parametrize(("partitions", "remedy"), [(2, "--partitions 4"), (8, "cannot remove partitions")])
 def test_another_partition_count_is_a_mismatch(partitions, remedy):
     """The remedy differs: Kafka adds partitions and never removes them."""
     states = [
@@ -203,7 +203,7 @@ def test_settings_that_are_not_told_are_a_mismatch():
     states = [dataclasses.replace(state, config={}) if state.name == TOPOLOGY.events else state for state in served()]
     problems = steps(states)[TOPOLOGY.events].problems
     assert {"cleanup.policy", "retention.ms"} <= {problem.setting for problem in problems}
-    assert {problem.have for problem in problems} == {"(not told)"}
+    assert {problem.have for problem in problems} == {"(unknown)"}
 
 
 def step(action, *problems):

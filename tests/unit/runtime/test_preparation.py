@@ -54,7 +54,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
     monkeypatch.setattr(module, "KafkaAdmin", lambda *_, **__: made)
     monkeypatch.setattr(module, "ensure_topics", made.ensure_topics)
-    monkeypatch.setattr(module, "read_changelog", lambda _connection, name: [None] * made.waiting[name])
+    monkeypatch.setattr(module, "fold_changelog", lambda _connection, name, _convert: [None] * made.waiting[name])
     monkeypatch.setattr(module.time, "sleep", lambda _s: None)
     return made
 
