@@ -47,7 +47,7 @@ from retryapp.runtime.heap import find_trim, give_back_memory
 from retryapp.runtime.metrics import MetricsObserver, Sources
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
-from retryapp.runtime.preparation import Preparation
+from retryapp.runtime.preparation import prepare
 from retryapp.runtime.publisher import KafkaTransport, lane_place
 from retryapp.runtime.retentions import RetentionWatch
 from retryapp.runtime.security import admin_connection, client_options
@@ -239,7 +239,7 @@ class Runtime(Ownership):
             EnvironmentFault: broker or topics are.
         """
         if self.plan is None and self.served:
-            self.plan = Preparation(self.app, self.options, self.served, self.clock).run()
+            self.plan = prepare(self.app, self.served, self.connection, options=self.options, clock=self.clock)
 
     async def start(self) -> None:
         """Start pools and the shared reader; called by the sensor."""

@@ -23,6 +23,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.answers_after = 0
+        self.connection = None
         self.waiting: dict[str, int] = {}
         """Records that wait, by changelog."""
         self.made: list[Any] = []
