@@ -20,6 +20,7 @@ import os
 import random
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import faust
@@ -254,22 +255,9 @@ class Runtime(Ownership):
         repeats.install()
         logger.info("Faust settings changed by retryapp: %s", self._changed)
         settings = self._client_settings()
-        self._reader = reader = TailReader(settings)
-
-        def make_transport(served: Served, engine: PartitionEngine, membership: Membership) -> KafkaTransport:
-            return KafkaTransport(
-                place=lane_place(self.app, served, engine),
-                settings=settings,
-                consumer=self.consumer,
-                reader=reader,
-                clock=self.clock,
-                generation=membership.generation,
-                member_id=membership.member_id,
-                life=engine.station.life,
-            )
-
+        self._reader = TailReader(settings)
         self.placer = Placer(
-            make_transport=make_transport,
+            make_transport=partial(self._make_transport, settings, self._reader),
             settled=lambda: self.consumer.settled,
             lapsed=lambda: self.consumer.lapsed(),
             end_process=end_process,
@@ -291,6 +279,25 @@ class Runtime(Ownership):
         ]
         if (trim := find_trim()) is not None:
             self._tasks.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))
+
+    def _make_transport(
+        self,
+        settings: ClientSettings,
+        reader: TailReader,
+        served: Served,
+        engine: PartitionEngine,
+        membership: Membership,
+    ) -> KafkaTransport:
+        return KafkaTransport(
+            place=lane_place(self.app, served, engine),
+            settings=settings,
+            consumer=self.consumer,
+            reader=reader,
+            clock=self.clock,
+            generation=membership.generation,
+            member_id=membership.member_id,
+            life=engine.station.life,
+        )
 
     async def _catch_up_regularly(self) -> None:
         while True:

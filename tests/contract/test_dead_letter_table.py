@@ -81,14 +81,6 @@ def test_rows_are_counted_once_however_often_they_are_written(table: Table, make
     assert table.count() == 3
 
 
-def test_the_next_offset_never_goes_back(table: Table) -> None:
-    """What was read stays read; None leaves it."""
-    table.write([], 8)
-    table.write([], 5)
-    table.write([], None)
-    assert table.next_offset == 8
-
-
 def test_rows_before_an_offset_are_forgotten(table: Table, make_dead: MakeDead) -> None:
     """With the look-up of those that have no newer dead letter."""
     table.write([make_dead(1, 10), make_dead(2, 11), make_dead(5, 10), make_dead(6, None)], 7)

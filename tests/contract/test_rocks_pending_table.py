@@ -190,18 +190,6 @@ def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, make_row: M
     assert opened().page(None, 1) == []
 
 
-def test_a_closed_table_says_so(opened: Open, make_row: MakeRow) -> None:
-    """Closing twice is no error, using it is; what was written stays."""
-    table = opened()
-    table.write([make_row(1, 1)], [], 0)
-    table.close()
-    table.close()
-    for use in (lambda: table.due(1, 1), lambda: table.get(b"k"), lambda: table.write([], [], None)):
-        with pytest.raises(StoreBrokenError, match="it is closed"):
-            use()
-    assert dict(opened().counts()) == {"1m": 1}
-
-
 def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(opened: Open, make_row: MakeRow) -> None:
     """Rows, tombstones and rows again; keys that are no row keys say other things."""
     rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]

@@ -274,29 +274,6 @@ async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: Cluster, mo
     await reader.stop()
 
 
-async def test_what_is_still_to_read_is_known_while_it_is_read(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It shrinks fetch by fetch, stays where a reading failed, and is nothing once the end is reached."""
-    monkeypatch.setattr(tail, "_FETCHED", 4)
-    tp = cluster.fill(0, 10)
-    reader = TailReader(SETTINGS)
-    seen: list[int] = []
-    assert reader.behind(tp) == 0
-
-    def sink(_records: list[Found], next_offset: int) -> None:
-        seen.append(reader.behind(tp))
-        if next_offset == 8:
-            cluster.error = ConnectionError("gone")
-
-    with pytest.raises(ConnectionError):
-        await reader.read(tp, 0, sink)
-    assert (seen, reader.behind(tp)) == ([10, 6], 2)
-    await reader.read(tp, 8, lambda *_: None)
-    assert reader.behind(tp) == 0
-    await reader.stop()
-
-
 async def test_questions_that_wait_go_to_the_broker_together(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of lanes open at once, and each asks twice; an answer is never older than its question."""
     tps = [cluster.fill(number, number) for number in range(9)]
