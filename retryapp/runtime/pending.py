@@ -46,16 +46,6 @@ def _index_key(origin_offset: int) -> bytes:
     return _INDEX + _OFFSET.pack(origin_offset)
 
 
-def _newest_index(origin_offset: int) -> bytes:
-    """Return the last key that a look-up can have."""
-    return _INDEX if origin_offset < 0 else _index_key(origin_offset)
-
-
-def _newest_offset(index: bytes) -> int:
-    """Return the reverse of `_newest_index`."""
-    return -1 if index == _INDEX else int.from_bytes(index[1:], "big")
-
-
 def tier_of(value: bytes | None) -> str:
     """Return the tier that a row waits in, `?` when the row does not say."""
     if value is None:
@@ -78,8 +68,8 @@ def _tier_text(raw: bytes) -> str:
 class _Changes:
     """A batch in the making, read as if its steps so far had taken effect."""
 
-    def __init__(self, store: Store, newest: bytes) -> None:
-        """Args: newest: the store has no look-up after this key, so no row of a later record."""
+    def __init__(self, store: Store, newest: int) -> None:
+        """Args: newest: the store has no look-up, and so no row, of a later origin offset."""
         self.batch: WriteBatch = store.batch()
         self.newest = newest
         self._store = store
@@ -91,8 +81,9 @@ class _Changes:
     def put(self, key: bytes, value: bytes, tier: str) -> str | None:
         """Put a row and its look-up; return the tier of the row that it replaces, or None."""
         index = _INDEX + key[ORIGIN_OFFSET_AT:]
-        if index > self.newest:
-            self.newest = index
+        offset = int.from_bytes(key[ORIGIN_OFFSET_AT:], "big")
+        if offset > self.newest:
+            self.newest = offset
             replaced = None
         else:
             replaced = self._tier(key, self.get(index))
@@ -130,12 +121,9 @@ class RocksPendingTable(RocksTable, PendingStore):
 
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int, max_age_ms: int | None) -> None:
         super().__init__(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
-        meta = self._store.meta
-        self._last_written = meta.written  # not compacted yet: an older store is dropped (`max_age_ms`)
+        self._last_written = self._store.meta.written  # not compacted yet: an older store is dropped (`max_age_ms`)
         self._low = b""
         self._removed = self._recovering = 0
-        self._counts = dict(self._store.meta.counts)
-        self._newest = _newest_index(meta.newest)
 
     @property
     @override
@@ -187,11 +175,11 @@ class RocksPendingTable(RocksTable, PendingStore):
 
     @override
     def counts(self) -> Mapping[str, int]:
-        return {tier: n for tier, n in self._counts.items() if n}
+        return dict(self._store.meta.counts)
 
     @override
     def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        changes = _Changes(self._store, self._newest)
+        changes = _Changes(self._store, self._store.meta.newest)
         for row in puts:
             self._put(changes, row.key, row.value, row.tier)
         for removal in removes:
@@ -202,14 +190,14 @@ class RocksPendingTable(RocksTable, PendingStore):
             self._removed = 0
         if changelog_offset is not None:
             self._store.meta.written = changelog_offset
-        self._newest = changes.newest
+        self._store.meta.newest = changes.newest
         self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
 
     @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
         # The table does not become younger before `recovered`: recoveries that never reach the end could keep it for
         # longer than the changelog keeps the tombstones that it lacks.
-        changes = _Changes(self._store, self._newest)
+        changes = _Changes(self._store, self._store.meta.newest)
         taken = 0
         for key, value in records:
             if len(key) != ROW_KEY_BYTES:
@@ -219,7 +207,7 @@ class RocksPendingTable(RocksTable, PendingStore):
                 self._remove(changes, key)
             else:
                 self._put(changes, key, value, tier_of(value))
-        self._newest = changes.newest
+        self._store.meta.newest = changes.newest
         self._recovering += taken
         logged = self._recovering <= _SHORT_TAIL
         self._commit(changes.batch, next_offset, self._store.meta.used_ms, logged=logged)
@@ -254,14 +242,15 @@ class RocksPendingTable(RocksTable, PendingStore):
             self._count(removed, -1)
 
     def _count(self, tier: str, change: int) -> None:
-        self._counts[tier] = self._counts.get(tier, 0) + change
+        counts = self._store.meta.counts
+        counts[tier] = counts.get(tier, 0) + change
+        if not counts[tier]:
+            del counts[tier]
 
     def _commit(self, batch: WriteBatch, next_offset: int | None, used_ms: int, *, logged: bool = True) -> None:
         meta = self._store.meta
         if next_offset is not None:
             meta.next_offset = max(meta.next_offset, next_offset)
-        meta.counts = {tier: n for tier, n in self._counts.items() if n}
-        meta.newest = _newest_offset(self._newest)
         self._store.write(batch, used_ms, logged=logged)
 
     @override

@@ -39,6 +39,17 @@ class WorkerPlace:
             self.lock.close()
 
 
+def _locked(path: Path) -> IO[str] | None:
+    """Open a file and lock it for this process; None if another process holds the lock."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
 def claim_place(base: Path) -> WorkerPlace:
     """Lock the first free `worker-N` below `base`.
 
@@ -50,55 +61,30 @@ def claim_place(base: Path) -> WorkerPlace:
         path = base / f"worker-{number}"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = (path / "lock").open("a+")
+            lock = _locked(path / "lock")
         except OSError as exc:
             if exc.errno == errno.ENOSPC:
                 raise DiskFullError(str(path), str(exc)) from exc
             raise StoreBrokenError(str(path), str(exc), f"Let this user write there, or {OWN_DATADIR}") from exc
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            continue
-        lock.seek(0)
-        lock.truncate()
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        return WorkerPlace(number, path, lock)
+        if lock is not None:
+            lock.seek(0)
+            lock.truncate()
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            return WorkerPlace(number, path, lock)
     problem = f"all of worker-1 to worker-{MAX_WORKERS} are locked by running workers"
     raise StoreBrokenError(str(base), problem, f"Stop those that are not needed, or {OWN_DATADIR}")
 
 
-_reserved: dict[int, IO[str]] = {}
+_reserved: list[IO[str]] = []
 """Locks of this process's ports; they end with the process."""
 
 
-def _reserve(port: int) -> bool:
-    """Claim a port among the workers of this machine, which listen long after they have chosen one."""
-    try:
-        lock = (Path(tempfile.gettempdir()) / f"retryapp-port-{os.getuid()}-{port}.lock").open("a")
-    except OSError:
-        return True  # no place for a lock; a listening process is still detected
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        return False
-    _reserved[port] = lock
-    return True
-
-
-def _release(port: int) -> None:
-    lock = _reserved.pop(port, None)
-    if lock is not None:
-        lock.close()
-
-
 @atexit.register
-def _release_all() -> None:
+def _close_locks() -> None:
     """Close the locks, or Python warns of open files."""
-    for port in list(_reserved):
-        _release(port)
+    for lock in _reserved:
+        lock.close()
 
 
 def free_port(host: str, first: int, attempts: int = 200) -> int:
@@ -108,14 +94,22 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
         PortTakenError: none of `attempts` ports is free.
     """
     for port in range(first, min(first + attempts, 65_536)):
-        if not _reserve(port):
-            continue
+        try:  # workers listen long after they have chosen a port
+            lock = _locked(Path(tempfile.gettempdir()) / f"retryapp-port-{os.getuid()}-{port}.lock")
+        except OSError:
+            lock = None  # no place for a lock; a listening process is still detected
+        else:
+            if lock is None:
+                continue
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError:
-                _release(port)
+                if lock is not None:
+                    lock.close()
                 continue
-            return port
+        if lock is not None:
+            _reserved.append(lock)
+        return port
     raise PortTakenError(host, first, f"None of the {attempts} ports from there on is free; set RETRYAPP_WEB_PORT")
