@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from retryapp.core.errors import BrokerUnreachableError, TopicMissingError
 from retryapp.core.rows import PendingRow, decode_row, encode_row, row_key
-from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_record, read_topic
+from retryapp.kafka import fold_changelog, read_record, read_topic
 
 
 def values(connection, topic, **kwargs):
@@ -82,19 +79,3 @@ def test_the_changelog_adds_up(connection, main_topic, publish):
     publish(topic, 1, b"progress", b"x")
     rows = fold_changelog(connection, topic, lambda _key, value: decode_row(value))
     assert rows == {kept: newer, other: row}
-
-
-def test_a_missing_topic_is_named_and_not_made(connection, admin: KafkaAdmin):
-    """Reading never creates a topic."""
-    with pytest.raises(TopicMissingError, match="no-such-topic"):
-        list(read_topic(connection, "no-such-topic"))
-    assert "no-such-topic" not in admin.topic_names()
-
-
-def test_an_address_without_a_broker_is_named():
-    """The error has the address and the client's reason."""
-    connection = KafkaConnection("127.0.0.1:1")
-    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1.*refused"):
-        KafkaAdmin(connection, timeout_s=1).topic_names()
-    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1"):
-        KafkaAdmin(connection, timeout_s=1).describe_topics(["t"])

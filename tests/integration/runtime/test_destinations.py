@@ -12,7 +12,7 @@ from aiokafka.errors import MessageSizeTooLargeError
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from retryapp.core.publication import Destination, Publication, Seen
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.runtime.batches import send_all
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.destinations import KafkaDestinations
@@ -90,22 +90,3 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
         assert destination.objection(None, None, records(1, 400)[0].size) is None
     finally:
         await producer.stop()
-
-
-async def test_null_keys_and_values_travel(bootstrap: str, reader: KafkaDestinations) -> None:
-    """Also both at once, which the client library's own `send` refuses."""
-    topic = make_topic(bootstrap, 1)
-    destination = Destination(topic)
-    destination.see(await reader.look(topic), 0.0)
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True)
-    await producer.start()
-    try:
-        pairs = [(None, None), (b"k", None), (None, b"v"), (b"", b"")]
-        headers = (("trace", b"1"), ("trace", None))
-        sent = await send_all(producer, [Publication(topic, 0, k, v, headers, destination) for k, v in pairs])
-        await sent.offsets()
-    finally:
-        await producer.stop()
-    found = list(read_topic(KafkaConnection(bootstrap), topic))
-    assert [(record.key, record.value) for record in found] == pairs
-    assert {record.headers for record in found} == {headers}
