@@ -34,9 +34,6 @@ OWNER: Final = "owner"
 KAFKA_MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's default ``max.message.bytes``: what a main topic that does not exist yet is taken to get."""
 
-SHORTEST_WAIT_MS: Final = 1
-"""Longest wait of a policy without delays."""
-
 
 class Action(StrEnum):
     """What a plan does about one topic."""
@@ -201,7 +198,7 @@ def plan_handler(
         partitions=partitions if partitions is not None else 1,
         main_max_message_bytes=_max_message_bytes(main),
         replication=_copies(main, cluster),
-        longest_wait_ms=max(topology.delays_ms, default=SHORTEST_WAIT_MS),
+        longest_wait_ms=max(topology.delays_ms, default=1),
         downtime_ms=options.downtime_ms,
         dlq_retention_ms=options.dlq_retention_ms,
     )

@@ -31,17 +31,10 @@ class Producer:
     def __init__(self) -> None:
         self.batches: list[tuple[str, int, BatchBuilder]] = []
         self.answers: list[asyncio.Future[Any]] = []
-        self.known = {0, 1}
-        self.updates = 0
-        self.client = self
 
     async def partitions_for(self, _topic: str) -> set[int]:
         """Return the partitions that it knows of a topic."""
-        return self.known
-
-    async def force_metadata_update(self) -> None:
-        """Look at the cluster again."""
-        self.updates += 1
+        return {0, 1}
 
     def create_batch(self) -> BatchBuilder:
         """Begin a batch."""

@@ -44,7 +44,6 @@ class Cluster:
         """The reading of this partition hangs once."""
         self.error: Exception | None = None
         """Raised by the next reading."""
-        self.start_error: Exception | None = None
         self.silent = False
         """Nothing comes any more."""
 
@@ -74,8 +73,6 @@ class Consumer:
 
     async def start(self) -> None:
         """Connect."""
-        if self._cluster.start_error is not None:
-            raise self._cluster.start_error
 
     async def stop(self) -> None:
         """Disconnect."""
