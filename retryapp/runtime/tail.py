@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
@@ -100,12 +100,7 @@ class _Question:
     """Where partitions begin and end."""
 
     tps: Sequence[TopicPartition]
-    bounds: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def answered(self) -> bool:
-        """Whether all of it is known."""
-        return len(self.bounds) == len(set(self.tps))
+    bounds: dict[TopicPartition, tuple[int, int]] | None = None
 
 
 async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
@@ -137,13 +132,13 @@ class TailReader(TopicReader):
         self._questions.append(question)
         alone = False
         try:
-            while not question.answered:
+            while question.bounds is None:
                 asked = [question]
                 try:
                     async with self._asker.turn() as consumer:
                         if not alone:
-                            asked = [each for each in self._questions if not each.answered]
-                        if not question.answered:
+                            asked = [each for each in self._questions if each.bounds is None]
+                        if question.bounds is None:
                             await _answer(consumer, asked)
                 except Exception:
                     if len(asked) == 1:

@@ -127,9 +127,7 @@ def _end_named(kind: type[BaseException], error: BaseException, trace: Traceback
     if not isinstance(error, RetryAppError):
         sys.__excepthook__(kind, error, trace)
         return
-    at = user_line(error)
-    print(f"retryapp: {error}" + (f" ({at})" if at else ""), file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
-    raise SystemExit(error.exit_code)
+    _leave(error, user_line(error))
 
 
 def _settle(app: faust.App) -> WorkerPlace:
@@ -155,7 +153,9 @@ def _settle(app: faust.App) -> WorkerPlace:
     return place
 
 
-def _leave(error: RetryAppError) -> NoReturn:
+def _leave(error: RetryAppError, where: str = "") -> NoReturn:
+    """End the process with an error's line, where the user's code caused it, and its exit code."""
     logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
-    print(f"retryapp: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
+    line = f"retryapp: {error} ({where})" if where else f"retryapp: {error}"
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a process that cannot start
     raise SystemExit(error.exit_code)
