@@ -25,7 +25,7 @@ REFUSED_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TopicLook:
     """A topic as it was just seen."""
 
     partitions: int
@@ -55,7 +55,7 @@ class Destination:
     refusal: str | None = None
     """What its broker refused, until the next look at the clock takes note of it."""
 
-    def see(self, seen: Seen | None, now_s: float) -> None:
+    def see(self, seen: TopicLook | None, now_s: float) -> None:
         """Take note of how it was just seen; None: there is no such topic."""
         self.doubted = False
         if seen is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from retryapp.core.publication import Seen
+from retryapp.core.publication import TopicLook
 from retryapp.ports.flow import TopicPartition
 
 
@@ -95,6 +95,6 @@ class Way(Protocol):
 class DestinationReader(Protocol):
     """Looks at topics that are not ours and that handlers publish to."""
 
-    async def look(self, topic: str) -> Seen | None:
+    async def look(self, topic: str) -> TopicLook | None:
         """Return how a topic is now; None: there is none. Never creates one; raises when the client cannot tell."""
         ...

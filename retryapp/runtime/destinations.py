@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
-from retryapp.core.publication import Seen
+from retryapp.core.publication import TopicLook
 from retryapp.engine.threads import Threads
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection
 from retryapp.ports import DestinationReader
@@ -26,14 +26,14 @@ class KafkaDestinations(DestinationReader):
         self._threads = Threads(keep=1)  # daemons: a process that ends does not wait for a broker
 
     @override
-    async def look(self, topic: str) -> Seen | None:
+    async def look(self, topic: str) -> TopicLook | None:
         ended = await self._threads.run(self._look, topic, name=f"look-at-{topic}")
         if ended.error is not None:
             raise ended.error
-        seen: Seen | None = ended.result
+        seen: TopicLook | None = ended.result
         return seen
 
-    def _look(self, topic: str) -> Seen | None:
+    def _look(self, topic: str) -> TopicLook | None:
         if self._admin is None:
             self._admin = KafkaAdmin(self._connection(), timeout_s=TIMEOUT_S)
         try:
@@ -41,7 +41,7 @@ class KafkaDestinations(DestinationReader):
         except TopicMissingError:
             return None
         except AccessDeniedError:
-            return Seen(0, problem="this login may not describe it; it needs DESCRIBE and WRITE")
+            return TopicLook(0, problem="this login may not describe it; it needs DESCRIBE and WRITE")
         try:
             settings = self._admin.settings([topic]).get(topic, {})
         except BrokerUnreachableError:
@@ -49,7 +49,7 @@ class KafkaDestinations(DestinationReader):
         except RetryAppError:  # a login may publish without the right to read settings
             settings = {}
         limit = settings.get("max.message.bytes")
-        return Seen(
+        return TopicLook(
             partitions=len(description.partitions),
             max_bytes=None if limit is None else int(limit),
             compacted="compact" in settings.get("cleanup.policy", ""),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from retryapp.core.publication import Seen
+from retryapp.core.publication import TopicLook
 from retryapp.ports import DestinationReader
 
 
@@ -18,7 +18,7 @@ class MemoryDestinations(DestinationReader):
         topics: number of partitions of each, or all that is seen of it. None: every topic exists, with one partition.
     """
 
-    def __init__(self, topics: Mapping[str, int | Seen] | None = None) -> None:
+    def __init__(self, topics: Mapping[str, int | TopicLook] | None = None) -> None:
         self.topics = None if topics is None else dict(topics)
         self.looked: list[str] = []
         """Topics that were looked at, in order."""
@@ -26,10 +26,10 @@ class MemoryDestinations(DestinationReader):
         """What `look` raises."""
 
     @override
-    async def look(self, topic: str) -> Seen | None:
+    async def look(self, topic: str) -> TopicLook | None:
         self.looked.append(topic)
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
         seen = 1 if self.topics is None else self.topics.get(topic)
-        return Seen(seen) if isinstance(seen, int) else seen
+        return TopicLook(seen) if isinstance(seen, int) else seen

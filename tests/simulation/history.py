@@ -19,7 +19,7 @@ from typing import Final
 from retryapp.core.deduplicate import Deduplicate, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.publication import Seen
+from retryapp.core.publication import TopicLook
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
@@ -150,9 +150,9 @@ class History:
             destinations=Destinations(self, worker.clock, lambda: self.topology.owned),
         )
 
-    async def look(self, _topic: str) -> Seen:
+    async def look(self, _topic: str) -> TopicLook:
         """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""
-        return Seen(self.plan.partitions)
+        return TopicLook(self.plan.partitions)
 
     async def _handle(self, worker: SimWorker, value: bytes, delivery: Delivery) -> None:
         origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt

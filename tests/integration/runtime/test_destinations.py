@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from retryapp.core.publication import Destination, Publication, Seen
+from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.runtime.batches import send_all
 from retryapp.runtime.clients import ClientSettings
@@ -39,8 +39,8 @@ async def test_a_topic_is_seen_with_its_limits(bootstrap: str, reader: KafkaDest
     """Partitions, largest record, and whether it wants keys."""
     plain = make_topic(bootstrap, 3, max_message_bytes="12345")
     compacted = make_topic(bootstrap, 1, cleanup_policy="compact,delete", max_message_bytes="5000")
-    assert await reader.look(plain) == Seen(3, max_bytes=12_345)
-    assert await reader.look(compacted) == Seen(1, max_bytes=5_000, compacted=True)
+    assert await reader.look(plain) == TopicLook(3, max_bytes=12_345)
+    assert await reader.look(compacted) == TopicLook(1, max_bytes=5_000, compacted=True)
 
 
 async def test_a_topic_that_is_not_there_is_not_made(bootstrap: str, reader: KafkaDestinations) -> None:
@@ -80,7 +80,7 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
         assert destination.partitions == 3
         assert await (await send_all(producer, records(2, 10))).offsets() == [0]
         destination = Destination(topic)
-        destination.see(Seen(3), 0.0)
+        destination.see(TopicLook(3), 0.0)
         for sizes in ([400] * 5, [5_000]):
             with pytest.raises(MessageSizeTooLargeError):
                 await (await send_all(producer, records(1, *sizes))).offsets()

@@ -8,7 +8,7 @@ import pytest
 from doubles import BankDownError
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, Seen
+from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import Destinations
 from retryapp.ports import Event, LaneBatch, LaneReceipt
@@ -188,7 +188,7 @@ async def test_a_lane_that_fails_for_another_reason_doubts_and_goes_on() -> None
 def test_what_a_broker_refuses_outlives_the_doubt(doubted_first: bool) -> None:
     """In whichever order a batch and its transaction are told of: another look would find nothing wrong."""
     destination = Destination(OUT)
-    destination.see(Seen(1), 0.0)
+    destination.see(TopicLook(1), 0.0)
     steps = [destination.doubt, lambda: destination.refuse("for no reason")]
     for step in steps if doubted_first else reversed(steps):
         step()
@@ -197,20 +197,20 @@ def test_what_a_broker_refuses_outlives_the_doubt(doubted_first: bool) -> None:
     destination.doubt()
     assert destination.fresh(1.0)
     assert not destination.fresh(1.0 + REFUSED_S)
-    destination.see(Seen(1), 40.0)
+    destination.see(TopicLook(1), 40.0)
     assert (destination.fresh(41.0), destination.problem) == (True, None)
 
 
 def test_a_batch_that_is_too_large_is_no_matter_of_its_records() -> None:
     """From then on each travels alone; a lone one that is refused gives the limit."""
     destination = Destination(OUT)
-    destination.see(Seen(1), 0.0)
+    destination.see(TopicLook(1), 0.0)
     destination.refuse_size([600, 700])
     assert (destination.batch_bytes, destination.objection(None, None, 700)) == (0, None)
     destination.refuse_size([700])
     assert destination.objection(None, None, 699) is None
     assert destination.objection(None, None, 700) is not None
-    destination.see(Seen(1, max_bytes=5_000), 0.0)
+    destination.see(TopicLook(1, max_bytes=5_000), 0.0)
     assert (destination.batch_bytes, destination.max_bytes) == (5_000, 5_000)
 
 

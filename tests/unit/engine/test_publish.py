@@ -18,7 +18,7 @@ from retryapp.core.errors import LatePublishError, PublishRefusedError
 from retryapp.core.lifecycle import Progress, Succeeded, decode_event
 from retryapp.core.partitioner import partition_of
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.publication import Seen
+from retryapp.core.publication import TopicLook
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
 from retryapp.ports import Event
@@ -240,7 +240,9 @@ async def test_what_cannot_be_published_fails_the_attempt_with_its_name(
     topic: str, options: dict[str, Any], problem: str, known: bool
 ) -> None:
     """At the call, or after the handler where the topic has to be looked at first; the partition goes on."""
-    topics = MemoryDestinations({OUT: 4, "small": Seen(4, max_bytes=1_000), "compacted": Seen(4, compacted=True)})
+    topics = MemoryDestinations(
+        {OUT: 4, "small": TopicLook(4, max_bytes=1_000), "compacted": TopicLook(4, compacted=True)}
+    )
 
     async def handler(value: bytes, record: Delivery) -> None:
         if value == b"bad":

@@ -19,7 +19,7 @@ from aiokafka.errors import (
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.publication import Destination, Publication, Seen
+from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.runtime.batches import Sent, send_all
 
 OURS, OUT = "app.orders.events", "payments"
@@ -66,7 +66,7 @@ async def producer() -> Producer:
 def destination() -> Destination:
     """A topic that is not ours, just seen."""
     made = Destination(OUT)
-    made.see(Seen(2), 0.0)
+    made.see(TopicLook(2), 0.0)
     return made
 
 

@@ -25,7 +25,7 @@ from lane_clients import (
 )
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.publication import Destination, Publication, Seen
+from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime.publisher import KafkaTransport
@@ -136,7 +136,7 @@ async def test_nothing_is_committed_before_all_of_it_is_acknowledged(lane: Kafka
 async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaTransport, kafka: Kafka) -> None:
     """The next publish to it fails in the handler; the lane would fail for ever."""
     destination = Destination("payments")
-    destination.see(Seen(2), 0.0)
+    destination.see(TopicLook(2), 0.0)
     kafka.acknowledged.clear()
     kafka.denied = {"payments"}
     await lane.fence()
