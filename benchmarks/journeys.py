@@ -87,7 +87,7 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
         ),
         "origin_timestamp_ms": F.col("began_ms"), "attempt": F.col("step"),
         "due_at_ms": F.expr("if(station = 'retry', started_ms + 60000, null)"), "started_ms": F.col("started_ms"),
-        "hot_attempts": F.lit(1), "policy": F.lit("5f1c2d3e"), "tier": F.expr("if(station = 'retry', '1m', null)"),
+        "policy": F.lit("5f1c2d3e"), "tier": F.expr("if(station = 'retry', '1m', null)"),
         "first_failed_ms": F.col("began_ms"), "last_failed_ms": F.col("started_ms") + 250,
         "error_type": F.concat(F.lit("shop.errors.Error"), cause),
         "error_message": F.expr("concat('10.0.0.', number % 250, ':443 refused after ', number % 900, ' ms')"),

@@ -41,7 +41,6 @@ class ErrorClass(StrEnum):
 
     RETRYABLE = "retryable"
     """May succeed later."""
-
     NON_RETRYABLE = "non-retryable"
     """Will never succeed: dead letter at once."""
 
@@ -79,12 +78,8 @@ class Rule:
 
     error_types: tuple[type[BaseException] | str, ...] = field(compare=False)
     """Types, or their qualified names (``httpx.ConnectError``, ``ValueError``) in a rule that was read from text."""
-
     error_class: ErrorClass
-    """What they mean."""
-
     names: tuple[str, ...] = field(init=False, default=())
-    """Qualified names of the types."""
 
     def __post_init__(self) -> None:
         """Refuse what is no exception type; note the names."""
@@ -132,24 +127,16 @@ class Failure:
 
     error_type: str
     """Qualified name of the exception type, as ``httpx.ConnectError`` or ``ValueError``."""
-
     message: str
     """Its text, at most ``MAX_MESSAGE_BYTES`` of UTF-8."""
-
     error_class: ErrorClass
-    """Whether it may go away."""
-
     reason_if_dead: DeadReason | None
     """Why the record is dead now, whatever the attempts; None when it may be retried."""
-
     retry_after_ms: int | None
     """Wait that the handler asked for; None: the schedule's."""
-
     trace: str | None
     """Shortened traceback; None where there is none."""
-
     fingerprint: str
-    """Stable hash of the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +158,6 @@ class _Saying:
 
 def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
     """Judge an error by the policy's rules.
-
-    Args:
-        error: what the handler raised, with its causes.
-        rules: ordered, first match wins.
 
     Returns:
         The failure. Its type and message are the outermost error's, except that ``Reject`` and the deciding member of a

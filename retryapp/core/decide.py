@@ -24,11 +24,7 @@ class RetryAt:
     """Deliver again, not before ``due_at_ms``."""
 
     due_at_ms: int
-    """Due time, epoch milliseconds."""
-
     delay_ms: int
-    """The wait from now."""
-
     tier: str
     """Text of the schedule's delay that is nearest: for people and metrics."""
 
@@ -38,7 +34,6 @@ class Dead:
     """Never again by itself: dead letter."""
 
     reason: DeadReason
-    """Why."""
 
 
 Decision = RetryAt | Dead
@@ -47,15 +42,7 @@ Decision = RetryAt | Dead
 def decide(
     policy: RetryPolicy, *, attempt: int, first_failed_ms: int, failure: Failure, now_ms: int, rng: float
 ) -> Decision:
-    """Decide what becomes of a record whose delivery has failed.
-
-    Args:
-        policy: the handler's policy.
-        attempt: number of the delivery that failed, from 1.
-        first_failed_ms: when the first attempt failed, epoch milliseconds; for attempt 1 the same as ``now_ms``.
-        failure: the classified error.
-        now_ms: the time, epoch milliseconds.
-        rng: random number for the jitter, from 0 up to but without 1.
+    """Decide what becomes of a record whose delivery has failed; `rng` is a random number from [0, 1).
 
     Returns:
         ``RetryAt`` with a due time not before ``now_ms``, or ``Dead``.

@@ -29,9 +29,7 @@ EventId = Callable[[Record], "str | bytes | None"]
 """Returns the event id of a record as it was produced; None where it has none."""
 
 IDENTITY_BYTES: Final = 16
-"""Length of the key of a seen event."""
 SEEN_VERSION: Final = 1
-"""Version of the row layout that is written."""
 DEFAULT_WINDOW: Final = "1d"
 SHORTEST_WINDOW_MS: Final = 1_000
 
@@ -44,7 +42,6 @@ class Seen(NamedTuple):
     """A row of the table of seen events."""
 
     identity: bytes
-    """Its key."""
     origin_offset: int
     """Offset of the record that counts, on the main topic."""
     expires_ms: int
@@ -71,7 +68,6 @@ class Deduplicate:
     by: str | EventId
     window: str | timedelta = DEFAULT_WINDOW
     window_ms: int = field(init=False)
-    """The window in milliseconds."""
     _header: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +108,7 @@ class Deduplicate:
 
 
 def encode_seen(seen: Seen) -> bytes:
-    """Write the value of a row; the layout stands in the module's text."""
+    """Write the value of a row in the module's layout."""
     return _VALUE.pack(SEEN_VERSION, seen.origin_offset, seen.expires_ms)
 
 

@@ -85,9 +85,6 @@ def _parse_text(text: str) -> timedelta:
 def format_duration_ms(duration_ms: int) -> str:
     """Write a length in its canonical text.
 
-    Args:
-        duration_ms: milliseconds, from 1 to ``MAX_DURATION_MS``.
-
     Raises:
         InvalidDurationError: out of that range.
 

@@ -43,7 +43,6 @@ from retryapp.core.names import (
     RETRY_GROUP,
     RETRY_HANDLER,
     RETRY_HISTORY,
-    RETRY_HOT_ATTEMPTS,
     RETRY_LAST_FAILED_MS,
     RETRY_NULL_VALUE,
     RETRY_ORIGIN,
@@ -66,16 +65,13 @@ _ZERO: Final = ord("0")
 
 
 class Waiting(NamedTuple):
-    """What has to be known of a record to let it wait: read on every hop, so it is less than `RetryMetadata`."""
+    """What a waiting record needs: read on every hop, so it is less than `RetryMetadata`."""
 
     group: str
-    """Consumer group in which the record failed."""
     origin: Origin
-    """First delivery."""
     attempt: int
     """Number of the delivery that failed last."""
     due_at_ms: int
-    """Earliest start of the next attempt, epoch milliseconds."""
     tier: str
     """Text of the nominal delay that is waited for; `?` where the headers do not say."""
 
@@ -89,7 +85,6 @@ def _check(metadata: RetryMetadata) -> None:
     """Refuse numbers that must never be written or believed, and what both waits and is dead, or neither."""
     for header, value, least, most in (
         (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT),
-        (RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
         (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
@@ -122,9 +117,6 @@ def _name(header: str, text: str) -> bytes:
 def encode_metadata(metadata: RetryMetadata) -> Headers:
     """Write our headers, each once, in a fixed order; text and history beyond their bounds are cut.
 
-    Args:
-        metadata: what is to be said.
-
     Returns:
         At most ``len(OUR_HEADERS)`` pairs of ASCII values, together at most ``MAX_METADATA_BYTES``.
 
@@ -148,8 +140,6 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     if md.due_at_ms is not None:
         yield RETRY_DUE_MS, b"%d" % md.due_at_ms
     yield RETRY_STARTED_MS, b"%d" % md.started_ms
-    if md.hot_attempts > 1:
-        yield RETRY_HOT_ATTEMPTS, b"%d" % md.hot_attempts
     yield RETRY_POLICY, _name(RETRY_POLICY, md.policy)
     if md.tier is not None:
         yield RETRY_TIER, escape_text(md.tier, MAX_NAME_BYTES)
@@ -180,9 +170,6 @@ def _history_entry(entry: HistoryEntry) -> bytes:
 def decode_metadata(headers: Headers) -> RetryMetadata | None:
     """Read our headers.
 
-    Args:
-        headers: all headers of a record; foreign ones are ignored.
-
     Returns:
         What they say, or None when there is not one header of ours.
 
@@ -195,7 +182,7 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
 
 
 def decode_waiting(headers: Headers) -> Waiting | None:
-    """Read of our headers what has to be known of a record that waits, by the same rules as ``decode_metadata``.
+    """Read those of our headers that a waiting record needs, by the same rules as ``decode_metadata``.
 
     Damage of the others is found by ``decode_metadata``, before the record is delivered.
 
@@ -252,7 +239,7 @@ class HeaderReader:
         return version
 
     def waiting(self) -> Waiting:
-        """Read what has to be known of a record that waits."""
+        """Read what a waiting record needs."""
         self.version()
         group, origin, attempt = self.name(RETRY_GROUP), self.origin(), self.number(RETRY_ATTEMPT)
         least = 0 if RETRY_REPLAYS in self.found and self.number(RETRY_REPLAYS) else 1
@@ -277,7 +264,6 @@ class HeaderReader:
             attempt=self.number(RETRY_ATTEMPT),
             due_at_ms=self.number(RETRY_DUE_MS) if RETRY_DUE_MS in self.found else None,
             started_ms=self.number(RETRY_STARTED_MS),
-            hot_attempts=self.number(RETRY_HOT_ATTEMPTS) if RETRY_HOT_ATTEMPTS in self.found else 1,
             policy=self.name(RETRY_POLICY),
             tier=self.optional_name(RETRY_TIER),
             first_failed_ms=self.number(RETRY_FIRST_FAILED_MS),

@@ -7,7 +7,7 @@ Life of a record, each step a pure function:
 3. ``to_tier``: the copy that waits.  ``row_of`` (rows.py) parks it.
 4. ``to_redelivery``: the parked row comes back when due.
 5. ``restore``: what the handler sees of it: its own headers, its original coordinates and timestamp.
-6. ``to_dead_letter``: the copy that waits no more; ``for_replay`` and ``to_tier`` send it round again.
+6. ``to_dead_letter``: the copy that waits no more.
 
 A copy is measured (``waiting_size``) before it is handed on: one that the broker refuses would fail its transaction,
 and every one after it, for ever.
@@ -59,17 +59,11 @@ class Outgoing:
     """A record to be published."""
 
     topic: str
-    """Where to."""
-
     partition: int
     """Partition number: that of the record's first delivery."""
-
     key: bytes | None
-    """Key bytes, as they came."""
-
     value: bytes | None
     """Value bytes, as they came; empty for null."""
-
     headers: Headers
     """Foreign headers in their order, then ours."""
 
@@ -113,10 +107,6 @@ def arriving(record: Record) -> Record:
 def restore(record: Record, metadata: RetryMetadata) -> Record:
     """Return what the handler sees of a redelivered record: as it was at its first delivery.
 
-    Args:
-        record: as read from the redelivery, a retry or the dead-letter topic.
-        metadata: what its headers say.
-
     Returns:
         Foreign headers only, original topic, partition, offset and timestamp, null value restored.
     """
@@ -150,11 +140,6 @@ def _marked(record: Record, metadata: RetryMetadata) -> tuple[bytes, RetryMetada
 
 def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadata) -> Outgoing:
     """Return the copy that waits.
-
-    Args:
-        record: the failed record, as the handler saw it or as read from a topic of ours.
-        topology: the handler's topics.
-        metadata: what its headers shall say; has a due time.
 
     Returns:
         The copy for the retry topic of the nearest tier.
@@ -202,12 +187,6 @@ def to_dead_letter(
     What is left out first: the traceback, the history, the end of the message. If the record still does not fit, its
     value and foreign headers (then its key too) are dropped, the reason becomes ``too-large`` and the former one is
     kept beside it. The coordinates of the first delivery always stay.
-
-    Args:
-        record: the dead record, as the handler saw it or as read from a topic of ours.
-        topology: the handler's topics.
-        metadata: what its headers shall say; has a reason.
-        max_bytes: the dead-letter topic's ``max.message.bytes``.
 
     Returns:
         The copy for the dead-letter topic, and the metadata that it carries: its reason may have become ``too-large``.
@@ -262,23 +241,8 @@ def after_failure(
     policy_digest: str,
     failure: Failure,
     decision: Decision,
-    hot_attempts: int = 1,
 ) -> RetryMetadata:
     """Return the metadata after a failed attempt.
-
-    Args:
-        previous: what the record's headers said when it was delivered; None at its first delivery.
-        group: the app id.
-        handler: qualified name of the handler function.
-        origin: first delivery; that of ``previous`` goes before.
-        origin_timestamp_ms: original timestamp; that of ``previous`` goes before.
-        attempt: number of the delivery that failed.
-        started_ms: when it began.
-        failed_ms: when it failed.
-        policy_digest: digest of the policy that decided.
-        failure: the classified error.
-        decision: what was decided.
-        hot_attempts: tries in place within this attempt.
 
     Returns:
         Metadata with a due time or a reason, the attempt added to its history. A replay's first failure starts the time
@@ -297,7 +261,6 @@ def after_failure(
         attempt=attempt,
         due_at_ms=clamped(decision.due_at_ms) if isinstance(decision, RetryAt) else None,
         started_ms=clamped(started_ms),
-        hot_attempts=hot_attempts,
         policy=policy_digest,
         tier=decision.tier if isinstance(decision, RetryAt) else None,
         first_failed_ms=first_failed_ms(previous, failed_ms),
@@ -317,28 +280,3 @@ def after_failure(
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
     """Return the time that ``max_elapsed`` counts from: the first failure, of the last replay if there was one."""
     return failed_ms if previous is None or previous.attempt == 0 else previous.first_failed_ms
-
-
-def for_replay(dead: RetryMetadata, *, replay_id: str, due_at_ms: int) -> RetryMetadata:
-    """Return the metadata that sends a dead letter round again: attempts start at 1, the failure id stays.
-
-    Args:
-        dead: what the dead letter's headers say.
-        replay_id: which replay this is.
-        due_at_ms: earliest delivery, epoch milliseconds.
-
-    Raises:
-        ValueError: the record does not fit (reason ``too-large``): its value was dropped, or would have to be.
-    """
-    if dead.reason == DeadReason.TOO_LARGE:
-        raise ValueError(f"{dead.failure_id} is too large to wait: its value is whole at {dead.origin.text}")
-    return replace(
-        dead,
-        attempt=0,
-        hot_attempts=1,
-        due_at_ms=due_at_ms,
-        reason=None,
-        error_trace=None,
-        replay_id=replay_id,
-        replays=min(dead.replays + 1, MAX_COUNT),
-    )

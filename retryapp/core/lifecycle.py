@@ -23,9 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from retryapp.core.errors import DamagedEventError
 
-EVENT_VERSION: Final = 1
-"""Version that is written."""
-
 EpochMs = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -34,15 +31,9 @@ class LifecycleEvent(BaseModel, ABC):
     """What all events have in common."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
     v: Literal[1] = 1
-    """Format version."""
-
     group: str
-    """Consumer group (app id)."""
-
     handler: str
-    """Qualified name of the handler function."""
 
     @property
     @abstractmethod
@@ -58,25 +49,13 @@ class Succeeded(LifecycleEvent):
     """A delivery succeeded after at least one failure."""
 
     kind: Literal["succeeded"] = "succeeded"
-
     failure_id: str
-    """``group/topic@id/partition/offset``."""
-
     origin: str
-    """``topic@id/partition/offset`` of the first delivery."""
-
     replays: Count = 0
     """How often the record was replayed; attempts count anew in each."""
-
     attempt: Annotated[int, Field(ge=1)]
-    """Number of the delivery that succeeded."""
-
     started_ms: EpochMs
-    """When it began."""
-
     ended_ms: EpochMs
-    """When it ended."""
-
     lateness_ms: Count
     """Begin minus due time."""
 
@@ -90,18 +69,11 @@ class Skipped(LifecycleEvent):
     """A record was passed over: another one of the same event, within the window, was there before it."""
 
     kind: Literal["skipped"] = "skipped"
-
     failure_id: str
-    """``group/topic@id/partition/offset``."""
-
     origin: str
-    """``topic@id/partition/offset``."""
-
     first_offset: Count
     """Offset of the record that counts as the event, on the same partition."""
-
     at_ms: EpochMs
-    """When it was skipped."""
 
     @property
     def key(self) -> bytes:
@@ -113,18 +85,10 @@ class PolicyUsed(LifecycleEvent):
     """A worker has started with this policy; records carry only its digest."""
 
     kind: Literal["policy"] = "policy"
-
     main: str
-    """Main topic."""
-
     text: str
-    """Canonical text of the policy."""
-
     digest: str
-    """Its digest, as in ``retry-policy``."""
-
     at_ms: EpochMs
-    """When the worker started."""
 
     @property
     def key(self) -> bytes:
@@ -139,34 +103,19 @@ class Progress(LifecycleEvent):
     """
 
     kind: Literal["progress"] = "progress"
-
     main: str
-    """Main topic."""
-
     partition: Count
-    """Its partition."""
-
     from_offset: Count
     """First offset of the range: ``to_offset`` of the event before."""
-
     to_offset: Count
-    """Offset after the range."""
-
     from_ms: EpochMs
-    """When the range began."""
-
     to_ms: EpochMs
-    """When it ended."""
-
     received: Count
     """Records read in the range."""
-
     first_try_ok: Count
     """Of these, done at their first delivery."""
-
     failed: Count
     """Of these, failed at their first delivery."""
-
     skipped: Count = 0
     """Of these, passed over without a delivery."""
 
@@ -184,21 +133,12 @@ class Progress(LifecycleEvent):
 
 AnyEvent = Succeeded | Skipped | PolicyUsed | Progress
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
-"""Every kind that is known."""
 
 _ADAPTER: Final[TypeAdapter[AnyEvent]] = TypeAdapter(Event)
 
 
-def encode_event(event: AnyEvent) -> bytes:
-    """Write an event as JSON."""
-    return event.to_json()
-
-
 def decode_event(raw: bytes) -> AnyEvent:
     """Read an event back.
-
-    Args:
-        raw: value of a record of the events topic.
 
     Raises:
         DamagedEventError: no JSON, another version, an unknown kind, a missing field or one out of range.

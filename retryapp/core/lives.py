@@ -36,7 +36,7 @@ class Mark:
 
     @property
     def counts(self) -> bool:
-        """Whether it holds something against what is behind the offset."""
+        """Whether it counts against the records after the offset."""
         return self.alone or self.count > 0
 
 
@@ -52,14 +52,14 @@ class Suspected(NamedTuple):
     crashes: int
     """How often a worker ended while the first of them did."""
     upto: int
-    """Offset behind the last of them: those behind it came later."""
+    """Offset after the last of them; later records came after that end."""
 
 
 class Suspicion(NamedTuple):
     """What a life finds at an offset where it begins."""
 
     mark: Mark | None
-    """To be written before any record behind the offset runs; None: whatever stands there will do."""
+    """To be written before any record after the offset runs; None: nothing to write."""
     suspected: Suspected | None
     """None: nothing is suspect."""
 

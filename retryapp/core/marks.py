@@ -23,13 +23,7 @@ def clock_probe(changelog: str, partition: int) -> Outgoing:
 
 
 def progress_value(positions: Mapping[str, int], topic_id: str, tally: str = "") -> bytes:
-    """Return what a progress mark says.
-
-    Args:
-        positions: the next offset by topic.
-        topic_id: id of the main topic.
-        tally: what was counted up to the main topic's offset (`core.tally`); empty: nothing.
-    """
+    """Return what a progress mark says."""
     counted = {"tally": tally} if tally else {}
     return json.dumps({"v": 1, "main": topic_id, "next": positions, **counted}).encode()
 

@@ -47,13 +47,8 @@ class HistoryEntry:
     """One failed attempt, in short."""
 
     attempt: int
-    """Number of the delivery, from 1."""
-
     failed_ms: int
-    """When it failed, epoch milliseconds."""
-
     error_type: str
-    """Qualified name of the exception type."""
 
 
 @keyword_value_type
@@ -65,71 +60,39 @@ class RetryMetadata:
     """
 
     version: int = FORMAT_VERSION
-    """Format version."""
-
     group: str
-    """Consumer group (app id) in which the record failed."""
-
     handler: str
-    """Qualified name of the handler function."""
-
     origin: Origin
     """First delivery; set once."""
-
     origin_timestamp_ms: int
     """The original record's timestamp; -1 where it had none."""
-
     attempt: int
     """Number of the delivery that failed last; the next is this + 1. 0 only in a replay, which starts again at 1."""
-
     due_at_ms: int | None = None
     """Earliest start of the next attempt, epoch milliseconds; None when dead."""
-
     started_ms: int
     """When the attempt that failed last began."""
-
-    hot_attempts: int = 1
-    """Tries in place within that attempt."""
-
     policy: str
-    """Digest of the policy that decided."""
-
     tier: str | None = None
     """Text of the nominal delay that is waited for; None when dead."""
-
     first_failed_ms: int
     """When the first attempt failed (of this replay, if it is one): ``max_elapsed`` counts from here."""
-
     last_failed_ms: int
-    """When the last attempt failed."""
-
     error_type: str
-    """Qualified name of the last failure's exception type."""
-
     error_message: str
     """Its message, at most ``MAX_MESSAGE_BYTES``."""
-
     error_trace: str | None = None
     """Shortened traceback; dead letters only."""
-
     reason: str | None = None
     """Why the record is dead, one of DESIGN's words; None while it waits."""
-
     original_reason: str | None = None
     """With reason ``too-large``: why it was to die before its size was known. None otherwise."""
-
     fingerprint: str
-    """Stable hash of the cause."""
-
     history: tuple[HistoryEntry, ...] = ()
     """Last failed attempts, oldest first, at most ``MAX_HISTORY``."""
-
     replay_id: str | None = None
     """Which replay sent it last; None if never replayed."""
-
     replays: int = 0
-    """How often it was replayed."""
-
     null_value: bool = False
     """The original value was null; it travels as empty."""
 

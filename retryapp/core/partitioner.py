@@ -33,10 +33,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of a key.
-
-    Args:
-        key: of the record.
-        partitions: how many the topic has; at least 1.
-    """
+    """Return the partition of a key."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

@@ -24,7 +24,6 @@ DEFAULT_TIMEOUT: Final = "5m"
 """How long one run of a handler may take."""
 
 DIGEST_CHARS: Final = 12
-"""Hex digits of a policy's digest."""
 
 _TYPE_NAME: Final = re.compile(r"[^\s,;=]+")
 
@@ -42,19 +41,13 @@ class RetryPolicy:
     """
 
     schedule: Schedule
-    """Waits between the attempts."""
-
     max_attempts: int
     """Deliveries in all, the first one included: one more than the schedule has delays."""
-
     max_elapsed_ms: int | None
     """No wait may end later than this after the first failure, in milliseconds; None: no deadline."""
-
     on: tuple[Rule, ...]
     """Which errors may go away, ordered, first match wins; what no rule names is retryable."""
-
     timeout_ms: int
-    """How long one run of the handler may take, in milliseconds."""
 
     def __init__(
         self,

@@ -25,15 +25,13 @@ REFUSED_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TopicLook:
     """A topic as it was just seen."""
 
     partitions: int
-    """How many it has."""
     max_bytes: int | None = None
     """Its ``max.message.bytes``; None: we may not read its settings."""
     compacted: bool = False
-    """Whether its records need a key."""
     problem: str | None = None
     """Why nothing can be published to it all the same."""
 
@@ -43,33 +41,21 @@ class Destination:
     """A topic that handlers publish to, as it was last seen; one object for each, as long as its worker lives."""
 
     topic: str
-    """Its name."""
-
     partitions: int = 0
     """How many it has; 0: not seen yet."""
-
     max_bytes: int = DEFAULT_MAX_BYTES
-    """Largest record that it takes."""
-
     batch_bytes: int = DEFAULT_MAX_BYTES
     """Largest batch that it takes; 0: each record alone."""
-
     compacted: bool = False
-    """Whether a record needs a key."""
-
     problem: str | None = None
-    """Why nothing can be published to it."""
-
     until_s: float = float("-inf")
     """Until when all this is believed, in monotonic seconds."""
-
     doubted: bool = False
     """A transaction with records for it has failed: it is looked at again before it is used."""
-
     refusal: str | None = None
     """What its broker refused, until the next look at the clock takes note of it."""
 
-    def see(self, seen: Seen | None, now_s: float) -> None:
+    def see(self, seen: TopicLook | None, now_s: float) -> None:
         """Take note of how it was just seen; None: there is no such topic."""
         self.doubted = False
         if seen is None:
@@ -81,11 +67,11 @@ class Destination:
         self.until_s = now_s + (FRESH_S if seen.problem is None else PROBLEM_S)
 
     def deny(self, problem: str, now_s: float) -> None:
-        """Take note that nobody could tell how it is."""
+        """Remember that it could not be looked at."""
         self.problem, self.until_s = problem, now_s
 
     def prolong(self, now_s: float) -> None:
-        """Believe the last look a little longer: nobody could tell how it is now."""
+        """Believe the last look a little longer: it cannot be looked at now."""
         self.problem, self.until_s = None, now_s + PROBLEM_S
 
     def fresh(self, now_s: float) -> bool:
@@ -127,7 +113,6 @@ class Publication(Outgoing):
     """A record for a topic that is not ours."""
 
     destination: Destination
-    """What is known of that topic."""
 
     @property
     def size(self) -> int:

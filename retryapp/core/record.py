@@ -46,9 +46,7 @@ class Damage:
 
     last_offset: int
     """Last offset of the range, whose first is the record's: a checksum covers a whole batch."""
-
     problem: str
-    """What is wrong, without payload."""
 
 
 @value_type
@@ -56,32 +54,21 @@ class Record:
     """One record as read from a topic; or, with `damage`, offsets that could not be read."""
 
     topic: str
-    """Topic that it was read from."""
-
     partition: int
-    """Partition number, from 0."""
-
     offset: int
-    """Offset in that partition, from 0."""
-
     timestamp_ms: int
     """The record's timestamp, epoch milliseconds, UTC; -1 where the record has none."""
-
     key: bytes | None
     """Key bytes; None is Kafka's null, which differs from empty."""
-
     value: bytes | None
     """Value bytes; None is Kafka's null (a tombstone on compacted topics), which differs from empty."""
-
     headers: Headers = ()
-    """All headers, ours included, in their order."""
-
     damage: Damage | None = None
-    """Set where this stands for offsets that could not be read: there is no key, value or header then."""
+    """Set where this replaces offsets that could not be read; it has no key, value or headers then."""
 
     @property
     def next_offset(self) -> int:
-        """Where reading goes on behind it."""
+        """The offset after it."""
         return (self.offset if self.damage is None else self.damage.last_offset) + 1
 
     @property
@@ -95,16 +82,11 @@ class Origin:
     """Where a record was first delivered."""
 
     topic: str
-    """The main topic."""
-
     topic_id: str
     """Start of the main topic's topic id (``short_topic_id``)."""
-
     partition: int
     """Partition number in the main topic; the same in all our topics."""
-
     offset: int
-    """Offset in the main topic."""
 
     @property
     def text(self) -> str:
@@ -123,9 +105,6 @@ def short_topic_id(topic_id: str) -> str:
 
 def parse_origin(text: str) -> Origin:
     """Read an origin back from its text.
-
-    Args:
-        text: ``topic@id/partition/offset``.
 
     Raises:
         DamagedMetadataError: the text has another form or a number is out of Kafka's range; names ``retry-origin``.

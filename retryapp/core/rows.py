@@ -34,10 +34,8 @@ from retryapp.core.record import Headers, Record
 from retryapp.core.values import value_type
 
 ROW_VERSION: Final = 1
-"""Version of the row layout that is written."""
 
 ROW_KEY_BYTES: Final = 20
-"""Length of every row key."""
 
 ORIGIN_OFFSET_AT: Final = 12
 """From here to the end of a row key stands the origin's offset."""
@@ -66,13 +64,8 @@ class RowKey:
     """A row's place in the table; sorts as its bytes do."""
 
     due_at_ms: int
-    """Due time, epoch milliseconds."""
-
     partition: int
-    """Partition number of the handler's topics."""
-
     origin_offset: int
-    """Offset of the first delivery in the main topic."""
 
 
 @value_type
@@ -80,25 +73,16 @@ class PendingRow:
     """A parked record: key, value and headers as they stand on the tier record."""
 
     key: bytes | None
-    """Record key; None is null."""
-
     value: bytes | None
     """Record value; empty with ``retry-null-value`` where the original was null."""
-
     headers: Headers
     """Foreign headers and ours, as on the tier record."""
-
     timestamp_ms: int
     """The tier record's timestamp: when the broker took it."""
 
 
 def row_key(due_at_ms: int, partition: int, origin_offset: int) -> bytes:
     """Return the key of a row.
-
-    Args:
-        due_at_ms: from 0 to 2**64 - 1.
-        partition: from 0 to 2**32 - 1.
-        origin_offset: from 0 to 2**64 - 1.
 
     Raises:
         DamagedRowError: a number is out of range.
@@ -143,7 +127,7 @@ def _length(data: bytes | None) -> int:
 
 
 def encode_row(row: PendingRow) -> bytes:
-    """Write a row; the layout stands in the module's docstring.
+    """Write a row in the module's layout.
 
     Raises:
         DamagedRowError: a part is longer than 2**31 - 1 bytes or the timestamp has more than 64 bits.
@@ -192,10 +176,6 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
 @lru_cache(maxsize=1024)
 def _places(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Return where headers with names of one length stand; rows of one cause are alike, so most are remembered.
-
-    Args:
-        table: the lengths of names and values, as they stand in a row.
-        wanted: length of the name, bytes.
 
     Returns:
         Bytes of all headers, more than any row has where the lengths make no sense; for each such header where its name

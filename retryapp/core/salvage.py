@@ -101,18 +101,7 @@ def last_words(
     policy_digest: str,
     now_ms: int,
 ) -> RetryMetadata:
-    """Return the least that a dead letter says, which can always be written: no text of anybody else's goes into it.
-
-    Args:
-        record: whose failure could not be told; with the headers that are ours, so without any from the main topic.
-        error: what its handler raised.
-        fault: what was raised when that was to be told.
-        group: the app id.
-        handler: qualified name of the handler function.
-        topic_id: short id of the handler's main topic, used where the headers name no origin.
-        policy_digest: digest of the handler's policy.
-        now_ms: the time, epoch milliseconds.
-    """
+    """Return the least that a dead letter says, which can always be written: no text of anybody else's goes into it."""
     read = HeaderReader(_single(record.headers))
     now_ms = clamped(now_ms)
     return RetryMetadata(

@@ -27,10 +27,8 @@ from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_d
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, shown
 
 MAX_RETRIES: Final = 1_000
-"""Most delays of one schedule."""
 
 MAX_MULTIPLIER: Final = 1_000.0
-"""Largest factor from one delay to the next."""
 
 _DECIMALS: Final = 6
 """Places of a factor or a share that are kept: text and constructor then agree."""
@@ -70,9 +68,6 @@ class Schedule(ABC):
     def nominal_ms(self, attempt: int) -> int:
         """Return the delay after a failed attempt, before jitter.
 
-        Args:
-            attempt: number of the attempt that failed, from 1 to ``retries``.
-
         Raises:
             ValueError: no delay follows that attempt.
         """
@@ -84,10 +79,6 @@ class Schedule(ABC):
 
     def delay_ms(self, attempt: int, rng: float) -> int:
         """Return the delay after a failed attempt, in milliseconds.
-
-        Args:
-            attempt: number of the attempt that failed, from 1 to ``retries``.
-            rng: random number, from 0 up to but without 1; without jitter it does not matter.
 
         Returns:
             From 1 to ``nominal_ms(attempt)``.
@@ -113,7 +104,6 @@ class Sequence(Schedule):
     """
 
     delays_ms: tuple[int, ...]
-    """Delay after each failed attempt, in milliseconds."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""
@@ -142,10 +132,7 @@ class Fixed(Schedule):
     """
 
     every_ms: int
-    """The delay, in milliseconds."""
-
     count: int
-    """Number of retries."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""
@@ -180,18 +167,13 @@ class Exponential(Schedule):
 
     initial_delay_ms: int
     """Wait after the first failure, in milliseconds."""
-
     multiplier: float = 2.0
     """Factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``, kept to six places."""
-
     max_delay_ms: int | None = None
     """Longest wait, in milliseconds, not below the first; None: no cap."""
-
     jitter: float = 0.0
     """Largest share by which a wait is shortened at random, from 0 (never) to 1, kept to six places."""
-
     count: int
-    """Number of retries."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""

@@ -62,12 +62,6 @@ class BrokerSkew:
     def observe(self, *, sent_ms: float, acked_ms: float, appended_ms: int, at_s: float) -> bool:
         """Take an acknowledgement into account.
 
-        Args:
-            sent_ms: our own time, uncorrected, before the record was sent.
-            acked_ms: the same when its acknowledgement was there.
-            appended_ms: the broker's append time, whole milliseconds.
-            at_s: monotonic seconds; for the drift since the last one.
-
         Returns:
             Whether the correction, or the trust in it, has changed by more than ``DOUBT_MS``: worth a word.
         """

@@ -35,7 +35,6 @@ class Tally:
     from_offset: int
     """Where the last `progress` event ended, or counting began."""
     since_ms: int
-    """When that was, epoch milliseconds."""
     received: int = 0
     first_try_ok: int = 0
     """Of these, done at their first delivery."""
@@ -48,13 +47,7 @@ class Tally:
         return self.received - self.first_try_ok - self.skipped
 
     def plus(self, *, received: int, ok: int, skipped: int = 0) -> Tally:
-        """Return the tally with more records.
-
-        Args:
-            received: how many.
-            ok: how many of them were fine at once.
-            skipped: how many were passed over.
-        """
+        """Return the tally with more records."""
         return replace(
             self,
             received=self.received + received,
@@ -63,11 +56,7 @@ class Tally:
         )
 
     def text(self, to_offset: int) -> str:
-        """Return it as it stands beside an offset: empty where that would say nothing.
-
-        Args:
-            to_offset: the offset; every record before it is counted, here or in an event.
-        """
+        """Return it as an offset's metadata; empty where there is nothing to say."""
         if not self.received and self.from_offset == to_offset:
             return ""
         counts = f"{self.received},{self.first_try_ok},{self.skipped}"
@@ -75,12 +64,7 @@ class Tally:
 
 
 def parse_tally(text: str, offset: int) -> Tally | None:
-    """Return what was counted up to an offset; None where the text does not say, or speaks of another one.
-
-    Args:
-        text: the tally's part of a note.
-        offset: the committed offset that it stands beside.
-    """
+    """Return what was counted up to an offset; None where the text does not say, or speaks of another one."""
     found = _TALLY.fullmatch(text)
     if found is None:
         return None
@@ -91,7 +75,7 @@ def parse_tally(text: str, offset: int) -> Tally | None:
 
 
 class Note(NamedTuple):
-    """The parts of what stands beside an offset of the main topic."""
+    """The parts of the metadata of the main topic's offset."""
 
     mark: str
     """What `core.lives` reads; also what somebody else may have written there."""

@@ -44,7 +44,6 @@ class Tiers(StrEnum):
 
     SINGLE = "single"
     """One retry topic for all delays: a policy edit changes no subscription."""
-
     PER_DELAY = "per-delay"
     """One retry topic for each distinct delay."""
 
@@ -69,23 +68,14 @@ class HandlerTopology:
     """
 
     group: str
-    """Consumer group = app id."""
-
     main: str
-    """The user's topic."""
-
     tiers: Tiers = Tiers.SINGLE
-    """How delays share topics."""
-
     delays_ms: tuple[int, ...] = ()
     """Distinct nominal delays of the policy, in milliseconds; they name the topics with ``Tiers.PER_DELAY``."""
-
     seen_window_ms: int | None = None
     """How long events are remembered to tell duplicates, in milliseconds; None: they are not."""
-
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
-
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Topics that are ours: all but main."""
 
@@ -149,23 +139,13 @@ class HandlerTopology:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it has to be."""
+    """A topic as it should be."""
 
     name: str
-    """Its name."""
-
     role: TopicRole
-    """What it is for."""
-
     partitions: int
-    """Partition count: the main topic's."""
-
     replication: int
-    """Replication factor."""
-
     config: dict[str, str]
-    """Kafka topic settings that are set."""
-
     why: dict[str, str]
     """For each setting, and for ``partitions`` and ``replication``, the reason in one line."""
 
@@ -195,9 +175,6 @@ def owner_mark(topology: HandlerTopology) -> str:
 
 def check_names(topologies: Iterable[HandlerTopology]) -> None:
     """Refuse handlers whose topics cannot stand side by side.
-
-    Args:
-        topologies: all handlers that are known, of one group or several.
 
     Raises:
         DuplicateHandlerError: two handlers in one group have the same main topic.
@@ -253,17 +230,7 @@ def topic_specs(
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS,
     events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS,
 ) -> tuple[TopicSpec, ...]:
-    """Return every topic that a handler owns as it has to be.
-
-    Args:
-        topology: the handler's topics.
-        partitions: the main topic's partition count.
-        main_max_message_bytes: the main topic's ``max.message.bytes``.
-        replication: replication factor for our topics.
-        longest_wait_ms: longest delay of the policy.
-        downtime_ms: longest time that all workers may be down.
-        dlq_retention_ms: how long dead letters are kept; None is for ever.
-        events_retention_ms: how long events are kept; None is for ever.
+    """Return every topic that a handler owns as it should be.
 
     Returns:
         One spec for each of ``topology.owned``, in that order.

@@ -50,10 +50,6 @@ def qualified_name(error_type: type) -> str:
 def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str]) -> str | None:
     """Return a traceback that fits into a header.
 
-    Args:
-        error: what was raised.
-        text_of: gives an error's text and never raises.
-
     Returns:
         At most ``MAX_TRACE_BYTES`` of UTF-8, or None when the error was never raised and has no cause.
     """

@@ -5,7 +5,7 @@
   metadata, what can still be read (`core.salvage`).
 * It does not fit into the topic that is next: reason `too-large`. What does not fit into the dead letter either is
   dropped, the value first; the coordinates of the first delivery stay.
-* Its failure cannot be told, for a reason that nobody thought of: reason `damaged`, with the least that can be said.
+* Its failure cannot be written down, for a reason that nobody foresaw: reason `damaged`, with the least that is known.
 """
 
 from __future__ import annotations
@@ -17,59 +17,34 @@ from retryapp.core.hops import arriving, to_dead_letter, too_large_to_wait
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.salvage import last_words, salvage
-from retryapp.engine.handler import Handler
-from retryapp.engine.turn import Turn
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.engine.run import DeliveryContext
+from retryapp.engine.turn import Turn, observed, settling
+from retryapp.ports import Event
 
 
-def bury_damaged(
-    handler: Handler, record: Record, error: RecordError, *, now_ms: int, topic_id: str, max_bytes: int
-) -> Turn:
-    """Return the turn that sends a damaged record to the dead-letter topic.
-
-    Args:
-        handler: whose record it is.
-        record: as read from a retry or redelivery topic, or a row of the pending table.
-        error: what is damaged.
-        now_ms: epoch milliseconds.
-        topic_id: short id of the main topic.
-        max_bytes: largest record that the dead-letter topic takes.
-    """
+def bury_damaged(context: DeliveryContext, record: Record, error: RecordError, now_ms: int) -> Turn:
+    """Return the turn that sends a damaged record, as read from a topic of ours or a row, to the dead letters."""
+    handler = context.handler
     metadata = salvage(
         record,
         error,
         group=handler.group,
         handler=handler.name,
-        topic_id=topic_id,
+        topic_id=context.topic_id,
         policy_digest=handler.policy_digest,
         now_ms=now_ms,
     )
-    return _told(_bury(handler, record, metadata, max_bytes=max_bytes))
+    return _with_damage(_bury(context, record, metadata))
 
 
 def last_resort(
-    handler: Handler,
-    record: Record,
-    error: BaseException,
-    fault: BaseException,
-    *,
-    now_ms: int,
-    topic_id: str,
-    max_bytes: int,
+    context: DeliveryContext, record: Record, error: BaseException, fault: BaseException, now_ms: int
 ) -> Turn:
-    """Return the turn of a record whose failure could not be told: without one it would hold up its partition for ever.
+    """Return the turn of a record whose failure (`error`) could not be written down because of `fault`.
 
-    It always can be built; if need be, without anything but the record's coordinates.
-
-    Args:
-        handler: whose record it is.
-        record: as read from the main or the redelivery topic.
-        error: what the handler raised.
-        fault: what was raised when the failure was to be told.
-        now_ms: epoch milliseconds.
-        topic_id: short id of the main topic.
-        max_bytes: largest record that the dead-letter topic takes.
+    Without one it would block its partition. It can always be built; if need be, of nothing but the coordinates.
     """
+    handler = context.handler
     new = record.topic == handler.main
     metadata = last_words(
         replace(record, headers=()) if new else record,
@@ -77,16 +52,15 @@ def last_resort(
         fault,
         group=handler.group,
         handler=handler.name,
-        topic_id=topic_id,
+        topic_id=context.topic_id,
         policy_digest=handler.policy_digest,
         now_ms=now_ms,
     )
     try:
-        turn = _bury(handler, arriving(record) if new else record, metadata, max_bytes=max_bytes)
-    except Exception:  # noqa: BLE001 - whatever it is, it must not be the fate of a partition
-        bare = replace(record, key=None, value=None, headers=())
-        turn = _bury(handler, bare, metadata, max_bytes=max_bytes)
-    return _told(turn)
+        turn = _bury(context, arriving(record) if new else record, metadata)
+    except Exception:  # noqa: BLE001 - whatever it is, it must not block a partition
+        turn = _bury(context, replace(record, key=None, value=None, headers=()), metadata)
+    return _with_damage(turn)
 
 
 def unreadable(record: Record) -> UnreadableRecordsError | None:
@@ -98,43 +72,29 @@ def unreadable(record: Record) -> UnreadableRecordsError | None:
     )
 
 
-def bury_too_large(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:
-    """Return the turn that sends a record that was to wait, and does not fit, to the dead-letter topic.
-
-    Args:
-        handler: whose record it is.
-        record: as read from a retry topic, or a row of the pending table as it would be on the redelivery topic.
-        metadata: what its headers say.
-        max_bytes: largest record that our topics take.
-    """
-    return _bury(handler, record, too_large_to_wait(metadata), max_bytes=max_bytes)
+def bury_too_large(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> Turn:
+    """Return the turn that sends a record that was to wait, and does not fit, to the dead letters."""
+    return _bury(context, record, too_large_to_wait(metadata))
 
 
-def _told(turn: Turn) -> Turn:
-    """Let observers hear of the damage too."""
+def _with_damage(turn: Turn) -> Turn:
+    """Let observers see the damage too."""
     (dead,) = turn.observations
     turn.observations = (replace(dead, event=Event.DAMAGED, reason=None), dead)
     return turn
 
 
-def _bury(handler: Handler, record: Record, metadata: RetryMetadata, *, max_bytes: int) -> Turn:
-    outgoing, metadata = to_dead_letter(record, topology=handler.topology, metadata=metadata, max_bytes=max_bytes)
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
-        publishes=(outgoing,),
-        observations=(
-            Observation(
-                event=Event.DEAD,
-                handler=handler.main,
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                failure_id=metadata.failure_id,
-                attempt=metadata.attempt,
-                reason=metadata.reason,
-                error_type=metadata.error_type,
-                message=metadata.error_message,
-            ),
-        ),
+def _bury(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> Turn:
+    topology = context.handler.topology
+    letter, metadata = to_dead_letter(record, topology=topology, metadata=metadata, max_bytes=context.max_bytes)
+    dead = observed(
+        Event.DEAD,
+        topology.main,
+        record,
+        failure_id=metadata.failure_id,
+        attempt=metadata.attempt,
+        reason=metadata.reason,
+        error_type=metadata.error_type,
+        message=metadata.error_message,
     )
+    return settling(record, publishes=(letter,), observations=(dead,))

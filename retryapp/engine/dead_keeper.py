@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
-from retryapp.ports import Clock, DeadLetterStore, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
+from retryapp.ports import Clock, DeadLetterTable, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +27,8 @@ class DeadLetterKeeper:
     """
 
     def __init__(
-        self, lane: str, table: DeadLetterStore, *, dlq: TopicPartition, reader: TopicReader, clock: Clock
+        self, lane: str, table: DeadLetterTable, *, dlq: TopicPartition, reader: TopicReader, clock: Clock
     ) -> None:
-        """Begin at once.
-
-        Args:
-            lane: name of the lane, for the log.
-            table: a table that nobody else fills.
-            dlq: the partition that it is a copy of.
-            reader: reads it.
-            clock: waits.
-        """
         self.filled = False
         """The table has all letters of its topic up to its `next_offset` and those written since."""
         self.fault: DiskFullError | StoreBrokenError | None = None

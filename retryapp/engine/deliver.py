@@ -1,9 +1,10 @@
 """Deliver: one delivery of a record to its handler becomes one turn.
 
-1. decode metadata and value; 2. run the handler, bounded in time; 3. on a failure ask `core.decide`; 4. return the
-   turn:
-nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead letter. What the
-handler has published goes with the first two.
+1. Decode metadata and value.
+2. Run the handler, bounded in time.
+3. On a failure ask `core.decide`.
+4. Return the turn: nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead
+   letter. What the handler has published goes with the first two.
 
 The handler runs outside any transaction. Everything that it raises is a failure of the record, never of the worker.
 """
@@ -11,7 +12,7 @@ The handler runs outside any transaction. Everything that it raises is a failure
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from retryapp.core.classify import Failure, classify
@@ -37,8 +38,8 @@ from retryapp.engine.park import waiting_metadata
 from retryapp.engine.publish import Outbox, announced, give_up
 from retryapp.engine.run import Outcome, Run, RunAbortedError
 from retryapp.engine.threads import NoThreadError
-from retryapp.engine.turn import Turn, to_event
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.engine.turn import Turn, observed, settling, to_event
+from retryapp.ports import Event, Observation
 
 
 class HandlerTimeoutError(RetryAppError):
@@ -69,22 +70,14 @@ class UnprintableError(RetryAppError):
 
 
 async def deliver(run: Run) -> Outcome:
-    """Deliver a record of the main or the redelivery topic once, in the current task.
+    """Deliver a record of the main or the redelivery topic once, in the current task; return what settles it.
 
-    Args:
-        run: the record, and who watches over its time.
-
-    Returns:
-        What settles the record.
-
-    Raises:
-        RunAbortedError: the run was given up; there is no outcome.
-        GivenUpError: the same, and nobody waits for its end any more.
+    Raises `RunAbortedError` or `GivenUpError` where there is no outcome.
     """
-    station, record = run.station, run.record
-    handler = station.handler
+    context, record = run.context, run.record
+    handler = context.handler
     if record.damage is None and record.topic == handler.main:
-        run.seen = arriving(record) if record.headers else record
+        run.shown = arriving(record) if record.headers else record
         if handler.orphans.full:
             await _wait_until_startable(run, 0)
     else:
@@ -97,42 +90,34 @@ async def deliver(run: Run) -> Outcome:
         published = () if run.outbox is None else run.outbox.published
         return _published(run, published) if published else record.next_offset
     if error is None:
-        return _succeeded(run, station.clock.wall_ms())
-    return _failed(run, error, station.clock.latest_ms())
+        return _succeeded(run, context.clock.wall_ms())
+    return _failed(run, error, context.clock.latest_ms())
 
 
 def timed_out(run: Run) -> Turn:
     """Return the turn of a run that goes on after its time-out."""
-    return _failed(run, _too_long(run.station.handler), run.station.clock.latest_ms())
+    return _failed(run, _too_long(run.context.handler), run.context.clock.latest_ms())
 
 
 def crashed(run: Run, times: int) -> Turn:
     """Return the turn of a record that has ended so many workers while it ran alone; it is not run again."""
-    station, record = run.station, run.record
-    if record.topic == station.handler.main:
-        run.seen = arriving(record) if record.headers else record
+    context, record = run.context, run.record
+    if record.topic == context.handler.main:
+        run.shown = arriving(record) if record.headers else record
     elif (buried := _begin_again(run)) is not None:
         return buried
-    now_ms = run.started_ms = station.clock.wall_ms()
-    error = WorkerCrashedError(station.handler.name, times)
-    return _Failed(run, now_ms).turn(_judge(error, station.handler), Dead(DeadReason.CRASHED))
+    now_ms = run.started_ms = context.clock.wall_ms()
+    error = WorkerCrashedError(context.handler.name, times)
+    return _failed_turn(run, now_ms, _judge(error, context.handler), Dead(DeadReason.CRASHED))
 
 
 def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
     """Return the turn of a failed run; a failure that we cannot write down must not stop its partition for ever."""
-    station = run.station
+    context = run.context
     try:
-        return _Failed(run, failed_ms).turn(_judge(error, station.handler))
+        return _failed_turn(run, failed_ms, _judge(error, context.handler))
     except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
-        return last_resort(
-            station.handler,
-            run.record,
-            error,
-            fault,
-            now_ms=failed_ms,
-            topic_id=station.topic_id,
-            max_bytes=station.max_bytes,
-        )
+        return last_resort(context, run.record, error, fault, failed_ms)
 
 
 def delivery_of(run: Run) -> Delivery:
@@ -144,40 +129,33 @@ def delivery_of(run: Run) -> Delivery:
 
 def _begin_again(run: Run) -> Turn | None:
     """Read the metadata of a redelivered record; return the turn that buries one that cannot be delivered."""
-    station, record = run.station, run.record
+    context, record = run.context, run.record
     try:
         if (damage := unreadable(record)) is not None:
             raise damage
         run.metadata = waiting_metadata(record)
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
-        return bury_damaged(
-            station.handler,
-            record,
-            exc,
-            now_ms=station.clock.wall_ms(),
-            topic_id=station.topic_id,
-            max_bytes=station.max_bytes,
-        )
-    run.seen = restore(record, run.metadata)
+        return bury_damaged(context, record, exc, context.clock.wall_ms())
+    run.shown = restore(record, run.metadata)
     return None
 
 
 def _delivery(run: Run) -> Delivery:
-    station, seen, metadata = run.station, run.seen, run.metadata
+    context, shown, metadata = run.context, run.shown, run.metadata
     if run.started_ms is None:  # asked for afterwards: few need it, and a wall clock costs more than a counter
-        clock = station.clock
+        clock = context.clock
         run.started_ms = clock.wall_ms() - round((clock.monotonic_s() - run.started_s) * 1000)
     if metadata is None:
-        origin = Origin(run.record.topic, station.topic_id, run.record.partition, run.record.offset)
+        origin = Origin(run.record.topic, context.topic_id, run.record.partition, run.record.offset)
     else:
         origin = metadata.origin
     common: dict[str, Any] = {
-        "failure_id": failure_id(station.handler.group, origin),
+        "failure_id": failure_id(context.handler.group, origin),
         "origin": origin,
-        "timestamp_ms": seen.timestamp_ms,
-        "key": seen.key,
-        "raw_value": seen.value,
-        "headers": seen.headers,
+        "timestamp_ms": shown.timestamp_ms,
+        "key": shown.key,
+        "raw_value": shown.value,
+        "headers": shown.headers,
         "started_ms": run.started_ms,
     }
     if metadata is None:
@@ -199,7 +177,7 @@ async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
 
     The due time: another worker, whose clock runs ahead, may have fired the record. Room: see `Orphans`.
     """
-    clock, orphans = run.station.clock, run.station.handler.orphans
+    clock, orphans = run.context.clock, run.context.handler.orphans
     while due_at_ms > clock.wall_ms() or orphans.full:
         if run.aborted:
             raise RunAbortedError
@@ -216,26 +194,21 @@ async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
 
 
 async def _call(run: Run) -> BaseException | None:
-    """Decode and call, bounded in time; return what was raised.
-
-    Raises:
-        NoThreadError: nothing was run, so no attempt was made.
-        RunAbortedError, GivenUpError: there is no outcome.
-    """
-    station, watch = run.station, run.watch
-    handler = station.handler
+    """Decode and call, bounded in time; return what was raised, unless there was no attempt or has no outcome."""
+    context, watch = run.context, run.watch
+    handler = context.handler
     if watch is None:
         raise RuntimeError("a run begins in a pool")
-    run.started_s = station.clock.monotonic_s()
+    run.started_s = context.clock.monotonic_s()
     if run.metadata is not None or handler.wants_delivery:
-        run.started_ms = station.clock.wall_ms()
+        run.started_ms = context.clock.wall_ms()
     watch.begun(run, handler.timeout_s)
     error: BaseException | None = None
     try:
-        value = handler.decode(run.seen.value)
+        value = handler.decode(run.shown.value)
         await call(handler, value, _opened(run) if handler.wants_delivery else None)
         if run.outbox is not None and run.outbox.close():
-            await run.outbox.take(station.random)
+            await run.outbox.take(context.random)
     except NoThreadError:
         await watch.over(run)
         raise
@@ -252,9 +225,9 @@ async def _call(run: Run) -> BaseException | None:
 
 def _opened(run: Run) -> Delivery:
     """Return what the handler is given, with a way to publish if it can see it."""
-    delivery, station = delivery_of(run), run.station
-    if station.handler.takes_delivery:
-        delivery.outbox = run.outbox = Outbox(station.handler.destinations, delivery.failure_id, station.max_bytes)
+    delivery, context = delivery_of(run), run.context
+    if context.handler.takes_delivery:
+        delivery.outbox = run.outbox = Outbox(context.handler.destinations, delivery.failure_id, context.max_bytes)
     return delivery
 
 
@@ -272,21 +245,13 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
 
 def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
     """Return the turn of a first delivery that was fine and published something."""
-    record, handler = run.record, run.station.handler
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
+    record, handler = run.record, run.context.handler
+    return settling(
+        record,
         publishes=published,
         fine=True,
         observations=(
-            Observation(
-                event=Event.SUCCEEDED,
-                handler=handler.main,
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                attempt=1,
-            ),
+            observed(Event.SUCCEEDED, handler.main, record, attempt=1),
             *announced(handler.main, published),
         ),
         on_settled=give_up(published),
@@ -294,7 +259,7 @@ def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
 
 
 def _succeeded(run: Run, ended_ms: int) -> Turn:
-    handler, record, delivery = run.station.handler, run.record, delivery_of(run)
+    handler, record, delivery = run.context.handler, run.record, delivery_of(run)
     published = () if run.outbox is None else run.outbox.published
     event = Succeeded(
         group=handler.group,
@@ -307,9 +272,8 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
         ended_ms=ended_ms,
         lateness_ms=max(0, delivery.lateness_ms or 0),
     )
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
+    return settling(
+        record,
         publishes=(*published, to_event(event, topology=handler.topology, partition=record.partition)),
         observations=(
             _observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),
@@ -322,12 +286,10 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
 def _observation(
     event: Event, handler: Handler, record: Record, delivery: Delivery, ended_ms: int, **more: Any
 ) -> Observation:
-    return Observation(
-        event=event,
-        handler=handler.main,
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
+    return observed(
+        event,
+        handler.main,
+        record,
         failure_id=delivery.failure_id,
         attempt=delivery.attempt,
         lateness_ms=delivery.lateness_ms,
@@ -337,61 +299,54 @@ def _observation(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A failed delivery on its way to a turn."""
-
-    run: Run
-    failed_ms: int
-
-    def turn(self, failure: Failure, decision: Decision | None = None) -> Turn:
-        run, station = self.run, self.run.station
-        handler, delivery, record = station.handler, delivery_of(run), run.record
-        decision = decision or decide(
-            handler.policy,
-            attempt=delivery.attempt,
-            first_failed_ms=first_failed_ms(run.metadata, self.failed_ms),
-            failure=failure,
-            now_ms=self.failed_ms,
-            rng=station.random.random(),
+def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision | None = None) -> Turn:
+    """Return the turn of a failed delivery; `decision` where it is made already."""
+    context = run.context
+    handler, delivery, record = context.handler, delivery_of(run), run.record
+    decision = decision or decide(
+        handler.policy,
+        attempt=delivery.attempt,
+        first_failed_ms=first_failed_ms(run.metadata, failed_ms),
+        failure=failure,
+        now_ms=failed_ms,
+        rng=context.random.random(),
+    )
+    metadata = after_failure(
+        run.metadata,
+        group=handler.group,
+        handler=handler.name,
+        origin=delivery.origin,
+        origin_timestamp_ms=run.shown.timestamp_ms,
+        attempt=delivery.attempt,
+        started_ms=delivery.started_ms,
+        failed_ms=failed_ms,
+        policy_digest=handler.policy_digest,
+        failure=failure,
+        decision=decision,
+    )
+    facts: dict[str, Any] = {
+        "error_class": failure.error_class,
+        "error_type": failure.error_type,
+        "message": failure.message,
+    }
+    failed = _observation(Event.FAILED, handler, record, delivery, failed_ms, **facts)
+    max_bytes = context.max_bytes
+    outgoing: Outgoing | None = None
+    if isinstance(decision, RetryAt):
+        outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
+        if waiting_size(outgoing) > max_bytes:
+            outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
+        else:
+            facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
+            event = Event.SCHEDULED
+    if outgoing is None:
+        outgoing, metadata = to_dead_letter(
+            run.shown, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
         )
-        metadata = after_failure(
-            run.metadata,
-            group=handler.group,
-            handler=handler.name,
-            origin=delivery.origin,
-            origin_timestamp_ms=run.seen.timestamp_ms,
-            attempt=delivery.attempt,
-            started_ms=delivery.started_ms,
-            failed_ms=self.failed_ms,
-            policy_digest=handler.policy_digest,
-            failure=failure,
-            decision=decision,
-        )
-        facts: dict[str, Any] = {
-            "error_class": failure.error_class,
-            "error_type": failure.error_type,
-            "message": failure.message,
-        }
-        failed = _observation(Event.FAILED, handler, record, delivery, self.failed_ms, **facts)
-        max_bytes = station.max_bytes
-        outgoing: Outgoing | None = None
-        if isinstance(decision, RetryAt):
-            outgoing = to_tier(run.seen, topology=handler.topology, metadata=metadata)
-            if waiting_size(outgoing) > max_bytes:
-                outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
-            else:
-                facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
-                event = Event.SCHEDULED
-        if outgoing is None:
-            outgoing, metadata = to_dead_letter(
-                run.seen, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
-            )
-            facts |= {"reason": metadata.reason, "trace": failure.trace}
-            event = Event.DEAD
-        return Turn(
-            source=TopicPartition(record.topic, record.partition),
-            next_offset=record.next_offset,
-            publishes=(outgoing,),
-            observations=(failed, _observation(event, handler, record, delivery, self.failed_ms, **facts)),
-        )
+        facts |= {"reason": metadata.reason, "trace": failure.trace}
+        event = Event.DEAD
+    return settling(
+        record,
+        publishes=(outgoing,),
+        observations=(failed, _observation(event, handler, record, delivery, failed_ms, **facts)),
+    )

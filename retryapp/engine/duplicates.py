@@ -6,8 +6,7 @@
    has an outcome (`engine.progress`), so it is never durable before the first one's outcome: if that fails, both are
    read again.
 3. The turn that settles a first delivery, whatever its outcome, also publishes the row, to the changelog of the table:
-   one transaction with the offset. Without transactions the row goes before the offset: a crash in between leaves a row
-   that names the very record that is read again.
+   one transaction with the offset.
 
 Redeliveries and replays come on other topics and are not looked at.
 """
@@ -22,9 +21,9 @@ from retryapp.core.deduplicate import Deduplicate, Seen, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import Skipped
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.engine.run import Station
-from retryapp.engine.turn import Turn, to_event
-from retryapp.ports import Event, Observation, SeenTable, TopicPartition
+from retryapp.engine.run import DeliveryContext
+from retryapp.engine.turn import Turn, observed, settling, to_event
+from retryapp.ports import Event, SeenTable, TopicPartition
 
 logger = logging.getLogger("retryapp.events")
 
@@ -35,17 +34,11 @@ TURN_ROWS = 500
 class Duplicates:
     """The events of one session. Bound: what is in flight and what waits in the lane."""
 
-    def __init__(self, rule: Deduplicate, station: Station, table: SeenTable, changelog: TopicPartition) -> None:
-        """Begin with what the table has.
-
-        Args:
-            rule: tells the events.
-            station: what deliveries share.
-            table: events that were settled before, up to date.
-            changelog: where its rows go.
-        """
+    def __init__(
+        self, rule: Deduplicate, context: DeliveryContext, table: SeenTable, changelog: TopicPartition
+    ) -> None:
         self._rule = rule
-        self._station = station
+        self._context = context
         self._table = table
         self._changelog = changelog
         self._open: deque[tuple[int, int, bytes]] = deque()
@@ -64,7 +57,7 @@ class Duplicates:
             if found is not None and found.expires_ms > now_ms:
                 first_offset = found.origin_offset
         if first_offset is not None and first_offset != record.offset:
-            return _skipped(self._station, record, first_offset, now_ms)
+            return _skipped(self._context, record, first_offset, now_ms)
         self._under_way[identity] = record.offset
         self._open.append((record.next_offset, record.offset, identity))
         return None
@@ -74,7 +67,7 @@ class Duplicates:
             return self._rule.identity(record)
         except Exception as exc:  # noqa: BLE001 - user code: a record is rather handled twice than not at all
             facts = {
-                "handler": self._station.handler.main,
+                "handler": self._context.handler.main,
                 "topic": record.topic,
                 "partition": record.partition,
                 "offset": record.offset,
@@ -85,12 +78,7 @@ class Duplicates:
             return None
 
     def note(self, turn: Turn, now_ms: int) -> None:
-        """Put the rows of the records that a turn settles into it; turns come in the order of offsets.
-
-        Args:
-            turn: settles records of the main topic, up to its offset.
-            now_ms: epoch milliseconds.
-        """
+        """Put the rows of the records that a turn settles into it; turns come in the order of offsets."""
         rows: list[Outgoing] = []
         identities: list[bytes] = []
         while self._open and self._open[0][0] <= turn.next_offset:
@@ -116,9 +104,9 @@ class Duplicates:
         return settled
 
 
-def _skipped(station: Station, record: Record, first_offset: int, now_ms: int) -> Turn:
-    handler = station.handler
-    origin = Origin(handler.main, station.topic_id, record.partition, record.offset)
+def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms: int) -> Turn:
+    handler = context.handler
+    origin = Origin(handler.main, context.topic_id, record.partition, record.offset)
     identity = failure_id(handler.group, origin)
     event = Skipped(
         group=handler.group,
@@ -128,18 +116,9 @@ def _skipped(station: Station, record: Record, first_offset: int, now_ms: int) -
         first_offset=first_offset,
         at_ms=now_ms,
     )
-    seen = Observation(
-        event=Event.SKIPPED,
-        handler=handler.main,
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        failure_id=identity,
-    )
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
+    return settling(
+        record,
         publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
         skipped=True,
-        observations=(seen,),
+        observations=(observed(Event.SKIPPED, handler.main, record, failure_id=identity),),
     )

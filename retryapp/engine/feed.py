@@ -22,7 +22,6 @@ from retryapp.ports import Passage, TopicPartition, Way
 logger = logging.getLogger(__name__)
 
 BATCH = 500
-"""Records that go to an engine at once."""
 
 
 @dataclass(slots=True)
@@ -38,12 +37,6 @@ class Feed:
     """Feeds the engines of this worker. See the module's text."""
 
     def __init__(self, intake: Intake, to_record: Callable[[Any], Record]) -> None:
-        """Take where records come from.
-
-        Args:
-            intake: has them.
-            to_record: makes one of ours of what it has.
-        """
         self.placed: dict[TopicPartition, Placed] = {}
         """Who takes the records of a partition."""
         self.channels: dict[str, Way] = {}

@@ -113,7 +113,7 @@ class Handler:
     """Records per source partition that are taken in and not settled yet."""
     max_in_flight_bytes: int = 16 * 1024 * 1024
     max_crashes: int = 3
-    """A record that was running alone when its worker ended, so many times, is dead."""
+    """How many workers may die running a record alone before it is dead-lettered as `crashed`."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
@@ -124,17 +124,13 @@ class Handler:
     wants_delivery: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether a call needs the record's `Delivery`: the function takes it, or a thread is named by it."""
     timeout_s: float = field(default=0.0, init=False, repr=False, compare=False)
-    """Longest time of one run."""
     is_async: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
     """Qualified name of the function, for people."""
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
-    """That of the policy; a hash over its text, which every failure tells."""
     orphans: Orphans = field(init=False, repr=False, compare=False)
-    """Runs that were given up (time-out, shutdown) and go on."""
     threads: Threads = field(init=False, repr=False, compare=False)
-    """Where plain functions run."""
 
     def __post_init__(self) -> None:
         """Look at the signature and prepare the decoder once."""
@@ -164,11 +160,7 @@ class Handler:
         return self.topology.group
 
     def decode(self, value: bytes | None) -> Any:
-        """Turn the record's value into what the function takes.
-
-        Raises:
-            UndecodableError: the bytes are no such value; the record keeps its bytes.
-        """
+        """Turn the record's value into what the function takes, or raise `UndecodableError`."""
         if self._adapter is None:
             return value
         try:
@@ -230,11 +222,6 @@ async def call(handler: Handler, value: Any, delivery: Delivery | None) -> None:
 
     What it returns is awaited if it can be. A plain function that is given up (time-out, shutdown) cannot be stopped:
     its thread runs on as an orphan, its result is ignored.
-
-    Args:
-        handler: whose function.
-        value: decoded.
-        delivery: None where the handler does not want it (`Handler.wants_delivery`).
 
     Raises:
         HandlerResultError: what it returned would still have to be run.

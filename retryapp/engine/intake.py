@@ -66,11 +66,7 @@ class Intake:
 
     @property
     def flow(self) -> Flow:
-        """The consumer that fills this intake.
-
-        Raises:
-            RuntimeError: the app has not started its consumer.
-        """
+        """The consumer that fills this intake, once the app has started it."""
         if self._flow is None:
             raise RuntimeError("the consumer has not been started")
         return self._flow
@@ -116,10 +112,7 @@ class Intake:
             self.flow.on_buffer_full(tp)
 
     def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Any]:
-        """Take records of a partition out, in order: at most `limit`, and no more once `max_bytes` are passed.
-
-        One that is stuck stays.
-        """
+        """Take records out, in order: at most `limit`, none once `max_bytes` are passed, none that is stuck."""
         buffer = self._buffers[tp]
         stuck = _ends_stuck(buffer)
         limit = min(limit, len(buffer) - stuck)
@@ -162,5 +155,5 @@ def _size(record: Any) -> int:
 
 
 def _ends_stuck(buffer: deque[Any]) -> bool:
-    """Tell whether the last one cannot be passed; nothing comes behind such a one."""
+    """Tell whether the last one cannot be passed; nothing comes after such a one."""
     return bool(buffer) and getattr(buffer[-1], "stuck", False)

@@ -21,23 +21,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from retryapp.core.errors import LaneClosedError, RetryAppError
+from retryapp.core.errors import LaneClosedError
 from retryapp.engine.limits import LaneLimits as LaneLimits
 from retryapp.engine.limits import within
+from retryapp.engine.transport import LaneProtocol, NotMemberError, RebalancingError
 from retryapp.engine.turn import Turn
-from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, LaneTransport, Observation, Observer, TopicPartition
-
-
-class NotMemberError(RetryAppError):
-    """This process is no member of the assignment's generation any more: another worker may own the lane."""
-
-
-class RebalancingError(RetryAppError):
-    """This process is still a member, but the assignment that the lane belongs to is ending."""
+from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, Observation, Observer, TopicPartition
 
 
 class LaneState(StrEnum):
-    """Where a lane stands."""
+    """State of a lane."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -54,7 +47,7 @@ class Lane:
         name: str,
         handler: str,
         partition: int,
-        transport: LaneTransport,
+        transport: LaneProtocol,
         clock: Clock,
         observer: Observer,
         on_open: Callable[[int, Mapping[TopicPartition, int]], None],
@@ -88,8 +81,6 @@ class Lane:
         self._ready.set()
         self._renewal: asyncio.TimerHandle | None = None
         self._confirmation: asyncio.TimerHandle | None = None
-        self._following: asyncio.TimerHandle | None = None
-        self._behind = False
         self._idle = True
         self._positions: dict[TopicPartition, int] = {}
         self._opened_s: float | None = None
@@ -105,11 +96,7 @@ class Lane:
         return self._limits.backlog - len(self._queue)
 
     def submit(self, session: int, turn: Turn) -> None:
-        """Queue a turn.
-
-        Raises:
-            LaneClosedError: the session in which the turn was made is over; its records will be read again.
-        """
+        """Queue a turn; `LaneClosedError`: its session is over, and its records will be read again."""
         if self.state is not LaneState.OPEN or session != self.session:
             raise LaneClosedError(self.name, f"session {session} is over")
         self._queue.append(turn)
@@ -168,10 +155,7 @@ class Lane:
         return self._finishing
 
     def _was_steady(self) -> bool:
-        """Tell whether the session that failed was a sound one.
-
-        An opening proves nothing: a lane whose transactions fail for a reason that lasts opens well each time.
-        """
+        """Tell whether the session that failed was sound; one that only opened proves nothing."""
         if self._opened_s is None:
             return False
         lasted_s = self._clock.monotonic_s() - self._opened_s
@@ -235,11 +219,10 @@ class Lane:
         turns, self._queue = self._queue, deque()
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
-        for timer in (self._timer, self._rest, self._renewal, self._confirmation, self._following):
+        for timer in (self._timer, self._rest, self._renewal, self._confirmation):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._rest = self._renewal = self._confirmation = self._following = None
-        self._behind = False
+        self._timer = self._rest = self._renewal = self._confirmation = None
         self._ready.set()
         if was_open:
             self.state = LaneState.OPENING
@@ -264,22 +247,9 @@ class Lane:
             self._repeat_offset()
 
     def _confirm(self) -> None:
-        """Use the producer once more, so that it is told if its last transaction was taken back."""
+        """Use the producer once more: the broker refuses it if its last transaction was rolled back."""
         self._confirmation = None
         self._repeat_offset()
-
-    def _follow(self) -> None:
-        """Have the offsets committed that were left behind, unless a later batch has taken them along."""
-        self._following = None
-        if not self._behind:
-            return
-        if self._ready.is_set():
-            self._repeat_offset()
-            self._tick_due = True
-            self._wake.set()
-        else:  # a rest is short, and what is being committed may take them along
-            seconds = max(self._limits.longest_rest_s, self._limits.follow_s / 10)
-            self._following = asyncio.get_running_loop().call_later(seconds, self._follow)
 
     def _repeat_offset(self) -> None:
         if self._positions and not self._queue and self._ready.is_set():  # else a turn is on its way
@@ -330,11 +300,8 @@ class Lane:
         self._idle = False
         self._positions |= batch.offsets
         loop = asyncio.get_running_loop()
-        if self._limits.confirm_s > 0 and batch.changes:
+        if batch.changes:
             self._confirmation = loop.call_later(self._limits.confirm_s, self._confirm)
-        self._behind = receipt.behind
-        if self._behind and self._following is None:
-            self._following = loop.call_later(self._limits.follow_s, self._follow)
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more

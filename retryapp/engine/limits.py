@@ -6,12 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
-
-CONFIRM_S: Final = 10.0
-PLAIN_REST: Final = 0.25
-"""`LaneLimits.rest` without transactions, whose steps are short. Measured at 1,000 retries a second with 8 lanes on one
-processor: lateness p99 59 ms with 1, 51 ms with 0.4, 47 ms with 0.25, 76 ms with 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,19 +13,16 @@ class LaneLimits:
     """Bounds of a lane."""
 
     turns: int = 5_000
-    """Turns in one transaction."""
     changes: int = 2_000
     """Records in one transaction: writing them to the local stores holds the event loop."""
     size: int = 4 * 1024 * 1024
     """Bytes in one transaction, about."""
     backlog: int = 10_000
-    """Turns that may wait; beyond it sources are told that there is no room."""
+    """Turns that may wait; beyond it there is no room for records."""
     backlog_size: int = 16 * 1024 * 1024
     """Bytes of turns that may wait, the same."""
     tick_s: float = 0.25
     """Longest wait of an offset that comes with nothing else."""
-    follow_s: float = 0.25
-    """Longest wait of offsets that a batch has left behind, once the lane has nothing more to do."""
     rest: float = 1.0
     """Rest after a transaction, as a multiple of its own length. Measured with 8 lanes on one processor at 1,000
     retries a second when that was all it could do: lateness p99 408 ms without, 189 ms with 1, 178 ms with 2."""
@@ -40,13 +31,12 @@ class LaneLimits:
     renew_s: float = 86_400.0
     """A lane that had nothing to commit for so long, or up to twice that, commits an offset that it has committed: the
     broker forgets transactional ids that nobody uses (`transactional.id.expiration.ms`, a week by default)."""
-    confirm_s: float = CONFIRM_S
+    confirm_s: float = 10.0
     """A lane that has handed something off, and then had nothing to commit for so long, commits an offset that it has
-    committed; 0: never. A broker that ended meanwhile may have taken the last transaction back although it had
+    committed. A broker that ended meanwhile may have taken the last transaction back although it had
     acknowledged it (docs/reliability.md, F4). It refuses the next one of that producer, and the lane opens again;
     without one, what was taken back would wait for the next record."""
     open_s: float = 30.0
-    """Deadline of one opening."""
     commit_s: float = 30.0
     """Deadline of one transaction; must be above the producer's request time-out to let it report its own error."""
     first_backoff_s: float = 0.1
@@ -54,20 +44,12 @@ class LaneLimits:
     last_backoff_s: float = 5.0
     """Longest such wait. A session that committed something and lasted longer than this ends the doubling."""
     steady_s: float = 60.0
-    """So does any session that lasted this long."""
+    """Any session that lasted this long does so too."""
 
 
 @asynccontextmanager
 async def within(seconds: float, what: str) -> AsyncIterator[None]:
-    """End the block after so long.
-
-    Args:
-        seconds: how long it may take.
-        what: said of it.
-
-    Raises:
-        TimeoutError: it took longer; the text says what did, unless the error came from inside and tells more.
-    """
+    """End the block after so long, with a TimeoutError that says what took longer, or what the inner one says."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -1,4 +1,4 @@
-"""What stands beside the committed offsets of a lane's sources, in the metadata that Kafka keeps with each.
+"""Metadata of the committed offsets of a lane's sources, which Kafka keeps with each.
 
 ===============  ================================================================================================
 source           what
@@ -25,17 +25,15 @@ from retryapp.ports import Committed, LaneBatch, TopicPartition
 
 @dataclass(slots=True)
 class Notes:
-    """Those of one lane. A commit that fails ends the session, and the next one reads what stands there."""
+    """Those of one lane. A commit that fails ends the session, and the next one reads them again."""
 
     site: LaneSite
     life: str
-    """That of this process."""
     tally: Tally | None = None
     """What was counted of the main topic before its offset; None: nothing says it."""
     _counted: str = ""
-    """The same as text."""
     _marks: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
-    """The mark beside the offset of each delivering source, and the offset."""
+    """Offset and mark of each delivering source."""
 
     def read(
         self,
@@ -44,13 +42,7 @@ class Notes:
         ends: Mapping[TopicPartition, int],
         written_down: str,
     ) -> tuple[dict[TopicPartition, Suspected], dict[TopicPartition, str]]:
-        """Take in what a lane finds where it opens.
-
-        Args:
-            offsets: the group's on its sources, as far as there are any.
-            starts: where each source begins.
-            ends: where it ends.
-            written_down: what the changelog says was counted; asked where the group has no offset in the main topic.
+        """Take in what a lane finds where it opens; `written_down` is what the changelog says was counted.
 
         Returns:
             What may have ended a worker, by source; and the marks that have to be there before a record runs.
@@ -70,7 +62,7 @@ class Notes:
         return suspicions, marks
 
     def beside(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
-        """Return the offsets of a batch with what stands beside them, once it is committed."""
+        """Return the offsets of a batch with their metadata, for its commit."""
         told = {}
         counted = self.counted(batch)
         for tp, offset in batch.offsets.items():
@@ -88,17 +80,6 @@ class Notes:
         if offset is not None:
             self._counted = "" if self.tally is None else self.tally.text(offset)
         return self._counted
-
-    def said_by(self, batch: LaneBatch) -> bool:
-        """Tell whether an event in a batch says what is counted: it must not be found beside an offset any more."""
-        if batch.tally is None:
-            return False
-        return self.tally is None or batch.tally.from_offset != self.tally.from_offset
-
-    def unmarked(self, batch: LaneBatch) -> bool:
-        """Tell whether a batch moves an offset that has no mark of this life beside it yet."""
-        marks = [parse_mark(self._marks[tp][1]) for tp in batch.offsets if tp in self._marks]
-        return any(mark is None or mark.life != self.life for mark in marks)
 
     def counting(self) -> list[TopicPartition]:
         """Return the sources whose mark holds something against what is behind the offset."""

@@ -20,11 +20,9 @@ class Orphans:
     """The orphans of one handler on one worker. Used in the event loop's thread only."""
 
     def __init__(self, limit: int) -> None:
-        """Begin without any.
+        """Let no new run begin while there are `limit` orphans.
 
-        Args:
-            limit: no new run begins while there are so many. Those that run already may still join: with two shares of
-                concurrency there are at most ``limit - 1 + 2 * concurrency`` orphans.
+        With two shares of concurrency up to ``limit - 1 + 2 * concurrency`` may come together.
         """
         self.limit = limit
         self.total = 0

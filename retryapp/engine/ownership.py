@@ -31,21 +31,13 @@ class Ownership:
     """The partitions of one worker. See the module's text."""
 
     def __init__(self, *, clock: Clock, observer: Observer, to_record: Callable[[Any], Record], drain_s: float) -> None:
-        """Own nothing yet.
-
-        Args:
-            clock: time.
-            observer: told which partitions cannot be opened.
-            to_record: makes a record of what the client has fetched.
-            drain_s: how long handlers may go on when partitions are taken away.
-        """
         self.clock = clock
         self.observer = observer
         self.intake = Intake()
         self.served: dict[str, Served] = {}
         self.placed: dict[tuple[str, int], Placed] = {}
         self.assigned = False
-        """Whether the group has said what belongs to this worker; may be nothing."""
+        """Whether there is an assignment, which may be empty."""
         self._drain_s = drain_s
         self.feed = Feed(self.intake, to_record)
         """The way of records to the engines."""
@@ -100,11 +92,7 @@ class Ownership:
         await self.suspend(self._drain_s)
 
     async def suspend(self, deadline_s: float) -> None:
-        """Let handlers finish, commit what is done, close every lane. Bounded by the deadline and a few seconds.
-
-        Args:
-            deadline_s: how long running handlers may go on.
-        """
+        """Let handlers finish, commit what is done, close every lane. Bounded by the deadline and a few seconds."""
         async with self._suspending:
             placed = list(self.placed.values())
             if not placed:

@@ -17,24 +17,14 @@ from retryapp.core.names import RETRY_DUE_MS
 from retryapp.core.record import Record
 from retryapp.core.rows import encode_row, row_key, row_of
 from retryapp.engine.damage import bury_damaged, bury_too_large, unreadable
-from retryapp.engine.handler import Handler
-from retryapp.engine.turn import Turn
-from retryapp.ports import Event, Observation, Row, TopicPartition
+from retryapp.engine.run import DeliveryContext
+from retryapp.engine.turn import Turn, observed, settling
+from retryapp.ports import Event, Row
 
 
-def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_bytes: int) -> Turn:
-    """Return the turn that parks a tier record, or buries it when its metadata is damaged or its row too large.
-
-    Args:
-        handler: whose record it is.
-        record: as read from the retry topic.
-        now_ms: epoch milliseconds.
-        topic_id: short id of the main topic, for coordinates of a damaged record.
-        max_bytes: largest record that our topics take.
-
-    Raises:
-        NewerRecordError: a newer retryapp wrote the record.
-    """
+def park(context: DeliveryContext, record: Record, now_ms: int) -> Turn:
+    """Return the turn that parks a record of a retry topic, or buries it when it is damaged or its row too large."""
+    topology = context.handler.topology
     try:
         if (damage := unreadable(record)) is not None:
             raise damage
@@ -42,31 +32,23 @@ def park(handler: Handler, record: Record, *, now_ms: int, topic_id: str, max_by
         if waiting is None:
             raise _no_due_time()
         row = row_of(record)
-        if waiting_size(to_redelivery(row, topology=handler.topology, partition=record.partition)) > max_bytes:
-            return bury_too_large(handler, record, waiting_metadata(record), max_bytes=max_bytes)
+        if waiting_size(to_redelivery(row, topology=topology, partition=record.partition)) > context.max_bytes:
+            return bury_too_large(context, record, waiting_metadata(record))
     except NewerFormatError as exc:
         raise NewerRecordError(record.coordinates, exc.finding) from exc
     except (DamagedMetadataError, UnreadableRecordsError) as exc:
-        return bury_damaged(handler, record, exc, now_ms=now_ms, topic_id=topic_id, max_bytes=max_bytes)
+        return bury_damaged(context, record, exc, now_ms)
     key = row_key(waiting.due_at_ms, record.partition, waiting.origin.offset)
-    return Turn(
-        source=TopicPartition(record.topic, record.partition),
-        next_offset=record.next_offset,
-        puts=(Row(key, encode_row(row), waiting.tier),),
-        observations=(
-            Observation(
-                event=Event.PARKED,
-                handler=handler.main,
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                failure_id=waiting.failure_id,
-                attempt=waiting.attempt,
-                tier=waiting.tier,
-                due_at_ms=waiting.due_at_ms,
-            ),
-        ),
+    parked = observed(
+        Event.PARKED,
+        topology.main,
+        record,
+        failure_id=waiting.failure_id,
+        attempt=waiting.attempt,
+        tier=waiting.tier,
+        due_at_ms=waiting.due_at_ms,
     )
+    return settling(record, puts=(Row(key, encode_row(row), waiting.tier),), observations=(parked,))
 
 
 def waiting_metadata(record: Record) -> RetryMetadata:

@@ -8,26 +8,24 @@ their outcomes ignored, and everything is read again by whoever opens next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from retryapp.core.errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.lives import Suspected
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
 from retryapp.core.tally import Tally
-from retryapp.engine.copies import Copies, Outcomes
 from retryapp.engine.duplicates import TURN_ROWS, Duplicates
 from retryapp.engine.firing import Firing
 from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.progress import Counting, OffsetWindow
-from retryapp.engine.run import Outcome, Run, Station
+from retryapp.engine.run import DeliveryContext, Outcome, Run
 from retryapp.engine.suspects import Suspects
 from retryapp.engine.turn import Turn
-from retryapp.ports import Event, Observation, PendingTable, SeenTable, Source, TopicPartition
+from retryapp.ports import Event, Observation, PendingTable, SeenTable, TopicPartition
 
 ABORT_WAIT_S = 2.0
 """Longest wait of a drain for handlers that it has given up: the grace is what they had before."""
@@ -42,24 +40,25 @@ class PartitionEngine:
     def __init__(
         self,
         *,
-        station: Station,
+        context: DeliveryContext,
         partition: int,
         first: DeliveryPool,
         again: DeliveryPool,
-        source: Source,
+        wanted: Callable[[TopicPartition], None],
         progress_ms: int = PROGRESS_MS,
     ) -> None:
-        self.station = station
+        self.context = context
         self.partition = partition
         self.lane: Lane
         self.firing: Firing
-        topology = station.handler.topology
+        topology = context.handler.topology
         self._main = TopicPartition(topology.main, partition)
         self._redelivery = TopicPartition(topology.redelivery, partition)
         self._retry = frozenset(TopicPartition(topic, partition) for topic in topology.retry_topics)
         self._first = first
         self._again = again
-        self._source = source
+        self._wanted = wanted
+        """Called when there is room for records of a source again."""
         self._session = 0
         self._draining = False
         self._windows: dict[TopicPartition, OffsetWindow[Outcome]] = {}
@@ -70,9 +69,8 @@ class PartitionEngine:
         """What goes on as long as the session: firing, and what runs alone."""
         self._suspects: dict[TopicPartition, Suspects] = {}
         self._duplicates: Duplicates | None = None
-        self._copies: Copies | None = None
         self._progress_ms = progress_ms
-        self._counting = Counting(station.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
+        self._counting = Counting(context.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
         self._unreleased: dict[TopicPartition, None] = {}
 
     # -- session ------------------------------------------------------------------------------------------------
@@ -94,12 +92,9 @@ class PartitionEngine:
 
     @property
     def release_lag_ms(self) -> int:
-        """Age of the oldest record that is taken in and not settled; 0 when there is none.
-
-        Offsets are committed as a prefix: one slow record holds back what finished behind it.
-        """
+        """Age of the oldest record in flight; 0 without any. Offsets after it wait for it."""
         oldest = [window.oldest_ms for window in self._windows.values() if window.oldest_ms is not None]
-        return max(0, self.station.clock.wall_ms() - min(oldest)) if oldest else 0
+        return max(0, self.context.clock.wall_ms() - min(oldest)) if oldest else 0
 
     @property
     def looked_ms(self) -> int | None:
@@ -109,7 +104,7 @@ class PartitionEngine:
     def alive(self, run: Run) -> bool:
         """See `run.RunOwner.alive`."""
         alive = self._alive(run.session)
-        if lapsed := alive and self.station.lapsed():  # stopped, cut off: another may have done since what is at hand
+        if lapsed := alive and self.context.lapsed():  # stopped, cut off: another may have done since what is at hand
             self.lane.fail(MembershipLapsedError(self.lane.name))
         return alive and not lapsed
 
@@ -123,47 +118,32 @@ class PartitionEngine:
         pending: PendingTable,
         suspicions: Mapping[TopicPartition, Suspected] | None = None,
         seen: SeenTable | None = None,
-        outcomes: Outcomes | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """Begin a session; the lane has just opened.
-
-        Args:
-            session: its number.
-            starts: where each source begins.
-            pending: what waits.
-            suspicions: what may have ended a worker, by source.
-            seen: events of the past, where the handler deduplicates.
-            outcomes: how far records have come, where there may be copies.
-            tally: what was counted before, and nobody has said yet.
-
-        Raises:
-            RuntimeError: it does, and they are missing.
-        """
+        """Begin a session; the lane has just opened."""
         self._session = session
         self._windows = {tp: OffsetWindow() for tp in starts}
         self._unreleased.clear()
-        self.firing = Firing(self.station, self.lane, self.partition, session, pending)
+        self.firing = Firing(self.context, self.lane, self.partition, session, pending)
         self._duplicates = self._begin_duplicates(seen)
-        self._copies = None if outcomes is None else Copies(self.station, outcomes, pending)
         start = starts[self._main]
-        tally = tally or Tally(from_offset=start, since_ms=self.station.clock.wall_ms())
-        self._counting = Counting(self.station.handler, self._main, tally, start)
+        tally = tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
+        self._counting = Counting(self.context.handler, self._main, tally, start)
         self._suspects = {
-            tp: Suspects(self.station, self.lane, session, found=found, submit=self._pool(tp).submit)
+            tp: Suspects(self.context, self.lane, session, found=found, submit=self._pool(tp).submit)
             for tp, found in (suspicions or {}).items()
         }
-        works = [self.firing.run(), *(each.run() for each in self._suspects.values())]
+        works = [self.firing.run, *(each.run for each in self._suspects.values())]
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
 
     def _begin_duplicates(self, seen: SeenTable | None) -> Duplicates | None:
-        handler = self.station.handler
+        handler = self.context.handler
         if handler.deduplicate is None:
             return None
         if seen is None:
             raise RuntimeError(f"lane {self.lane.name} opened without its table of seen events")
         changelog = TopicPartition(handler.topology.seen_changelog, self.partition)
-        return Duplicates(handler.deduplicate, self.station, seen, changelog)
+        return Duplicates(handler.deduplicate, self.context, seen, changelog)
 
     def end(self) -> None:
         """End the session: nothing of it counts any more."""
@@ -180,11 +160,7 @@ class PartitionEngine:
         self._tasks.clear()
 
     async def drain(self, deadline_s: float) -> None:
-        """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them.
-
-        Args:
-            deadline_s: longest wait before they are given up; after that at most `ABORT_WAIT_S` more.
-        """
+        """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them."""
         self._draining = True
         self._end_tasks()
         for run in list(self._running):
@@ -217,7 +193,7 @@ class PartitionEngine:
         window = self._windows.get(tp)
         if window is None or self._draining:
             return 0
-        handler = self.station.handler
+        handler = self.context.handler
         if window.bytes >= handler.max_in_flight_bytes:
             return 0
         return max(0, min(handler.max_in_flight - len(window), self.lane.room))
@@ -230,7 +206,7 @@ class PartitionEngine:
     def room_bytes(self, tp: TopicPartition) -> int:
         """Return how many bytes of `tp` may come in now; the last record may pass it."""
         window = self._windows.get(tp)
-        return 0 if window is None else self.station.handler.max_in_flight_bytes - window.bytes
+        return 0 if window is None else self.context.handler.max_in_flight_bytes - window.bytes
 
     def accept(self, tp: TopicPartition, session: int, records: Sequence[Record]) -> None:
         """Take records of a source partition, in offset order."""
@@ -240,44 +216,32 @@ class PartitionEngine:
         if tp in self._retry:
             self._park(tp, session, window, records)
             return
-        station, suspects = self.station, self._suspects.get(tp)
+        context, suspects = self.context, self._suspects.get(tp)
         submit = self._pool(tp).submit if suspects is None else suspects.add
-        now_ms = station.clock.wall_ms()
-        looked_at = self._copies is not None or (self._duplicates is not None and tp == self._main)
+        now_ms = context.clock.wall_ms()
+        duplicates = self._duplicates if tp == self._main else None
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
-            passed = self._passed(tp, record, now_ms) if looked_at else None
-            if passed is None:
-                submit(Run(self, station, record, source=tp, session=session))
+            skipped = None if duplicates is None else duplicates.skip(record, now_ms)
+            if skipped is None:
+                submit(Run(self, context, record, source=tp, session=session))
             else:
-                window.finish(record.offset, passed)
+                window.finish(record.offset, skipped)
                 if suspects is not None:
                     suspects.passed(record.offset)
-        if looked_at:
+        if duplicates is not None:
             self._release(tp, session, window)  # nothing else may come to end
-
-    def _passed(self, tp: TopicPartition, record: Record, now_ms: int) -> Turn | None:
-        """Return the turn of a record that is not delivered: a duplicate, or a copy. It is settled at once."""
-        duplicates, copies = self._duplicates, self._copies
-        if tp == self._main and duplicates is not None and (skipped := duplicates.skip(record, now_ms)) is not None:
-            return skipped
-        if copies is None:
-            return None
-        return copies.first(record) if tp == self._main else copies.again(record)
 
     def _pool(self, tp: TopicPartition) -> DeliveryPool:
         return self._first if tp == self._main else self._again
 
     def _park(self, tp: TopicPartition, session: int, window: OffsetWindow[Outcome], records: Sequence[Record]) -> None:
-        station = self.station
-        now_ms = station.clock.wall_ms()
+        context = self.context
+        now_ms = context.clock.wall_ms()
         for record in records:
             window.add(record.offset)
-            turn = None if self._copies is None else self._copies.parking(record)
-            turn = turn or park(
-                station.handler, record, now_ms=now_ms, topic_id=station.topic_id, max_bytes=station.max_bytes
-            )
+            turn = park(context, record, now_ms)
             if turn.puts:
                 turn.on_settled = partial(self._parked, parse_row_key(turn.puts[0].key).due_at_ms)
             window.finish(record.offset, turn)
@@ -333,12 +297,12 @@ class PartitionEngine:
         except LaneClosedError:
             return  # the session is over; the records will be read again
         if tp == self._main:
-            if self._counting.due(self.station.clock.wall_ms(), self._progress_ms):
+            if self._counting.due(self.context.clock.wall_ms(), self._progress_ms):
                 self._note_progress(session)
         elif tp == self._redelivery:
             self.firing.delivered(turns[-1].next_offset)
-        if len(window) <= self.station.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
-            self._source.wanted(tp)
+        if len(window) <= self.context.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
+            self._wanted(tp)
 
     def _noted(self, duplicates: Duplicates, tp: TopicPartition, outcomes: Sequence[Outcome]) -> list[Turn]:
         """Make turns that also tell which events were seen."""
@@ -346,7 +310,7 @@ class PartitionEngine:
             turn for at in range(0, len(outcomes), TURN_ROWS) for turn in self._turns(tp, outcomes[at : at + TURN_ROWS])
         ]
         if tp == self._main:
-            now_ms = self.station.clock.wall_ms()
+            now_ms = self.context.clock.wall_ms()
             for turn in turns:
                 duplicates.note(turn, now_ms)
         return turns
@@ -380,7 +344,7 @@ class PartitionEngine:
     def _note_progress(self, session: int) -> None:
         """Say on the events topic what was counted since the last time."""
         try:
-            if (turn := self._counting.say(self.station.clock.wall_ms())) is not None:
+            if (turn := self._counting.say(self.context.clock.wall_ms())) is not None:
                 self.lane.submit(session, turn)
         except LaneClosedError:
             return  # who opens the lane next knows what is counted of what is durable
@@ -389,9 +353,9 @@ class PartitionEngine:
         """The lane has committed: there may be room for what waited."""
         self.firing.room()
 
-    async def _guard(self, session: int, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, session: int, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except LaneClosedError:
             return
         except Exception as exc:  # noqa: BLE001 - without it nothing would ever fire, or run, again, in silence

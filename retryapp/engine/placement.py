@@ -1,8 +1,7 @@
 """A handler's partition on this worker: its engine, its lane, and the watch over the lane's task.
 
 A lane's task waits for the end of the rebalance, then runs the lane. A lane without a task, or one that idles although
-no assignment comes, would hold its partition and do nothing, in silence: then the whole process ends, with the exit
-code that asks for a new start.
+no assignment comes, would silently block its partition, so the process exits with the restart code.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from retryapp.core.errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.handler import Handler
 from retryapp.engine.lane import Lane, LaneState
-from retryapp.engine.limits import CONFIRM_S, PLAIN_REST, LaneLimits
+from retryapp.engine.limits import LaneLimits
 from retryapp.engine.partition import PROGRESS_MS, PartitionEngine
 from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.transport import LaneProtocol
 from retryapp.engine.turn import Turn, to_event
 from retryapp.ports import Clock, Observer, Random, TopicPartition
@@ -97,15 +96,9 @@ class Placer:
     """Called when a lane has opened: batches that were on their way to its engine are of an older session."""
 
     def place(self, served: Served, partition: int, membership: Membership) -> Placed:
-        """Make what a partition needs, and start it.
-
-        Args:
-            served: its handler.
-            partition: its number.
-            membership: that of the assignment which gave it to us.
-        """
+        """Make what a partition needs, and start it."""
         engine = PartitionEngine(
-            station=Station(
+            context=DeliveryContext(
                 handler=served.handler,
                 clock=self.clock,
                 random=self.random,
@@ -118,7 +111,7 @@ class Placer:
             partition=partition,
             first=served.first,
             again=served.again,
-            source=_Pump(self.pump),
+            wanted=self.pump,
             progress_ms=self.progress_ms,
         )
         transport = self.make_transport(served, engine, membership)
@@ -137,7 +130,6 @@ class Placer:
                 transport.pending,
                 transport.suspicions,
                 transport.seen,
-                transport.outcomes,
                 transport.tally,
             )
             for tp in engine.sources:
@@ -159,9 +151,7 @@ class Placer:
             on_open=begin,
             on_close=engine.end,
             on_room=room,
-            limits=LaneLimits(tick_s=self.tick_s, confirm_s=CONFIRM_S)
-            if transport.transactional
-            else LaneLimits(tick_s=self.tick_s, confirm_s=0.0, rest=PLAIN_REST),
+            limits=LaneLimits(tick_s=self.tick_s),
         )
 
     def _note_policy(self, handler: Handler, partition: int, engine: PartitionEngine, session: int) -> None:
@@ -206,14 +196,3 @@ class Placer:
         if not task.cancelled() and (exc := task.exception()) is not None:
             logger.error("Lane %s ended with an error", lane.name, exc_info=exc)
             self.end_process(f"Lane {lane.name} ended with an error that it could not handle ({exc!r})")
-
-
-@dataclass(frozen=True, slots=True)
-class _Pump:
-    """`ports.Source` on a function."""
-
-    pump: Callable[[TopicPartition], None]
-
-    def wanted(self, tp: TopicPartition) -> None:
-        """See `ports.Source.wanted`."""
-        self.pump(tp)

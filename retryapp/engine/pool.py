@@ -38,7 +38,7 @@ class DeliveryPool:
         self._open: dict[Run, None] = {}
         """Runs that go on, oldest first; all have the same time, so the first one's ends first."""
         self._cancelled: dict[Run, float] = {}
-        """Runs that were told to stop, and until when that is waited for."""
+        """Runs that are being cancelled, and until when the pool waits for them."""
         self._timer: asyncio.TimerHandle | None = None
         self.stopping = False
 
@@ -146,7 +146,7 @@ class DeliveryPool:
         if run.task is not None:
             self._runners.discard(run.task)
             if run.begun:
-                abandon(run.station.handler, run.task, delivery_of(run))
+                abandon(run.context.handler, run.task, delivery_of(run))
         if not self.stopping:
             self._add_runner()
         outcome, fault = None, None

@@ -60,16 +60,7 @@ class OffsetWindow(Generic[T]):
         return self._entries[0].added_ms if self._entries else None
 
     def add(self, offset: int, size: int = 0, *, now_ms: int = 0) -> None:
-        """Take a record in.
-
-        Args:
-            offset: must be higher than every offset before.
-            size: bytes it holds in memory.
-            now_ms: epoch milliseconds.
-
-        Raises:
-            ValueError: the offset is not higher; the source delivered something twice or out of order.
-        """
+        """Take a record in; a ValueError: the source delivered something twice or out of order."""
         if offset <= self._last:
             raise ValueError(f"offset {offset} after {self._last}: records of a partition must arrive in order")
         self._last = offset
@@ -79,16 +70,7 @@ class OffsetWindow(Generic[T]):
         self._bytes += size
 
     def finish(self, offset: int, outcome: T, more: int = 0) -> None:
-        """Note the outcome of a record.
-
-        Args:
-            offset: the record's.
-            outcome: what `release` hands out.
-            more: bytes that the outcome holds in memory beside the record's own.
-
-        Raises:
-            KeyError: the record is not in the window.
-        """
+        """Note the outcome of a record; `more`: bytes that it holds besides the record's."""
         entry = self._index.pop(offset)
         entry.outcome = outcome
         entry.done = True
@@ -115,14 +97,6 @@ class Counting:
     """
 
     def __init__(self, handler: Handler, main: TopicPartition, tally: Tally, next_offset: int) -> None:
-        """Begin where a lane has opened.
-
-        Args:
-            handler: whose partition it is.
-            main: the partition.
-            tally: what was counted before, and is in no event yet.
-            next_offset: where the session begins.
-        """
         self._handler = handler
         self._main = main
         self._tally = tally

@@ -31,8 +31,7 @@ from retryapp.core.partitioner import partition_of
 from retryapp.core.publication import Destination, Publication
 from retryapp.core.record import Headers
 from retryapp.core.topology import check_name
-from retryapp.ports.destinations import DestinationReader
-from retryapp.ports.flow import Clock, Event, Observation, Random
+from retryapp.ports import Clock, DestinationReader, Event, Observation, Random
 
 MAX_RECORDS: Final = 10_000
 """Records that one attempt may publish: they travel in one transaction."""
@@ -46,13 +45,6 @@ class Destinations:
     """The topics that the handlers of a worker publish to, each looked at once in a while."""
 
     def __init__(self, reader: DestinationReader, clock: Clock, ours: Callable[[], Collection[str]]) -> None:
-        """Begin without any.
-
-        Args:
-            reader: looks at topics.
-            clock: says how old a look is.
-            ours: names the topics that belong to handlers; asked when a topic is first published to.
-        """
         self.lock = threading.Lock()
         """Held while an outbox takes a record or is closed."""
         self._reader = reader
@@ -62,11 +54,7 @@ class Destinations:
         self._looks: dict[str, asyncio.Task[None]] = {}
 
     def of(self, topic: str) -> Destination:
-        """Return a destination, seen or not. In any thread.
-
-        Raises:
-            PublishRefusedError: the topic is ours, or the name is none.
-        """
+        """Return a destination, looked at or not, or raise `PublishRefusedError`. In any thread."""
         found = self._known.get(topic)
         if found is None:
             try:
@@ -82,11 +70,7 @@ class Destinations:
         return found
 
     def fresh(self, destination: Destination) -> bool:
-        """Tell whether what is known of a destination may be believed now.
-
-        Raises:
-            DestinationError: it may, and nothing can be published to it.
-        """
+        """Tell whether what is known of a destination may be believed; raise a known problem as `DestinationError`."""
         if not destination.fresh(self._clock.monotonic_s()):
             return False
         if destination.problem is not None:
@@ -94,11 +78,7 @@ class Destinations:
         return True
 
     async def look(self, destination: Destination) -> None:
-        """Look at a topic; those who want the same look share it.
-
-        Raises:
-            DestinationError: nothing can be published to it, or nobody could tell.
-        """
+        """Look at a topic, or raise `DestinationError`; those who want the same look share it."""
         topic = destination.topic
         task = self._looks.get(topic)
         if task is None:
@@ -109,7 +89,7 @@ class Destinations:
             raise DestinationError(topic, destination.problem)
 
     async def _look(self, destination: Destination) -> None:
-        """Look; where nobody can tell, an earlier look that nothing speaks against is believed a little longer."""
+        """Look; where that fails, an earlier look that nothing contradicts is believed a little longer."""
         try:
             seen = await self._reader.look(destination.topic)
         except Exception as exc:  # noqa: BLE001 - the edge of a client library: whatever it is, the attempt has failed
@@ -138,13 +118,6 @@ class Outbox:
     __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "name", "published")
 
     def __init__(self, destinations: Destinations | None, name: str, max_bytes: int) -> None:
-        """Begin empty.
-
-        Args:
-            destinations: where to; None: a handler that no worker runs.
-            name: of the run, for people.
-            max_bytes: largest record that the lane's producer takes.
-        """
         self.name = name
         self.published: tuple[Publication, ...] = ()
         """What was in it, once its run has ended well."""
@@ -199,14 +172,7 @@ class Outbox:
         return self._wishes is not None
 
     async def take(self, random: Random) -> None:
-        """Make `published` of what is in it, in order, each record with its partition; it is closed.
-
-        Args:
-            random: spreads records without a key.
-
-        Raises:
-            PublishError: one of them cannot be published.
-        """
+        """Make `published` of what is in the closed box, in order, each with its partition, or raise `PublishError`."""
         wishes, self._wishes = self._wishes, None
         if self._destinations is None or wishes is None:
             return
@@ -220,7 +186,6 @@ class Publishing:
     """What lets a handler publish: a part of its `Delivery`, none of its data."""
 
     __slots__ = ("outbox",)
-
     outbox: Outbox | None
     """Where `publish` puts records; given by the worker."""
 
@@ -271,12 +236,7 @@ def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, .
 
 
 def announced(handler: str, publications: Sequence[Publication]) -> tuple[Observation, ...]:
-    """Return what to tell of these records once their turn is committed: one observation for each topic.
-
-    Args:
-        handler: main topic of the handler that published them.
-        publications: what it published.
-    """
+    """Return what to tell of these records once their turn is committed: one observation for each topic."""
     counts = Counter(publication.topic for publication in publications)
     return tuple(
         Observation(event=Event.PUBLISHED, handler=handler, topic=topic, count=count) for topic, count in counts.items()

@@ -1,4 +1,4 @@
-"""Bringing a pending table up to the end of its changelog, by position; whatever ends it, the next one goes on.
+"""Bringing local tables up to the end of their changelogs, by position; whatever ends it, the next one goes on.
 
 What the table wrote last is looked for first. A commit that was acknowledged is final, but brokers have faults: Kafka
 4.3.1, stopped in good order while it is the only one, can leave a committed transaction without its markers, and the
@@ -9,32 +9,23 @@ and not in the table: they would wait for ever.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retryapp.core import marks
-from retryapp.core.errors import ChangelogReplacedError, ChangelogSharedError, OffsetsMissingError, StoreAheadError
+from retryapp.core.deduplicate import live_rows
+from retryapp.core.errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.engine.site import LaneSite
-from retryapp.ports import Committed, LaneBatch, PendingStore, TopicPartition, TopicReader
+from retryapp.ports import Committed, LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
 
-async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
+async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
     """Read on from where the table is.
 
-    Args:
-        table: the local copy.
-        reader: reads committed records.
-        changelog: what it is a copy of.
-        lane: name of the lane, for errors.
-
-    Returns:
-        False when the changelog has no such record as the table wrote last: it is a copy of something else, drop it.
-
-    Raises:
-        StoreAheadError: the changelog ends before the table does.
+    Returns False when the changelog has no such record as the table wrote last: it is a copy of something else.
     """
     looked_for = table.last_written
     start = table.next_offset if looked_for is None else looked_for
@@ -62,43 +53,11 @@ async def catch_up(table: PendingStore, reader: TopicReader, changelog: TopicPar
     return True
 
 
-def offsets_in(topic: TopicPartition, batch: LaneBatch, published: Sequence[int]) -> list[int]:
-    """Return the offsets that what a batch publishes got in a topic, in order."""
-    return [
-        at for out, at in zip(batch.publishes, published, strict=True) if (out.topic, out.partition) == tuple(topic)
-    ]
-
-
-def check_alone(site: LaneSite, table: PendingStore | None, written: Sequence[int]) -> None:
-    """Refuse to write to a local store what does not follow in the changelog on what it has.
-
-    Without transactions nothing keeps a former owner from writing, or its requests from arriving late. A store that
-    passed over records of another worker would never read them again: rows that wait would be gone with it.
-
-    Args:
-        site: the lane's.
-        table: the local copy; None while the lane opens, which reads what is there afterwards.
-        written: offsets that the records of a batch got, in order.
-
-    Raises:
-        ChangelogSharedError: somebody else has written.
-    """
-    if table is None:
-        return
-    for expected, offset in enumerate(written, table.next_offset):
-        if offset != expected:
-            raise ChangelogSharedError(site.name, expected, offset)
-
-
 def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed]) -> list[TopicPartition]:
     """Refuse a changelog that is not the one into which a lane has parked.
 
     Beside each offset of a retry topic stands whose changelog has the rows of what is before it. Whoever sets such an
     offset by hand leaves nothing there, and so decides that it counts for any changelog.
-
-    Args:
-        site: the lane's.
-        offsets: the group's on its sources, as far as there are any.
 
     Returns:
         The retry topics whose offsets do not say it yet.
@@ -116,17 +75,7 @@ def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed])
 async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
 ) -> tuple[Mapping[TopicPartition, int], str]:
-    """Return where a lane was by its changelog, for sources without a committed offset, and what was counted.
-
-    Args:
-        site: the lane's.
-        reader: reads committed records.
-        missing: the sources whose offsets the group does not have.
-
-    Raises:
-        OffsetsMissingError: the lane has worked, all its offsets are gone, and an earlier retryapp, which wrote none
-            down, was the last to work.
-    """
+    """Return where a lane was by its changelog, for sources without a committed offset, and what was counted."""
     rows, last = 0, b""
 
     def look(records: list[Any], _position: int) -> None:
@@ -142,3 +91,47 @@ async def written_down(
     if rows and not noted and len(missing) == len(site.sources):
         raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
     return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, marks.read_tally(last, site.topic_id)
+
+
+async def recover_seen(
+    open_seen: Callable[[], SeenTable],
+    reader: TopicReader,
+    changelog: TopicPartition,
+    *,
+    now_ms: int,
+    rolled_back: bool = False,
+) -> SeenTable:
+    """Open a table and bring it up to its changelog, which keeps hardly more than the window."""
+    seen = open_seen()
+    if rolled_back:
+        seen.drop()
+        seen = open_seen()
+
+    def take(records: list[Any], position: int) -> None:
+        seen.recover(((r.key or b"", r.value) for r in records), position, now_ms)
+
+    try:
+        reached = await reader.read(changelog, seen.next_offset, take)
+        if reached < seen.next_offset:  # the topic has lost its end; what it has is all that can be known
+            logger.warning("The local copy of %s is ahead of it: dropped and rebuilt", changelog.topic)
+            seen.drop()
+            seen = open_seen()
+            await reader.read(changelog, 0, take)
+    except BaseException:
+        seen.close()  # or its folder would stay locked for the next try
+        raise
+    if seen.dropped:
+        logger.warning("The local copy of %s was dropped and rebuilt: %s", changelog.topic, seen.dropped)
+    return seen
+
+
+def apply_seen(seen: SeenTable, changelog: TopicPartition, batch: LaneBatch, receipt: LaneReceipt, now_ms: int) -> None:
+    """Write the rows of a committed batch; on any error the table must not be trusted any more."""
+    found = [
+        (outgoing, offset)
+        for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)
+        if outgoing.topic == changelog.topic
+    ]
+    if found:
+        rows = live_rows(((outgoing.key or b"", outgoing.value) for outgoing, _ in found), now_ms)
+        seen.write(rows, max(offset for _, offset in found) + 1, now_ms)

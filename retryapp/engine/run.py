@@ -19,14 +19,13 @@ Outcome = Turn | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
+class DeliveryContext:
     """What deliveries of one handler and partition share."""
 
     handler: Handler
     clock: Clock
     random: Random
     topic_id: str
-    """Short id of the main topic."""
     max_bytes: int
     """Largest record that our topics take."""
     life: str = "?"
@@ -69,12 +68,9 @@ class Watch(Protocol):
         ...
 
     async def over(self, run: Run) -> None:
-        """Watch a run no longer, and let no cancellation that it caused or was sent reach anything behind it.
+        """Watch a run no longer, and let no cancellation that it caused or was sent reach anything after it.
 
-        Raises:
-            GivenUpError: nobody waits for it any more.
-            RunAbortedError: its outcome does not count.
-            CancelledError: all runs are being ended.
+        Raises `GivenUpError` when it is too late, `RunAbortedError` when its outcome does not count.
         """
         ...
 
@@ -83,51 +79,39 @@ class Watch(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Run:
     """One delivery on its way: queued, begun, ended or given up."""
 
-    __slots__ = (
-        "aborted", "begun", "deadline_s", "delivery", "given_up", "metadata", "on_end", "outbox", "overdue", "owner",
-        "record", "seen", "session", "source", "started_ms", "started_s", "station", "task", "watch",
-    )  # fmt: skip
+    owner: RunOwner
+    context: DeliveryContext
+    record: Record
+    source: Any = None
+    """For the owner: where it was read."""
+    session: int = 0
+    begun: bool = False
+    """The handler was called; before that a delivery may be given up at no cost."""
+    aborted: bool = False
+    overdue: bool = False
+    """It ran longer than the policy allows."""
+    given_up: bool = False
+    """It went on after it was told to stop; its outcome does not count any more."""
+    on_end: Callable[[], None] | None = None
+    """Called when its owner knows of its end."""
+    watch: Watch | None = None
+    task: asyncio.Task[Any] | None = None
+    deadline_s: float = 0.0
+    shown: Record = field(init=False)
+    """What the handler sees; known once it has begun."""
+    metadata: RetryMetadata | None = None
+    delivery: Delivery | None = None
+    outbox: Outbox | None = None
+    """Where its handler publishes; None where the function does not take a delivery."""
+    started_ms: int | None = None
+    started_s: float = 0.0
 
-    def __init__(
-        self, owner: RunOwner, station: Station, record: Record, *, source: Any = None, session: int = 0
-    ) -> None:
-        """Begin as queued.
-
-        Args:
-            owner: gets the outcome.
-            station: what all deliveries of the handler and partition share.
-            record: as read.
-            source: for the owner: where it was read.
-            session: for the owner: in which session.
-        """
-        self.owner = owner
-        self.station = station
-        self.record = record
-        self.source = source
-        self.session = session
-        self.begun = False
-        """The handler was called; before that a delivery may be given up at no cost."""
-        self.aborted = False
-        self.overdue = False
-        """It ran longer than the policy allows."""
-        self.given_up = False
-        """It went on after it was told to stop; its outcome does not count any more."""
-        self.on_end: Callable[[], None] | None = None
-        """Called when its owner was told of its end."""
-        self.watch: Watch | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.deadline_s = 0.0
-        self.seen: Record = record
-        """What the handler sees; known once it has begun."""
-        self.metadata: RetryMetadata | None = None
-        self.delivery: Delivery | None = None
-        self.outbox: Outbox | None = None
-        """Where its handler publishes; None where the function does not take a delivery."""
-        self.started_ms: int | None = None
-        self.started_s = 0.0
+    def __post_init__(self) -> None:
+        self.shown = self.record
 
     def abort(self) -> None:
         """Cancel the handler; its outcome will be ignored."""

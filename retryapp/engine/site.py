@@ -19,8 +19,6 @@ class LaneSite:
     main: TopicPartition
     changelog: TopicPartition
     dlq: TopicPartition
-    events: TopicPartition | None = None
-    """Where it tells of successes; None: nobody looks there for outcomes."""
     delivering: Sequence[TopicPartition] = ()
     """The sources whose records run in handlers."""
     seen: TopicPartition | None = None

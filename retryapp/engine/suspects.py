@@ -15,7 +15,7 @@ from retryapp.core.errors import LaneClosedError
 from retryapp.core.lives import Mark, Suspected
 from retryapp.engine.deliver import crashed
 from retryapp.engine.lane import Lane
-from retryapp.engine.run import Run, Station
+from retryapp.engine.run import DeliveryContext, Run
 from retryapp.engine.turn import Turn
 
 
@@ -23,23 +23,14 @@ class Suspects:
     """The records of one source that were there when a life ended: as many of them as may have been running."""
 
     def __init__(
-        self, station: Station, lane: Lane, session: int, *, found: Suspected, submit: Callable[[Run], None]
+        self, context: DeliveryContext, lane: Lane, session: int, *, found: Suspected, submit: Callable[[Run], None]
     ) -> None:
-        """Begin with none.
-
-        Args:
-            station: what deliveries share.
-            lane: writes the marks.
-            session: of the lane.
-            found: which they are.
-            submit: runs a record as any other.
-        """
-        self._station = station
+        self._context = context
         self._lane = lane
         self._session = session
         self._crashes = found.crashes
         self._upto = found.upto
-        self._left = station.handler.max_in_flight  # those behind them cannot have run before
+        self._left = context.handler.max_in_flight  # those behind them cannot have run before
         self._submit = submit
         self._queue: deque[Run] = deque()
         self._held: list[Run] = []
@@ -47,7 +38,7 @@ class Suspects:
         self._wake = asyncio.Event()
 
     def add(self, run: Run) -> None:
-        """Take a record, in offset order. One behind the suspects waits until their outcomes are durable.
+        """Take a record, in offset order. One after the suspects waits until their outcomes are durable.
 
         Beside them it could end the worker in their stead, life after life, and nothing would ever move the offset: it
         may have run while what was before it had an outcome, and that was not committed yet.
@@ -71,18 +62,14 @@ class Suspects:
             self._crashes = 0
 
     async def run(self) -> None:
-        """Run them one at a time.
-
-        Raises:
-            LaneClosedError: the session is over.
-        """
+        """Run them one at a time, until `LaneClosedError`."""
         while True:
             while not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
             self._busy = True
             run, crashes, self._crashes = self._queue.popleft(), self._crashes, 0
-            async with self._station.alone:
+            async with self._context.alone:
                 await self._run_alone(run, crashes)
             self._busy = False
             if not self._queue:
@@ -92,22 +79,22 @@ class Suspects:
 
     async def _run_alone(self, run: Run, crashes: int) -> None:
         owner = run.owner
-        if crashes >= self._station.handler.max_crashes:
+        if crashes >= self._context.handler.max_crashes:
             run.on_end = lambda: None  # its turn has to go before the next mark
             owner.begun(run)
             owner.ended(run, crashed(run, crashes), None)
-            await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._station.life))
+            await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._context.life))
             return
-        await self._note(run, run.record.offset, Mark(alone=True, count=crashes + 1, life=self._station.life))
+        await self._note(run, run.record.offset, Mark(alone=True, count=crashes + 1, life=self._context.life))
         ended = asyncio.Event()
         run.on_end = ended.set
         self._submit(run)
         await ended.wait()
         # before another starts, or this one's mark would stand when that one ends the worker
-        await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._station.life))
+        await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._context.life))
 
     async def _note(self, run: Run, offset: int, mark: Mark) -> None:
-        """Write down durably how far the source has come and what runs there; behind what was released before."""
+        """Write down durably how far the source has come and what runs there, after what was released before."""
         marked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def settled(committed: bool, _offsets: tuple[int, ...]) -> None:

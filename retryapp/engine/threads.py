@@ -47,11 +47,6 @@ class Threads:
     """
 
     def __init__(self, keep: int) -> None:
-        """Begin without any.
-
-        Args:
-            keep: how many free threads stay.
-        """
         self._keep = keep
         self._free: list[SimpleQueue[_Job | None]] = []
 
@@ -61,19 +56,9 @@ class Threads:
             jobs.put(None)
 
     def run(self, function: Callable[..., Any], *arguments: Any, name: str) -> asyncio.Future[Ended]:
-        """Run a function in a thread, in a copy of the caller's context. It begins at once.
+        """Run a function in a thread, at once, in a copy of the caller's context, or raise `NoThreadError`.
 
-        Args:
-            function: what to run.
-            arguments: its arguments.
-            name: of the thread while it runs this.
-
-        Returns:
-            A future of the running loop. It never fails; nobody needs to look at it. It stays open when the loop ends
-            first.
-
-        Raises:
-            NoThreadError: the function was not started.
+        The future never fails, and stays open when the loop ends first.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Ended] = loop.create_future()
@@ -109,7 +94,7 @@ def _start_thread() -> SimpleQueue[_Job | None]:
 
 
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
-    """Run jobs until told to end. Between two jobs it holds on to nothing of theirs."""
+    """Run jobs until there is None. Between two jobs it keeps no reference to either."""
     thread = threading.current_thread()
     while (job := jobs.get()) is not None:
         thread.name = job.name

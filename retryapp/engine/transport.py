@@ -1,7 +1,8 @@
 """What a lane does with Kafka and its local stores, step by step, whatever client and disk are behind it.
 
-`LaneProtocol` is `ports.LaneTransport` over a few primitives (a heartbeat, a producer, a reader, stores). The order of
-its steps is what keeps records; why stands in DESIGN section 4, rules 1 to 4, 10, 13 and 18:
+`LaneProtocol` needs a few primitives (a heartbeat, a producer, a reader, stores). A lane calls `prove`, `fence`,
+`prove`, `committed`, `recover`, `release` to open, then `commit` and `apply`, one batch at a time; after any error
+`hold` and `close`, and it begins again. The order of the steps is what keeps records (DESIGN section 4):
 
 * the producer is new at every opening: with a transactional id its start ends and fences what the former owner had
   open, and offsets read after it are stable; a producer that saw an error is never used again;
@@ -11,47 +12,34 @@ its steps is what keeps records; why stands in DESIGN section 4, rules 1 to 4, 1
   group that was away for a week. Offsets that the group has go before: setting them is how an operator decides;
 * the local store is written after the commit only, and one that failed while it was written is dropped;
 * the dead-letter table only answers questions, so it is filled behind an open lane.
-
-Without transactions the same batch goes out in steps: publish, await, changelog, await, offsets. Every crash in between
-repeats, none loses: what a record becomes is durable before the row that said it waits is gone, and both before its
-offset moves. Under load the offsets of several batches move together (`engine.trailing`). There is no fence: what keeps
-a former owner from moving offsets back is that a commit carries the generation and member id of its assignment, and it
-asks before it publishes when it has not heard of the coordinator for a second. What it still publishes, in the moment
-between answer and record, are copies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from retryapp.core import marks
-from retryapp.core.errors import OffsetsGoneError
+from retryapp.core.errors import OffsetsGoneError, RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lives import Suspected, parse_mark
-from retryapp.core.tally import Tally, split_note
-from retryapp.engine.copies import Outcomes, read_outcomes
+from retryapp.core.lives import Suspected
+from retryapp.core.tally import Tally
 from retryapp.engine.dead_keeper import DeadLetterKeeper, dead_rows
-from retryapp.engine.lane import NotMemberError, RebalancingError
 from retryapp.engine.notes import Notes
-from retryapp.engine.recovery import catch_up, check_alone, check_changelog, offsets_in, written_down
-from retryapp.engine.seen import apply_seen, recover_seen
+from retryapp.engine.recovery import apply_seen, catch_up, check_changelog, recover_seen, written_down
 from retryapp.engine.site import LaneSite
-from retryapp.engine.trailing import Trailing
 from retryapp.ports import (
     Acks,
     Clock,
     Committed,
-    DeadLetterStore,
+    DeadLetterTable,
     LaneBatch,
     LaneReceipt,
-    PendingStore,
-    SeenStore,
+    PendingTable,
+    SeenTable,
     Standing,
     TopicPartition,
     TopicReader,
@@ -59,19 +47,21 @@ from retryapp.ports import (
 
 logger = logging.getLogger(__name__)
 
-_PROOF_S = 1.0
-"""Without transactions nothing fences a former owner that was stopped or cut off. Whoever has not heard of the
-coordinator for so long asks before it publishes, or it would leave copies, and rows that wait for the next opening."""
 CLOSE_S = 3.0
 """Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
 
 
+class NotMemberError(RetryAppError):
+    """This process is no member of the assignment's generation any more: another worker may own the lane."""
+
+
+class RebalancingError(RetryAppError):
+    """This process is still a member, but the assignment that the lane belongs to is ending."""
+
+
 @dataclass(slots=True, kw_only=True)
 class LaneProtocol(ABC):
-    """`ports.LaneTransport` over primitives. See the module's text."""
-
-    transactional: ClassVar[bool] = True
-    """Whether a batch is one transaction, or goes out in steps."""
+    """Kafka and the local tables as one lane sees them. See the module's text."""
 
     place: LaneSite
     reader: TopicReader
@@ -82,21 +72,12 @@ class LaneProtocol(ABC):
     """Names this process among all that ever were."""
     suspicions: dict[TopicPartition, Suspected] = field(default_factory=dict)
     """What may have ended a worker, by source, as the last opening found."""
-    pending: PendingStore | None = None
-    dead: DeadLetterStore | None = None
-    seen: SeenStore | None = None
-    outcomes: Outcomes | None = None
-    """How far records had come at the opening; None with transactions, which leave no copies."""
+    pending: PendingTable | None = None
+    dead: DeadLetterTable | None = None
+    seen: SeenTable | None = None
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written down."""
     _notes: Notes | None = None
-    """What stands beside the offsets."""
-    _set_by_hand: bool = False
-    """The main topic's offset has no mark of ours beside it."""
-    _proved_s: float = -math.inf
-    """When the coordinator was last asked and said yes."""
-    _trailing: Trailing = field(default_factory=Trailing)
-    """Offsets of batches that have gone out without them; empty with transactions."""
     _doubted: bool = False
     _dead_keeper: DeadLetterKeeper | None = None
 
@@ -111,7 +92,7 @@ class LaneProtocol(ABC):
 
     @abstractmethod
     async def start_producer(self) -> None:
-        """Start a new producer; with transactions under the lane's transactional id."""
+        """Start a new producer under the lane's transactional id."""
 
     @abstractmethod
     def end_producer(self) -> asyncio.Task[None] | None:
@@ -134,10 +115,6 @@ class LaneProtocol(ABC):
         """Commit the transaction."""
 
     @abstractmethod
-    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
-        """Commit offsets outside of any transaction, as the member of the assignment."""
-
-    @abstractmethod
     async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         """Return the committed offsets of the sources that have one."""
 
@@ -147,45 +124,37 @@ class LaneProtocol(ABC):
 
     @abstractmethod
     async def hold(self) -> None:
-        """See `ports.LaneTransport.hold`."""
+        """Stop the flow of this lane's partitions; what was fetched before is thrown away."""
 
     @abstractmethod
-    def open_stores(self) -> tuple[PendingStore, DeadLetterStore]:
+    def open_stores(self) -> tuple[PendingTable, DeadLetterTable]:
         """Open the local stores, made anew where the old ones cannot be trusted."""
 
-    def open_seen(self) -> SeenStore:
+    def open_seen(self) -> SeenTable:
         """Open the table of seen events, the same; asked only where `LaneSite.seen` names its changelog."""
         raise NotImplementedError(f"lane {self.place.name} has no table of seen events")
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     async def prove(self) -> None:
-        """See `ports.LaneTransport.prove`."""
-        self._check(await self._ask(self.standing()))
+        """Prove that this process is still a member of the assignment's generation.
 
-    async def _ask(self, asking: Awaitable[Standing]) -> Standing:
-        """Return what the coordinator says; until it is asked again it counts from the moment of the question."""
-        asked_s = self.clock.monotonic_s()
-        standing = await asking
-        if standing is not Standing.GONE:
-            self._proved_s = asked_s
-        return standing
-
-    def _check(self, standing: Standing) -> None:
-        """Raise what the coordinator's answer means for this lane; nothing when all is well."""
-        if standing is not Standing.MEMBER:
-            self._trailing.drop()  # it is for the next owner to say how far the lane has come
+        Raises:
+            NotMemberError: it is not; it may not touch the lane's transactional id.
+            RebalancingError: it is, but this assignment is ending.
+        """
+        standing = await self.standing()
         if standing is Standing.REBALANCING:
             raise RebalancingError(f"lane {self.place.name}: the group is rebalancing")
         if standing is Standing.GONE:
             raise NotMemberError(f"lane {self.place.name}: not a member of generation {self.generation} any more")
 
     async def fence(self) -> None:
-        """See `ports.LaneTransport.fence`."""
+        """Start a new producer under the lane's transactional id: ends and fences the former owner's transactions."""
         await self.start_producer()
 
     async def committed(self) -> Mapping[TopicPartition, int]:
-        """See `ports.LaneTransport.committed`."""
+        """Return the next offset of every source partition, stable because called after `fence`."""
         sources = self.place.sources
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
@@ -206,8 +175,6 @@ class LaneProtocol(ABC):
             else:
                 starts[tp] = committed
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
-        main = offsets.get(self.place.main)
-        self._set_by_hand = main is not None and parse_mark(split_note(main.note).mark) is None
         ends = {tp: end for tp, (_, end) in bounds.items()}
         self.suspicions, told = self._beside().read(offsets, starts, ends, counted)
         # a start that is not written down would be decided anew after a crash, and a mark comes before what it tells of
@@ -216,7 +183,7 @@ class LaneProtocol(ABC):
         return starts
 
     async def recover(self) -> None:
-        """See `ports.LaneTransport.recover`."""
+        """Open the local tables and bring them up to the end of their topics."""
         changelog, name = self.place.changelog, self.place.name
         if rolled_back := not await catch_up(self._open_tables(), self.reader, changelog, name):
             if self.pending is not None and self.dead is not None:
@@ -229,10 +196,8 @@ class LaneProtocol(ABC):
             self.seen = await recover_seen(
                 self.open_seen, self.reader, self.place.seen, now_ms=now_ms, rolled_back=rolled_back
             )
-        if not self.transactional:
-            self.outcomes = await read_outcomes(self.place, self.reader, set_by_hand=self._set_by_hand)
 
-    def _open_tables(self) -> PendingStore:
+    def _open_tables(self) -> PendingTable:
         self.pending, self.dead = self.open_stores()
         for table in (self.pending, self.dead):
             if table.dropped:
@@ -240,7 +205,7 @@ class LaneProtocol(ABC):
         return self.pending
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
-        """See `ports.LaneTransport.release`."""
+        """Set the consumer to `starts` and let records of these partitions flow."""
         await self._learn_time()  # due times begin with it
         await self.reposition(starts)
         if self.dead is not None:
@@ -257,53 +222,19 @@ class LaneProtocol(ABC):
     # -- serving ------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
-        """See `ports.LaneTransport.commit`."""
-        return await (self._transact(batch) if self.transactional else self._go_in_steps(batch))
+        """Carry a batch out in one transaction. Whatever it raises, the outcome is unknown and the lane must reopen.
 
-    async def _transact(self, batch: LaneBatch) -> LaneReceipt:
-        """Begin, publish hand-offs and changelog, offsets into the transaction, await every answer, commit."""
+        Begin, publish hand-offs and changelog, offsets into the transaction, await every answer, commit.
+        """
         await self.begin()
         sent_ms = self.clock.counted_ms()
-        sent, logged = await self._publish(batch), await self._log(batch)
+        sent, logged = await self.send(batch.publishes), await self._log(batch)
         self._anchor(sent_ms, sent, logged)
         if batch.offsets:
             await self.send_offsets(self._noted(batch))
         published, written = await sent.offsets(), await logged.offsets()
         await self.end_transaction()
         return LaneReceipt(published, max(written, default=None))
-
-    async def _go_in_steps(self, batch: LaneBatch) -> LaneReceipt:
-        if self.clock.monotonic_s() - self._proved_s > _PROOF_S:
-            standing = await self._ask(self.standing())
-            if standing is not Standing.REBALANCING:  # then it is the owner until it joins again, and has to finish
-                self._check(standing)
-        if self._trailing.full(batch):
-            await self._commit_offsets(self._trailing.offsets)
-        waits = self._may_trail(batch)
-        sent_ms = self.clock.counted_ms()
-        sent = await self._publish(batch)
-        self._anchor(sent_ms, sent)
-        published = await sent.offsets()
-        sent_ms = self.clock.counted_ms()
-        logged = await self._log(batch)
-        self._anchor(sent_ms, logged)
-        written = [*offsets_in(self.place.changelog, batch, published), *await logged.offsets()]
-        check_alone(self.place, self.pending, written)
-        self._trailing.add(batch, self._noted(batch))
-        if self._trailing.offsets and not waits:
-            await self._commit_offsets(self._trailing.offsets)
-        return LaneReceipt(published, max(written, default=None), behind=bool(self._trailing.offsets))
-
-    def _may_trail(self, batch: LaneBatch) -> bool:
-        """Tell whether the offsets of a batch may go along with those of a later one.
-
-        Not where they are what it is about, nor where what stands beside them must not be found as it was: a mark that
-        counts crashes or is of another life, or counts that an event of this batch says.
-        """
-        notes = self._beside()
-        if not batch.changes or batch.notes or notes.counting() or notes.unmarked(batch) or notes.said_by(batch):
-            return False
-        return self._trailing.recent(self.clock.monotonic_s())
 
     @property
     def tally(self) -> Tally | None:
@@ -316,11 +247,11 @@ class LaneProtocol(ABC):
         return self._notes
 
     def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
-        """Return the offsets of a batch with what stands beside them."""
+        """Return the offsets of a batch with their metadata."""
         return self._beside().beside(batch)
 
     async def rest(self) -> None:
-        """See `ports.LaneTransport.rest`.
+        """Note durably that nothing runs any more: the lane is let go in order.
 
         A mark that counts nothing may stay: who finds it counts one, and only the second is held against a record. Most
         lanes have no other, and a transaction for each would make every rebalance wait.
@@ -328,11 +259,6 @@ class LaneProtocol(ABC):
         if counting := self._beside().counting():
             offsets = {tp: self._progress[tp.topic] for tp in counting}
             await self.commit(LaneBatch(offsets=offsets, notes=dict.fromkeys(counting, "")))
-        elif self._trailing.offsets:
-            await self._commit_offsets(self._trailing.offsets)
-
-    async def _publish(self, batch: LaneBatch) -> Acks:
-        return await self.send(batch.publishes)
 
     async def _log(self, batch: LaneBatch) -> Acks:
         topic, partition = self.place.changelog
@@ -342,10 +268,6 @@ class LaneProtocol(ABC):
             counted = self._beside().counted(batch)
             changes.append((marks.PROGRESS, marks.progress_value(self._progress, self.place.topic_id, counted)))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
-
-    async def _commit_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        self._check(await self._ask(self.move_offsets(offsets)))
-        self._trailing.moved(self.clock.monotonic_s())
 
     def _anchor(self, sent_ms: float, *several: Acks) -> None:
         """Learn the broker's time from the first acknowledgement of several, the moment it comes."""
@@ -358,7 +280,7 @@ class LaneProtocol(ABC):
                 return
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
-        """See `ports.LaneTransport.apply`."""
+        """Write a committed batch to the local tables. On any error they must not be trusted again."""
         keeper = self._dead_keeper
         if self.pending is None or keeper is None:
             raise RuntimeError(f"lane {self.place.name} has no local store")
@@ -375,12 +297,10 @@ class LaneProtocol(ABC):
         self._doubted = False
 
     async def close(self) -> None:
-        """See `ports.LaneTransport.close`. A store that failed while written is dropped: nothing may scan it again."""
+        """Give producer and tables up; never raises. A table that failed while written is dropped."""
         tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
-        if self._trailing.offsets:
-            ends.add(asyncio.create_task(self._trailing.catch_up(self._commit_offsets, self.place.name)))
         if keeper is not None:
             keeper.task.cancel()  # it does not use the table again
             ends.add(keeper.task)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import LifecycleEvent
-from retryapp.core.record import held_bytes
+from retryapp.core.record import Record, held_bytes
 from retryapp.core.tally import Tally
 from retryapp.core.topology import HandlerTopology
-from retryapp.ports import Observation, Removal, Row, TopicPartition
+from retryapp.ports import Event, Observation, Removal, Row, TopicPartition
 
 _RECORD_BYTES = 40
 """What a record weighs beside its bytes, about."""
@@ -29,7 +30,7 @@ class Turn:
     next_offset: int = -1
     """Offset after the settled record; meaningful with `source`."""
     note: str | None = None
-    """What is to stand beside the offset, where it is not what any worker says that goes on."""
+    """Metadata of the offset, where it is not the usual mark."""
     publishes: tuple[Outgoing, ...] = ()
     puts: tuple[Row, ...] = ()
     removes: tuple[Removal, ...] = ()
@@ -46,7 +47,7 @@ class Turn:
     skipped: bool = False
     """Whether it passes a record over that was never delivered."""
     patient: bool = False
-    """Whether what it publishes may wait as long as an offset: nobody waits for it."""
+    """Whether what it publishes may wait as long as an offset."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
@@ -68,6 +69,18 @@ class Turn:
     def changes(self) -> int:
         """Records that the turn adds to a transaction."""
         return len(self.publishes) + len(self.puts) + len(self.removes)
+
+
+def settling(record: Record, **changes: Any) -> Turn:
+    """Return a turn that settles a record."""
+    return Turn(source=TopicPartition(record.topic, record.partition), next_offset=record.next_offset, **changes)
+
+
+def observed(event: Event, handler: str, record: Record, **facts: Any) -> Observation:
+    """Return an observation of a record; `handler` is the main topic."""
+    return Observation(
+        event=event, handler=handler, topic=record.topic, partition=record.partition, offset=record.offset, **facts
+    )
 
 
 def to_event(event: LifecycleEvent, *, topology: HandlerTopology, partition: int) -> Outgoing:

@@ -50,11 +50,10 @@ _NUMBERS: Final = {
     "first_failed_ms": (names.RETRY_FIRST_FAILED_MS, 0, MAX_EPOCH_MS),
     "last_failed_ms": (names.RETRY_LAST_FAILED_MS, 0, MAX_EPOCH_MS),
     "due_at_ms": (names.RETRY_DUE_MS, 0, MAX_EPOCH_MS),
-    "hot_attempts": (names.RETRY_HOT_ATTEMPTS, 1, MAX_COUNT),
     "replays": (names.RETRY_REPLAYS, 0, MAX_COUNT),
 }
 """Field → header, least and greatest value."""
-_ELSE: Final = {"hot_attempts": 1, "replays": 0}
+_ELSE: Final = {"replays": 0}
 """What a number is where its header is missing."""
 _NAMES: Final = {
     "group": names.RETRY_GROUP,
@@ -74,16 +73,14 @@ _OTHERS: Final = {
     "history": names.RETRY_HISTORY,
     "null_value": names.RETRY_NULL_VALUE,
 }
-_OPTIONAL: Final = frozenset(
-    {"due_at_ms", "hot_attempts", "replays", "tier", "reason", "original_reason", "replay_id", "error_trace"}
-)
+_OPTIONAL: Final = frozenset({"due_at_ms", "replays", "tier", "reason", "original_reason", "replay_id", "error_trace"})
 _RAW: Final = {**{field: header for field, (header, _, _) in _NUMBERS.items()}, **_NAMES, **_TEXTS, **_OTHERS}
 """Field → header."""
 
 _ORDER: Final = (
     names.RETRY_VERSION, names.RETRY_NULL_VALUE, names.RETRY_GROUP, names.RETRY_HANDLER, names.RETRY_ORIGIN,
     names.RETRY_ORIGIN_TIMESTAMP_MS, names.RETRY_ATTEMPT, names.RETRY_DUE_MS, names.RETRY_STARTED_MS,
-    names.RETRY_HOT_ATTEMPTS, names.RETRY_POLICY, names.RETRY_TIER, names.RETRY_FIRST_FAILED_MS,
+    names.RETRY_POLICY, names.RETRY_TIER, names.RETRY_FIRST_FAILED_MS,
     names.RETRY_LAST_FAILED_MS, names.RETRY_ERROR_TYPE, names.RETRY_ERROR_MESSAGE, names.RETRY_ERROR_TRACE,
     names.RETRY_REASON, names.RETRY_ORIGINAL_REASON, names.RETRY_FINGERPRINT, names.RETRY_HISTORY,
     names.RETRY_REPLAY_ID, names.RETRY_REPLAYS,

@@ -4,9 +4,8 @@ The engine (the retry protocol) awaits nothing but these ports, so that Faust, S
 code. Back ends import this module and `retryapp.core`, never each other.
 
 * Time comes from `Clock`, jitter from `Random`.
-* `LaneTransport` is Kafka as one lane sees it; `PendingTable` and `DeadLetterTable` are the local stores.
-* `ports.broker` is what stands behind a transport: acknowledgements, readings, stores on a disk.
-* `Observer` is told what happened, one record at a time; logs and metrics are observers.
+* `ports.broker` is Kafka's clients, `ports.tables` the local tables.
+* `Observer` sees what happened, one record at a time; logs and metrics are observers.
 * `WorkerView` is what the web pages may ask a worker.
 """
 
@@ -15,11 +14,9 @@ from __future__ import annotations
 from retryapp.ports.broker import (
     Acks,
     Committed,
-    DeadLetterStore,
+    DestinationReader,
     Flow,
     Passage,
-    PendingStore,
-    SeenStore,
     Sink,
     Standing,
     TopicReader,
@@ -27,22 +24,17 @@ from retryapp.ports.broker import (
 )
 from retryapp.ports.flow import (
     Clock,
-    DeadLetterTable,
-    DeadRow,
     Event,
     LaneBatch,
     LaneReceipt,
-    LaneTransport,
     Observation,
     Observer,
-    PendingTable,
     Random,
     Removal,
     Row,
-    SeenTable,
-    Source,
     TopicPartition,
 )
+from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTable
 from retryapp.ports.view import (
     DeadEntry,
     HandlerInfo,
@@ -57,30 +49,26 @@ __all__ = [
     "Clock",
     "Committed",
     "DeadEntry",
-    "DeadLetterStore",
     "DeadLetterTable",
     "DeadRow",
+    "DestinationReader",
     "Event",
     "Flow",
     "HandlerInfo",
     "LaneBatch",
     "LaneReceipt",
-    "LaneTransport",
     "Observation",
     "Observer",
     "PartitionInfo",
     "PartitionLag",
     "Passage",
     "PendingEntry",
-    "PendingStore",
     "PendingTable",
     "Random",
     "Removal",
     "Row",
-    "SeenStore",
     "SeenTable",
     "Sink",
-    "Source",
     "Standing",
     "TopicPartition",
     "TopicReader",

@@ -1,12 +1,13 @@
-"""What a lane's protocol needs of Kafka's client and of the local disk; see `engine.transport` for the order."""
+"""What the engine needs of Kafka's clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from retryapp.ports.flow import DeadLetterTable, PendingTable, SeenTable, TopicPartition
+from retryapp.core.publication import TopicLook
+from retryapp.ports.flow import TopicPartition
 
 
 class Standing(StrEnum):
@@ -24,26 +25,17 @@ class Committed(NamedTuple):
 
     offset: int
     note: str
-    """The metadata beside it."""
 
 
 class Acks(Protocol):
     """Records on their way to the broker."""
 
     async def offsets(self) -> Sequence[int]:
-        """Wait until all are acknowledged; return the offset of each, in the order in which they were given.
-
-        Raises:
-            Exception: one was refused, or nobody answered.
-        """
+        """Wait until all are acknowledged and return their offsets, in order; raise what a broker refused one with."""
         ...
 
     def on_appended(self, tell: Callable[[int], None]) -> bool:
-        """Have `tell` called once the first of them is acknowledged, with the time at which the broker appended it.
-
-        Returns:
-            False when there are none.
-        """
+        """Have `tell` called with the broker's time when it appended the first of them; False when there are none."""
         ...
 
 
@@ -59,112 +51,10 @@ class TopicReader(Protocol):
         ...
 
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
-        """Read from `start` to the present end, a slice at a time; return that end, also when the sink had enough.
+        """Read from `start`, or the first offset, to the present end; return it, also when the sink had enough.
 
-        Args:
-            tp: the partition.
-            start: first offset; the first that is there when that is later.
-            sink: takes each slice. What it has taken stays taken, also when the reading ends with an error.
-            background: nobody waits for this reading.
+        What the sink has taken stays taken, also when the reading ends with an error. `background`: without haste.
         """
-        ...
-
-
-class PendingStore(PendingTable, Protocol):
-    """A pending table on a local disk: a copy of its changelog, which may lag behind it."""
-
-    @property
-    def dropped(self) -> str | None:
-        """Why the copy that was found had to be thrown away, or None."""
-        ...
-
-    @property
-    def last_written(self) -> int | None:
-        """Offset of the last changelog record that it wrote, to be looked for there; None once it was caught up.
-
-        None as well where it lies back so far that compaction may have taken the record away.
-        """
-        ...
-
-    @property
-    def next_offset(self) -> int:
-        """It reflects the changelog up to here, exclusive."""
-        ...
-
-    def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        """Return `due_at_ms` of the first rows with `start_ms <= due_at_ms < stop_ms`, rising, at most `limit`."""
-        ...
-
-    def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
-        """Apply changelog records `(key, row or None)`, in order; keys that are no row keys are passed over."""
-        ...
-
-    def recovered(self) -> None:
-        """Note that the changelog was read to its end."""
-        ...
-
-    def touch(self, now_ms: int) -> None:
-        """Note that the table is in use."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it; what it holds stays."""
-        ...
-
-    def drop(self) -> None:
-        """Let go of it and delete it: the changelog has everything."""
-        ...
-
-
-class DeadLetterStore(DeadLetterTable, Protocol):
-    """A dead-letter table on a local disk: a copy of its topic, which may lag behind it."""
-
-    @property
-    def dropped(self) -> str | None:
-        """Why the copy that was found had to be thrown away, or None."""
-        ...
-
-    @property
-    def next_offset(self) -> int:
-        """It reflects the topic up to here, exclusive."""
-        ...
-
-    def forget_before(self, first_offset: int) -> int:
-        """Remove rows below an offset, a few; return how many. Call again until nothing is removed."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it; what it holds stays."""
-        ...
-
-    def drop(self) -> None:
-        """Let go of it and delete it."""
-        ...
-
-
-class SeenStore(SeenTable, Protocol):
-    """A table of seen events on a local disk: a copy of its changelog, which may lag behind it."""
-
-    @property
-    def dropped(self) -> str | None:
-        """Why the copy that was found had to be thrown away, or None."""
-        ...
-
-    @property
-    def next_offset(self) -> int:
-        """It reflects the changelog up to here, exclusive."""
-        ...
-
-    def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int, now_ms: int) -> None:
-        """Apply changelog records `(key, row)`, in order; what is no row, or has expired, is passed over."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it; what it holds stays."""
-        ...
-
-    def drop(self) -> None:
-        """Let go of it and delete it: the changelog has everything."""
         ...
 
 
@@ -199,4 +89,12 @@ class Way(Protocol):
 
     def put_now(self, batch: Any) -> bool:
         """Send a batch on; False while nobody would take it."""
+        ...
+
+
+class DestinationReader(Protocol):
+    """Looks at topics that are not ours and that handlers publish to."""
+
+    async def look(self, topic: str) -> TopicLook | None:
+        """Return how a topic is now; None: there is none. Never creates one; raises when the client cannot tell."""
         ...

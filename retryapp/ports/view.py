@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from retryapp.core.record import Record
-from retryapp.ports.flow import DeadRow
+from retryapp.ports.tables import DeadRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +115,7 @@ class WorkerView(Protocol):
         ...
 
     async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """Return how far the partitions owned here are behind; asks the broker.
-
-        Raises:
-            BrokerUnreachableError: it did not answer.
-        """
+        """Return how far the partitions owned here are behind; asks the broker, or raises `BrokerUnreachableError`."""
         ...
 
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:

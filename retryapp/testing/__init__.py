@@ -15,12 +15,10 @@ They carry out the same contracts as the real ones (``tests/contract`` proves it
 from __future__ import annotations
 
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
-from retryapp.testing.delivery import deliver_once
 from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport, Pause, Step
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.partition import MemoryPartition
-from retryapp.testing.plain import MemoryPlainTransport
 from retryapp.testing.script import Script, Seen
 from retryapp.testing.tables import MemoryDeadLetterTable, MemoryPendingTable
 
@@ -30,7 +28,6 @@ __all__ = [
     "MemoryLaneTransport",
     "MemoryPartition",
     "MemoryPendingTable",
-    "MemoryPlainTransport",
     "Pause",
     "RecordingObserver",
     "Script",
@@ -38,5 +35,4 @@ __all__ = [
     "Seen",
     "Step",
     "VirtualClock",
-    "deliver_once",
 ]

@@ -9,48 +9,45 @@ import asyncio
 import heapq
 from itertools import count
 
+from typing_extensions import override
+
+from retryapp.ports import Clock, Random
+
 _NS = 1_000_000_000
 
 
-class VirtualClock:
-    """`ports.Clock` that stands still until it is told to move."""
+class VirtualClock(Clock):
+    """`ports.Clock` that moves when it is told to."""
+
+    trusted = True
+    known = True
 
     def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic_s: int = 1_000) -> None:
-        """Take the times to start with.
-
-        Args:
-            wall_ms: epoch milliseconds.
-            monotonic_s: seconds; the zero is arbitrary.
-        """
         self._wall_ms = wall_ms
         self._monotonic_ns = monotonic_s * _NS
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._turns = count()
-        self.trusted = True
-        """See `ports.Clock.trusted`."""
-        self.known = True
-        """See `ports.Clock.known`."""
         self.anchors: list[tuple[float, float, int]] = []
-        """What `anchor` was told: sent, acknowledged, appended."""
+        """Arguments of each call of `anchor`."""
 
+    @override
     def wall_ms(self) -> int:
-        """Return the epoch time in milliseconds."""
         return self._wall_ms
 
+    @override
     def latest_ms(self) -> int:
-        """Return the epoch time in milliseconds, of which nothing is uncertain."""
         return self._wall_ms
 
+    @override
     def monotonic_s(self) -> float:
-        """Return seconds that only grow."""
         return self._monotonic_ns / _NS
 
+    @override
     def counted_ms(self) -> float:
-        """Return the epoch time in milliseconds."""
         return float(self._wall_ms)
 
+    @override
     def anchor(self, *, sent_ms: float, acked_ms: float, appended_ms: int) -> None:
-        """Note an acknowledgement; time is what the test says."""
         self.anchors.append((sent_ms, acked_ms, appended_ms))
 
     @property
@@ -58,8 +55,8 @@ class VirtualClock:
         """How many tasks wait in `sleep`."""
         return sum(not sleeper.done() for _, _, sleeper in self._sleepers)
 
+    @override
     async def sleep(self, seconds: float) -> None:
-        """Wait until the clock has been advanced by so much; zero or less only lets other tasks run."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -68,10 +65,10 @@ class VirtualClock:
         await sleeper
 
     def advance(self, ms: int) -> None:
-        """Let time pass: both times move, and whoever slept long enough wakes at the next turn of the loop.
+        """Let time pass: both times move, and tasks whose sleep is over wake at the next turn of the loop.
 
         Raises:
-            ValueError: `ms` is negative; use `jump_wall` for a wall clock that is set back.
+            ValueError: `ms` is negative; `jump_wall` sets the wall clock back.
         """
         if ms < 0:
             raise ValueError(f"time cannot pass backwards ({ms} ms)")
@@ -87,30 +84,21 @@ class VirtualClock:
         self._wall_ms += ms
 
     def drive(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the timers of an event loop (`asyncio.timeout`, `call_later`) follow this clock as long as it lives.
-
-        Such timers ring only when the clock is advanced, however long the test takes.
-        """
+        """Make the timers of an event loop (`asyncio.timeout`, `call_later`) follow this clock."""
         loop.time = self.monotonic_s  # type: ignore[method-assign]
 
 
-class ScriptedRandom:
-    """`ports.Random` that gives the listed numbers in turn, and then the last one for ever."""
+class ScriptedRandom(Random):
+    """`ports.Random` that gives the listed numbers in turn, then the last one again and again."""
 
     def __init__(self, *numbers: float) -> None:
-        """Take the numbers.
-
-        Raises:
-            ValueError: there is none, or one is not in [0, 1).
-        """
         if not numbers or not all(0 <= number < 1 for number in numbers):
             raise ValueError(f"expected numbers in [0, 1), got {numbers}")
         self._numbers = numbers
-        self.taken = 0
-        """How many were asked for."""
+        self._taken = 0
 
+    @override
     def random(self) -> float:
-        """Return the next number."""
-        number = self._numbers[min(self.taken, len(self._numbers) - 1)]
-        self.taken += 1
+        number = self._numbers[min(self._taken, len(self._numbers) - 1)]
+        self._taken += 1
         return number

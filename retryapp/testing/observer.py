@@ -1,21 +1,22 @@
-"""An observer that keeps what it was told."""
+"""An observer that records."""
 
 from __future__ import annotations
 
-from retryapp.ports import Event, Observation
+from typing_extensions import override
+
+from retryapp.ports import Event, Observation, Observer
 
 
-class RecordingObserver:
-    """`ports.Observer` that keeps every observation, in order."""
+class RecordingObserver(Observer):
+    """`ports.Observer` that records every observation, in order."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.seen: list[Observation] = []
 
+    @override
     def observe(self, observation: Observation) -> None:
-        """Keep one observation."""
         self.seen.append(observation)
 
     def of(self, event: Event) -> list[Observation]:
         """Return the observations of one kind."""
-        return [each for each in self.seen if each.event is event]
+        return [observation for observation in self.seen if observation.event is event]

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
@@ -33,23 +33,19 @@ from retryapp.engine.lane import Lane, LaneLimits
 from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.publish import Destinations
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.site import LaneSite
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
-from retryapp.testing.plain import MemoryPlainTransport
 
 _ROUNDS = 200
 _LOOK_MS = 1_000
 """How much time passes at once while handlers run."""
 _MAX_BYTES = 1_048_576
-_TRANSPORTS = {
-    DeliveryMode.EXACTLY_ONCE: MemoryLaneTransport,
-    DeliveryMode.AT_LEAST_ONCE: MemoryPlainTransport,
-}
+_LIVES = count(1)
 
 
 class MemoryPartition:
@@ -66,7 +62,6 @@ class MemoryPartition:
         clock: VirtualClock | None = None,
         random: Random | None = None,
         limits: LaneLimits | None = None,
-        delivery: DeliveryMode | str = DeliveryMode.EXACTLY_ONCE,
         transport: MemoryLaneTransport | None = None,
         pools: tuple[DeliveryPool, DeliveryPool] | None = None,
         destinations: MemoryDestinations | None = None,
@@ -83,7 +78,6 @@ class MemoryPartition:
             clock: shared by partitions of one test; that of `transport` unless given.
             random: for jitter; 0.5 for ever unless given.
             limits: of the lane.
-            delivery: with transactions, or without; that of `transport` where that is given.
             transport: Kafka and the local store as a worker has left them, to go on from there; new ones unless given.
             pools: for first deliveries and redeliveries, shared by partitions of one handler; its own unless given.
             destinations: topics that the handler publishes to; every name with one partition unless given.
@@ -97,7 +91,8 @@ class MemoryPartition:
             delays_ms=chosen.schedule.nominal_delays_ms,
             seen_window_ms=None if rule is None else rule.window_ms,
         )
-        self.clock = clock or (transport.clock if transport is not None else VirtualClock())
+        self.transport = transport or MemoryLaneTransport(clock)
+        self.clock = clock or self.transport.clock
         self.observer = RecordingObserver()
         self.destinations = destinations or MemoryDestinations()
         self.handler = Handler(
@@ -113,23 +108,20 @@ class MemoryPartition:
         )
         self._own_pools = pools is None
         self.engine = PartitionEngine(
-            station=Station(
+            context=DeliveryContext(
                 handler=self.handler,
                 clock=self.clock,
                 random=random or ScriptedRandom(0.5),
                 topic_id="kq8G0bTz",
                 max_bytes=_MAX_BYTES,
+                life=f"worker-{next(_LIVES)}",
             ),
             partition=partition,
             first=self._pools[0],
             again=self._pools[1],
-            source=self,
+            wanted=self._pump,
         )
-        self.transport = transport or _TRANSPORTS[DeliveryMode(delivery)]((), self.clock)
-        self.transport.seen_changelog = None if rule is None else TopicPartition(topology.seen_changelog, partition)
-        for tp in self.engine.sources:
-            self.transport.offsets.setdefault(tp, 0)
-        self.transport.site = LaneSite(
+        self._site = LaneSite(
             name=f"{topology.prefix}.{partition}",
             group=group,
             partition=partition,
@@ -137,11 +129,11 @@ class MemoryPartition:
             main=TopicPartition(main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
-            events=TopicPartition(topology.events, partition),
             delivering=self.engine.delivering,
+            seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(
-            name=f"{topology.prefix}.{partition}",
+            name=self._site.name,
             handler=main,
             partition=partition,
             transport=self.transport,
@@ -153,7 +145,6 @@ class MemoryPartition:
             limits=limits,
         )
         self.engine.lane = self.lane
-        self._main, self._topology, self._partition = TopicPartition(main, partition), topology, partition
         self._next: dict[TopicPartition, int] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -163,7 +154,7 @@ class MemoryPartition:
         Raises:
             RuntimeError: its transport belongs to a partition that still runs.
         """
-        self.transport.attach()
+        self.transport.attach(self._site, self.engine.context.life)
         self.clock.drive(asyncio.get_running_loop())
         if self._own_pools:
             for pool in self._pools:
@@ -175,7 +166,7 @@ class MemoryPartition:
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Kill it: nothing is flushed, committed or given back, whatever its tasks still try."""
+        """Kill it: nothing is flushed, committed or released, whatever its tasks still try."""
         self.transport.detach()
         if self._task is not None:
             self._task.cancel()
@@ -189,7 +180,7 @@ class MemoryPartition:
     async def send(self, *values: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
         """Put records on the main topic and let what follows at once happen."""
         for value in values:
-            self.transport.append(self._main, key, value, headers)
+            self.transport.append(self._site.main, key, value, headers)
         await self.settle()
 
     async def advance(self, ms: int) -> None:
@@ -241,12 +232,6 @@ class MemoryPartition:
             await asyncio.sleep(0)
         raise AssertionError(f"still not so after {rounds} rounds of the event loop: {condition}")
 
-    def accept(self, *records: Record) -> None:
-        """Hand records to the engine past the memory topics, as the intake of a worker does."""
-        for record in records:
-            tp = TopicPartition(record.topic, record.partition)
-            self.engine.accept(tp, self.lane.session, [record])
-
     async def finish(self, drain_s: float = 10.0, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
         """End it as a rebalance does: drain, commit what is done, close.
 
@@ -269,7 +254,8 @@ class MemoryPartition:
     @property
     def dead_letters(self) -> list[RetryMetadata]:
         """What the dead letters say of themselves, in order."""
-        return [_metadata(record) for record in self.records(self._topology.dlq)]
+        letters = (decode_metadata(record.headers) for record in self.records(self.handler.topology.dlq))
+        return [metadata for metadata in letters if metadata is not None]
 
     @property
     def waiting(self) -> Mapping[str, int]:
@@ -278,24 +264,14 @@ class MemoryPartition:
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
         """Return the committed records of a topic's partition; of this one's number unless given."""
-        return self.transport.read(TopicPartition(topic, self._partition if partition is None else partition))
-
-    def wanted(self, tp: TopicPartition) -> None:
-        """See `ports.Source.wanted`."""
-        self._pump(tp)
+        return self.transport.read(TopicPartition(topic, self._site.partition if partition is None else partition))
 
     def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
-        if self.transport.pending is None:
+        transport, pending = self.transport, self.transport.pending
+        if pending is None:
             raise RuntimeError("the lane opened without its table")
         self._next = dict(starts)
-        self.engine.begin(
-            session,
-            starts,
-            self.transport.pending,
-            seen=self.transport.seen,
-            outcomes=self.transport.outcomes,
-            tally=self.transport.tally,
-        )
+        self.engine.begin(session, starts, pending, transport.suspicions, transport.seen, transport.tally)
 
     def _on_room(self) -> None:
         self.engine.on_room()
@@ -310,7 +286,7 @@ class MemoryPartition:
         if room <= 0:
             return
         room_bytes, records = self.engine.room_bytes(tp), list[Record]()
-        for record in self.transport.read(tp, self._next[tp])[:room]:
+        for record in self.transport.broker.read(tp, self._next[tp], room)[0]:
             if room_bytes <= 0:
                 break
             room_bytes -= len(record.key or b"") + len(record.value or b"")
@@ -321,10 +297,3 @@ class MemoryPartition:
                 self.engine.accept(tp, self.lane.session, records)
             except Exception as exc:  # noqa: BLE001 - as at the edge of a worker's agents: the lane reads them again
                 self.lane.fail(exc)
-
-
-def _metadata(record: Record) -> RetryMetadata:
-    metadata = decode_metadata(record.headers)
-    if metadata is None:
-        raise AssertionError(f"{record.coordinates} carries no metadata")
-    return metadata

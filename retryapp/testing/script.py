@@ -1,9 +1,8 @@
-"""Handlers that do what a list says, attempt by attempt; and what was called when."""
+"""Handlers that follow a list of steps, attempt by attempt, and record their calls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +24,8 @@ class Seen:
     """``ok``, ``stopped`` (a time-out, or the worker gave it up), or the type of the error."""
 
 
-Step = str | BaseException | type[BaseException]
-
-
 class Script:
-    """A handler that fails as it is told, then does what the handler under test does.
+    """A handler that follows a list of steps, then calls the handler under test.
 
     Steps, one for each attempt of a record: ``"fail"``, ``"hang"`` (until it is stopped), ``"reject"``, ``"later 90s"``
     (asks for a wait), ``"ok"``, or an exception to raise. After the last of them the handler is called::
@@ -43,16 +39,18 @@ class Script:
         ]
     """
 
-    def __init__(self, *steps: Step, then: Callable[..., Awaitable[Any]] | None = None) -> None:
-        """Take what to do.
+    def __init__(
+        self, *steps: str | BaseException | type[BaseException], then: Callable[..., Awaitable[Any]] | None = None
+    ) -> None:
+        """Check the steps.
 
         Args:
             steps: see the class.
-            then: called with the value and the delivery at every attempt behind the steps; without it they succeed.
+            then: called with the value and the delivery at every attempt after the steps; without it these succeed.
 
         Raises:
-            ValueError: there is no such step.
-            InvalidDurationError: it is no time to ask for.
+            ValueError: unknown step.
+            InvalidDurationError: the wait of a `later` step is not a duration.
         """
         for step in steps:
             if isinstance(step, str) and step not in ("fail", "hang", "reject", "ok") and not step.startswith("later "):
@@ -60,11 +58,10 @@ class Script:
             if isinstance(step, str) and step.startswith("later "):
                 parse_duration_ms(step.removeprefix("later "))
         self.calls: list[Seen] = []
-        """What was called, in the order in which the calls ended."""
+        """All calls, in the order in which they ended."""
         self._steps = steps
         self._then = then
         self._began_s: float | None = None
-        self._by_record: defaultdict[str, list[Seen]] = defaultdict(list)
 
     async def __call__(self, value: Any, delivery: Delivery) -> None:
         """Be called as a handler."""
@@ -81,13 +78,7 @@ class Script:
             came_to = type(exc).__name__
             raise
         finally:
-            seen = Seen(value, delivery.attempt, at_ms, came_to)
-            self.calls.append(seen)
-            self._by_record[delivery.failure_id].append(seen)
-
-    def of(self, failure_id: str) -> list[Seen]:
-        """Return the calls for one record."""
-        return list(self._by_record[failure_id])
+            self.calls.append(Seen(value, delivery.attempt, at_ms, came_to))
 
     async def _do(self, value: Any, delivery: Delivery) -> None:
         if delivery.attempt > len(self._steps):

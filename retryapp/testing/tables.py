@@ -1,152 +1,217 @@
-"""The tables in memory: the same contracts as those on RocksDB, nothing on disk."""
+"""The local stores in memory: the same contracts as those on RocksDB.
+
+A store is a list of batches on a `Disk`; to open it is to apply them. So it outlives whoever wrote it, and what a disk
+may do to it (`tests/simulation/disk.py`) needs no other table.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
 
 from retryapp.core.deduplicate import Seen, live_rows
+from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import failure_id_of
-from retryapp.core.rows import due_bound, parse_row_key
-from retryapp.ports import DeadRow, Removal, Row
+from retryapp.core.names import RETRY_TIER
+from retryapp.core.rows import ROW_KEY_BYTES, due_bound, parse_row_key, row_header
+from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Removal, Row, SeenTable
 
 
-class MemoryPendingTable:
-    """`ports.PendingTable` in memory."""
+class Disk:
+    """The stores of one machine: the batches that each has written, by its name."""
 
     def __init__(self) -> None:
-        """Begin empty."""
-        self._rows: dict[bytes, Row] = {}
-        self._keys: list[bytes] = []
-        self._index: dict[int, bytes] = {}
-        self.next_offset = 0
-        """The table reflects the changelog up to here, exclusive."""
+        self.stores: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
-    def reopened(self) -> MemoryPendingTable:
-        """Return the table as the next one to open it finds it: with the same rows, which this one must leave alone."""
-        table = MemoryPendingTable()
-        table._rows, table._keys, table._index = self._rows, self._keys, self._index
-        table.next_offset = self.next_offset
-        return table
+    def write(self, store: str, batch: tuple[Any, ...]) -> None:
+        """Write a batch, whole or not at all."""
+        self.stores[store].append(batch)
 
+    def sync(self, store: str) -> None:
+        """Make what a store has written outlast a power cut."""
+
+    def drop(self, store: str) -> None:
+        """Delete a store."""
+        self.stores.pop(store, None)
+
+
+class _Stored:
+    """What all stores have in common."""
+
+    dropped: str | None = None
+    next_offset = 0
+
+    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+        self._disk, self._name = disk or Disk(), name
+        for batch in self._disk.stores[name]:
+            self._apply(*batch)
+
+    def _keep(self, *batch: Any) -> None:
+        self._disk.write(self._name, batch)
+        self._apply(*batch)
+
+    def _apply(self, *batch: Any) -> None:
+        raise NotImplementedError
+
+    def _reach(self, next_offset: int | None) -> None:
+        self.next_offset = max(self.next_offset, next_offset or 0)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._disk.sync(self._name)
+
+    def drop(self) -> None:
+        """Delete it."""
+        self._disk.drop(self._name)
+
+
+class MemoryPendingTable(_Stored, PendingTable):
+    """`ports.PendingTable` in memory."""
+
+    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+        self.rows: dict[bytes, Row] = {}
+        self._last_written: int | None = None
+        super().__init__(disk, name)
+
+    @property
+    @override
+    def last_written(self) -> int | None:
+        return self._last_written
+
+    @override
     def due(
         self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        """See `ports.PendingTable.due`."""
-        bound = due_bound(now_ms + 1)
-        found: list[tuple[bytes, bytes]] = []
-        size = 0
-        for key in self._keys:
+        bound, due, size = due_bound(now_ms + 1), list[tuple[bytes, bytes]](), 0
+        for key in sorted(self.rows):
             if key in claimed:
                 continue
-            size += len(self._rows[key].value)
-            too_much = bool(found) and max_bytes is not None and size > max_bytes
-            if key >= bound or len(found) >= limit or too_much:
-                return found, parse_row_key(key).due_at_ms
-            found.append((key, self._rows[key].value))
-        return found, None
+            value = self.rows[key].value
+            size += len(value)
+            too_much = bool(due) and max_bytes is not None and size > max_bytes
+            if key >= bound or len(due) >= limit or too_much:
+                return due, parse_row_key(key).due_at_ms
+            due.append((key, value))
+        return due, None
 
+    @override
+    def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
+        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows))
+        return [time for time in times if start_ms <= time < stop_ms][:limit]
+
+    @override
     def get(self, key: bytes) -> bytes | None:
-        """See `ports.PendingTable.get`."""
-        row = self._rows.get(key)
-        return None if row is None else row.value
+        return self.rows[key].value if key in self.rows else None
 
+    @override
     def find(self, origin_offset: int) -> bytes | None:
-        """See `ports.PendingTable.find`."""
-        return self._index.get(origin_offset)
+        newest_first = reversed(self.rows)
+        return next((key for key in newest_first if parse_row_key(key).origin_offset == origin_offset), None)
 
+    @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """See `ports.PendingTable.page`."""
-        start = 0 if after is None else bisect_right(self._keys, after)
-        return [(key, self._rows[key].value) for key in self._keys[start : start + limit]]
+        keys = sorted(key for key in self.rows if after is None or key > after)
+        return [(key, self.rows[key].value) for key in keys[:limit]]
 
-    def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        """See `ports.PendingTable.write`."""
-        for row in puts:
-            if row.key not in self._rows:
-                insort(self._keys, row.key)
-            self._rows[row.key] = row
-            self._index[parse_row_key(row.key).origin_offset] = row.key
-        for removal in removes:
-            if self._rows.pop(removal.key, None) is None:
-                continue
-            del self._keys[bisect_left(self._keys, removal.key)]
-            origin_offset = parse_row_key(removal.key).origin_offset
-            if self._index.get(origin_offset) == removal.key:
-                del self._index[origin_offset]
-        if changelog_offset is not None:
-            self.next_offset = max(self.next_offset, changelog_offset + 1)
-
+    @override
     def counts(self) -> Mapping[str, int]:
-        """See `ports.PendingTable.counts`."""
-        return Counter(row.tier for row in self._rows.values())
+        return Counter(row.tier for row in self.rows.values())
+
+    @override
+    def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
+        next_offset = None if changelog_offset is None else changelog_offset + 1
+        self._keep([*puts, *removes], next_offset, changelog_offset)
+
+    @override
+    def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
+        rows = [(key, value) for key, value in records if len(key) == ROW_KEY_BYTES]
+        changes = [Removal(key, "?") if value is None else Row(key, value, _tier_of(value)) for key, value in rows]
+        self._keep(changes, next_offset, self._last_written)
+
+    @override
+    def recovered(self) -> None:
+        self._keep((), None, None)
+
+    @override
+    def touch(self, now_ms: int) -> None:
+        pass
+
+    def _apply(self, changes: Sequence[Row | Removal], next_offset: int | None, last_written: int | None) -> None:
+        for change in changes:
+            self.rows.pop(change.key, None)
+            if isinstance(change, Row):
+                self.rows[change.key] = change
+        self._reach(next_offset)
+        self._last_written = last_written
 
 
-class MemorySeenTable:
+def _tier_of(value: bytes) -> str:
+    try:
+        return (row_header(value, RETRY_TIER.encode()) or b"?").decode()
+    except DamagedRowError:
+        return "?"
+
+
+class MemorySeenTable(_Stored, SeenTable):
     """`ports.SeenTable` in memory."""
 
-    def __init__(self) -> None:
-        """Begin empty."""
-        self._rows: dict[bytes, Seen] = {}
-        self.next_offset = 0
-        """The table reflects the changelog up to here, exclusive."""
+    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+        self.rows: dict[bytes, Seen] = {}
+        super().__init__(disk, name)
 
+    @override
     def find(self, identity: bytes) -> Seen | None:
-        """See `ports.SeenTable.find`."""
-        return self._rows.get(identity)
+        return self.rows.get(identity)
 
+    @override
     def write(self, rows: Sequence[Seen], next_offset: int, now_ms: int) -> None:
-        """See `ports.SeenTable.write`."""
-        for identity in [row.identity for row in self._rows.values() if row.expires_ms <= now_ms]:
-            del self._rows[identity]
-        self._rows.update((row.identity, row) for row in rows)
-        self.next_offset = max(self.next_offset, next_offset)
+        self._keep(rows, next_offset, now_ms)
 
+    @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int, now_ms: int) -> None:
-        """See `ports.SeenStore.recover`."""
         self.write(live_rows(records, now_ms), next_offset, now_ms)
 
+    def _apply(self, rows: Sequence[Seen], next_offset: int, now_ms: int) -> None:
+        self.rows = {identity: row for identity, row in self.rows.items() if row.expires_ms > now_ms}
+        self.rows.update((row.identity, row) for row in rows)
+        self._reach(next_offset)
 
-class MemoryDeadLetterTable:
+
+class MemoryDeadLetterTable(_Stored, DeadLetterTable):
     """`ports.DeadLetterTable` in memory."""
 
-    def __init__(self) -> None:
-        """Begin empty."""
-        self._rows: dict[int, DeadRow] = {}
-        self._index: dict[str, int] = {}
-        self.next_offset = 0
-        """The table reflects the topic up to here, exclusive."""
+    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+        self.rows: dict[int, DeadRow] = {}
+        super().__init__(disk, name)
 
+    @override
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
-        """See `ports.DeadLetterTable.write`."""
-        for row in rows:
-            self._rows[row.offset] = row
-            failure_id = failure_id_of(row.headers)
-            if failure_id is not None:
-                self._index[failure_id] = max(row.offset, self._index.get(failure_id, -1))
-        if next_offset is not None:
-            self.next_offset = max(self.next_offset, next_offset)
+        self._keep(rows, next_offset)
 
+    def _apply(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
+        self.rows.update((row.offset, row) for row in rows)
+        self._reach(next_offset)
+
+    @override
     def page(self, before: int | None, limit: int) -> list[DeadRow]:
-        """See `ports.DeadLetterTable.page`."""
-        offsets = sorted((offset for offset in self._rows if before is None or offset < before), reverse=True)
-        return [self._rows[offset] for offset in offsets[:limit]]
+        offsets = sorted((offset for offset in self.rows if before is None or offset < before), reverse=True)
+        return [self.rows[offset] for offset in offsets[:limit]]
 
+    @override
     def find(self, failure_id: str) -> DeadRow | None:
-        """See `ports.DeadLetterTable.find`."""
-        offset = self._index.get(failure_id)
-        return None if offset is None else self._rows[offset]
+        newest_first = self.page(None, len(self.rows))
+        return next((row for row in newest_first if failure_id_of(row.headers) == failure_id), None)
 
+    @override
     def count(self) -> int:
-        """See `ports.DeadLetterTable.count`."""
-        return len(self._rows)
+        return len(self.rows)
 
+    @override
     def forget_before(self, first_offset: int, limit: int = 500) -> int:
-        """Remove rows below an offset, the oldest first, and return how many; call again until nothing is removed."""
-        gone = sorted(offset for offset in self._rows if offset < first_offset)[:limit]
+        gone = sorted(offset for offset in self.rows if offset < first_offset)[:limit]
         for offset in gone:
-            failure_id = failure_id_of(self._rows.pop(offset).headers)
-            if failure_id is not None and self._index.get(failure_id) == offset:
-                del self._index[failure_id]
+            del self.rows[offset]
         return len(gone)

@@ -61,7 +61,6 @@ def metadata_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[RetryMetadat
         "origin_timestamp_ms": st.integers(-1, 10**13),
         "attempt": counts,
         "started_ms": instants,
-        "hot_attempts": counts,
         "policy": words,
         "first_failed_ms": instants,
         "last_failed_ms": instants,

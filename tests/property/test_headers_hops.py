@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import foreign
@@ -17,7 +16,6 @@ from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.hops import (
     after_failure,
     arriving,
-    for_replay,
     record_size,
     restore,
     to_dead_letter,
@@ -35,7 +33,7 @@ from retryapp.core.metadata import (
     HistoryEntry,
     RetryMetadata,
 )
-from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, parse_origin
+from retryapp.core.record import Headers, Origin, Record, failure_id
 from retryapp.core.rows import decode_row, encode_row, row_of
 from retryapp.core.salvage import salvage
 from retryapp.core.topology import HandlerTopology, Tiers
@@ -91,7 +89,6 @@ def metadata(draw: st.DrawFn, dead: bool | None = None) -> RetryMetadata:
         attempt=draw(st.integers(0 if replays else 1, 10_000)),
         due_at_ms=None if is_dead else draw(instants),
         started_ms=draw(instants),
-        hot_attempts=draw(st.integers(1, 5)),
         policy=draw(names),
         tier=None if is_dead else draw(st.sampled_from(["1s", "1m"])),
         first_failed_ms=draw(instants),
@@ -153,13 +150,6 @@ def read_or_refusal(headers: Headers) -> tuple[RetryMetadata | None, str | None]
         return None, error.header
 
 
-@given(origins)
-def test_origin_and_failure_id_read_back(origin: Origin) -> None:
-    """Their texts are one to one with what they name."""
-    assert parse_origin(origin.text) == origin
-    assert parse_failure_id(failure_id(GROUP, origin)) == (GROUP, origin)
-
-
 @given(metadata(), any_headers)
 def test_metadata_reads_back_among_any_foreign_headers(md: RetryMetadata, strange: Headers) -> None:
     """What is written is what is read, whatever else stands in the record."""
@@ -168,16 +158,6 @@ def test_metadata_reads_back_among_any_foreign_headers(md: RetryMetadata, strang
     assert h.decode_metadata(others + written) == md
     assert h.decode_metadata(written + others) == md
     assert foreign.split_headers(others + written) == (others, written)
-
-
-@given(metadata())
-def test_our_headers_are_ascii_once_each_and_bounded(md: RetryMetadata) -> None:
-    """Values are ASCII, names stand once, the whole stays within its bound."""
-    written = h.encode_metadata(md)
-    names_written = [name for name, _ in written]
-    assert len(names_written) == len(set(names_written))
-    assert all(value is not None and value.isascii() for _, value in written)
-    assert sum(len(name) + len(value or b"") for name, value in written) <= MAX_METADATA_BYTES
 
 
 @given(st.text(max_size=3_000), st.integers(0, 60))
@@ -191,7 +171,6 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
         origin_timestamp_ms=MAX_EPOCH_MS,
         attempt=1_000_000,
         started_ms=MAX_EPOCH_MS,
-        hot_attempts=1_000_000,
         policy=wild,
         tier=wild,
         first_failed_ms=MAX_EPOCH_MS,
@@ -212,16 +191,6 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
     read = h.decode_metadata(written)
     assert read is not None
     assert [entry.attempt for entry in read.history] == list(range(1, count + 1))[-MAX_HISTORY:]
-
-
-@given(user_headers)
-def test_a_shielded_users_header_is_never_taken_for_ours(headers: Headers) -> None:
-    """Shielding hides the user's names from us and gives them back."""
-    shielded = foreign.shield(headers)
-    assert foreign.split_headers(shielded) == (shielded, ())
-    assert foreign.unshield(shielded) == headers
-    for name, _ in shielded:
-        name.encode()  # every client can send it
 
 
 @given(first_deliveries(), st.integers(0, 5))
@@ -285,41 +254,6 @@ def test_a_dead_letter_always_fits_and_keeps_its_coordinates(
         assert kept.reason == md.reason
     elif md.reason != DeadReason.TOO_LARGE and letter.value == b"":
         assert kept.original_reason == md.reason
-
-
-@given(metadata(dead=True), names, instants)
-def test_a_replay_starts_attempts_again_and_keeps_the_failure_id(
-    dead: RetryMetadata, replay_id: str, due_at_ms: int
-) -> None:
-    """The next delivery of a replayed record is attempt 1, with the same id and one more replay."""
-    assume(dead.reason != DeadReason.TOO_LARGE)
-    again = for_replay(dead, replay_id=replay_id, due_at_ms=due_at_ms)
-    assert h.decode_metadata(h.encode_metadata(again)) == again
-    assert (again.attempt, again.replays, again.failure_id) == (0, dead.replays + 1, dead.failure_id)
-
-
-@given(metadata(), st.data())
-def test_a_lost_mandatory_header_is_damage(md: RetryMetadata, data: st.DataObject) -> None:
-    """Without one of its headers a record has no counter and no due time to believe."""
-    written = h.encode_metadata(md)
-    optional = {
-        n.RETRY_NULL_VALUE, n.RETRY_HOT_ATTEMPTS, n.RETRY_TIER, n.RETRY_ERROR_TRACE, n.RETRY_ORIGINAL_REASON,
-        n.RETRY_HISTORY, n.RETRY_REPLAY_ID, n.RETRY_REPLAYS,
-    }  # fmt: skip
-    lost = data.draw(st.sampled_from([name for name, _ in written if name not in optional]))
-    with pytest.raises(DamagedMetadataError):
-        h.decode_metadata(tuple(pair for pair in written if pair[0] != lost))
-
-
-@given(metadata(), st.data())
-def test_a_doubled_or_null_header_is_damage(md: RetryMetadata, data: st.DataObject) -> None:
-    """Two values contradict each other and null says nothing; both are named."""
-    written = h.encode_metadata(md)
-    name, value = data.draw(st.sampled_from(written))
-    with pytest.raises(DamagedMetadataError, match=name):
-        h.decode_metadata((*written, (name, value)))
-    with pytest.raises(DamagedMetadataError, match=name):
-        h.decode_metadata(tuple((each, None if each == name else kept) for each, kept in written))
 
 
 @given(metadata(dead=False), st.data(), st.binary(max_size=12))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retryapp.core.errors import DamagedRowError, InvalidTopicNameError, NameClashError
+from retryapp.core.errors import DamagedRowError, InvalidTopicNameError
 from retryapp.core.foreign import name_bytes
 from retryapp.core.rows import (
     PendingRow,
@@ -18,7 +18,7 @@ from retryapp.core.rows import (
     row_header,
     row_key,
 )
-from retryapp.core.topology import HandlerTopology, Tiers, check_name, check_names, topic_specs
+from retryapp.core.topology import HandlerTopology, Tiers, check_name, topic_specs
 
 u64 = st.integers(0, 2**64 - 1)
 keys = st.builds(RowKey, u64, st.integers(0, 2**32 - 1), u64)
@@ -101,22 +101,6 @@ def test_one_header_of_a_damaged_row_is_named_damage(row: PendingRow, data: st.D
         row_header(damaged, b"n")
 
 
-def test_a_row_with_very_many_headers_is_read_without_remembering_it() -> None:
-    """What is remembered is bounded; `row_header` gives the same answer."""
-    raw = encode_row(PendingRow(b"k", b"v", tuple((f"h{n}", b"%d" % n) for n in range(500)), 1))
-    assert (row_header(raw, b"h499"), row_header(raw, b"h500")) == (b"499", None)
-
-
-@given(st.binary(max_size=80))
-def test_any_bytes_are_a_row_or_named_damage(raw: bytes) -> None:
-    """Decoding never fails in another way, and what it reads writes back to the same bytes."""
-    try:
-        row = decode_row(raw)
-    except DamagedRowError:
-        return
-    assert decode_row(encode_row(row)) == row
-
-
 @given(names, names, st.sampled_from(Tiers), st.lists(st.integers(1, 10**9), max_size=5))
 def test_every_name_is_legal_and_within_the_groups_prefix(
     group: str, main: str, tiers: Tiers, delays: list[int]
@@ -143,22 +127,3 @@ def test_any_name_is_legal_or_refused_by_name(name: str) -> None:
     else:
         with pytest.raises(InvalidTopicNameError):
             check_name(name)
-
-
-@given(names, names, names)
-def test_two_readings_of_one_prefix_are_refused(first: str, middle: str, last: str) -> None:
-    """``a.b`` + ``c`` and ``a`` + ``b.c`` have the same topics, so they cannot both be handlers."""
-    one = HandlerTopology(f"{first}.{middle}", last)
-    other = HandlerTopology(first, f"{middle}.{last}")
-    assert one.owned == other.owned
-    with pytest.raises(NameClashError):
-        check_names((one, other))
-
-
-@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=6), st.integers(0, 10**9))
-def test_a_wait_takes_the_nearest_tiers_topic(delays: list[int], wait: int) -> None:
-    """No other tier is nearer than the one that is chosen."""
-    topology = HandlerTopology("g", "m", Tiers.PER_DELAY, tuple(delays))
-    by_topic = dict(zip(topology.retry_topics, topology.delays_ms, strict=True))
-    chosen = by_topic[topology.retry_topic_for(wait)]
-    assert abs(chosen - wait) == min(abs(delay - wait) for delay in delays)

@@ -69,7 +69,6 @@ def _simulate(seeds: int, first: int | None, jobs: int, as_json: bool) -> int:
         "first": start,
         "passed": summary.passed,
         "failed": [{"seed": seed, "violation": violation} for seed, violation in summary.failed],
-        "copies_without_transactions": summary.copies,
         "repeated_calls": summary.repeated,
         "steps": summary.steps,
         "not_reached": summary.missed,
@@ -80,7 +79,7 @@ def _simulate(seeds: int, first: int | None, jobs: int, as_json: bool) -> int:
         click.echo(json.dumps(told))
     else:
         click.echo(f"{seeds / took_s * 60:,.0f} histories a minute, {summary.steps / max(1, seeds):,.0f} steps each")
-        click.echo(f"{summary.repeated} handler calls repeated, {summary.copies} visible copies without transactions")
+        click.echo(f"{summary.repeated} handler calls repeated")
         if summary.missed:
             click.echo(f"not reached: {', '.join(summary.missed)}")
         for seed, violation in summary.failed[:_SHOWN]:
@@ -102,8 +101,7 @@ def _mutants(seeds: int, jobs: int, as_json: bool) -> int:
     else:
         for mutant in MUTANTS:
             what = found[mutant.name]
-            mode = "exactly_once" if mutant.transactional else "at_least_once"
-            click.echo(f"{mutant.name} ({mode}): {f'seed {what[0]}: {what[1]}' if what else 'NOT FOUND'}")
+            click.echo(f"{mutant.name}: {f'seed {what[0]}: {what[1]}' if what else 'NOT FOUND'}")
         click.echo(f"{len(found) - len(missed)} found, {len(missed)} missed")
     return int(bool(missed))
 

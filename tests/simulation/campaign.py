@@ -16,13 +16,13 @@ from simulation.plan import KINDS, STOPPED, Plan
 CHUNK = 50
 """Histories that one process runs in a row."""
 
-_HAND_OFFS = ("fence", "produce", "offsets", "commit", "move")
+_HAND_OFFS = ("fence", "produce", "offsets", "commit")
 STATES = (
     *(f"fault: {kind}" for kind in sorted({*KINDS, STOPPED})),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
     "a handler ended its worker", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "parked", "fired", "succeeded", "dead",
-    "skipped", "copy_dropped",
+    "skipped",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
 
@@ -35,8 +35,6 @@ class Summary:
     failed: list[tuple[int, str]] = field(default_factory=list)
     """Seed and violation."""
     reached: Counter[str] = field(default_factory=Counter)
-    copies: int = 0
-    """Visible copies; with transactions there are none, or the history has failed."""
     repeated: int = 0
     """Handler calls of attempts that had begun before."""
     steps: int = 0
@@ -46,7 +44,6 @@ class Summary:
         self.passed += other.passed
         self.failed += other.failed
         self.reached += other.reached
-        self.copies += other.copies
         self.repeated += other.repeated
         self.steps += other.steps
 
@@ -62,7 +59,6 @@ def run_seeds(seeds: Sequence[int]) -> Summary:
     for seed in seeds:
         result = simulate(seed)
         summary.steps += result.steps
-        summary.copies += result.copies
         summary.repeated += result.repeated
         summary.reached.update(result.reached)
         if result.violation is None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from retryapp.core.record import Record
 from retryapp.engine.intake import Stamped
 from retryapp.ports import Standing, TopicPartition
-from simulation.broker import SESSION_S, OutOfRangeError
-from simulation.host import Host
+from retryapp.testing.broker import OutOfRangeError
+from simulation.broker import SESSION_S
+
+if TYPE_CHECKING:
+    from simulation.worker import SimWorker
 
 HEARTBEAT_S = 3.0
 _FETCH = 20
@@ -36,7 +39,7 @@ class SimConsumer:
     isolated: ClassVar[bool] = True
     """Reads committed records only."""
 
-    def __init__(self, worker: Host) -> None:
+    def __init__(self, worker: SimWorker) -> None:
         self.settled = False
         self._worker = worker
         self._positions: dict[TopicPartition, int] = {}

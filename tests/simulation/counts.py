@@ -2,8 +2,7 @@
 
 The ranges of `progress` events, and behind them the one that stands beside the committed offset, follow each other
 without a hole, nothing in two of them, and their counts are those of the records that lie there. Like the oracle this
-reads the bytes by itself. Without transactions a crash may leave an event in front of its offset, and whoever goes on
-says that part again: ranges may overlap there.
+reads the bytes by itself.
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ class Range(NamedTuple):
     skipped: int
 
 
-def check_counts(broker: Broker, oracle: Oracle, topics: Topics, *, transactional: bool) -> int:
+def check_counts(broker: Broker, oracle: Oracle, topics: Topics) -> int:
     """Judge the counts of all partitions.
 
     Args:
         broker: at rest.
         oracle: knows what became of each record.
         topics: the handler's.
-        transactional: nothing may be said twice.
 
     Returns:
         How many events there are.
@@ -51,9 +49,9 @@ def check_counts(broker: Broker, oracle: Oracle, topics: Topics, *, transactiona
         told = ranges_of(broker, topics, number)
         events += len(told)
         committed, note = _committed(broker, topics, number)
-        reached = check_ranges(number, told, transactional=transactional)
+        reached = check_ranges(number, told)
         beside = _beside(note, reached)
-        if (beside.first, beside.end) != (reached, committed) if transactional else beside.first > reached:
+        if (beside.first, beside.end) != (reached, committed):
             raise Violation(f"I12 {number}/{committed}: events reach {reached}, and {beside} stands beside the offset")
         for each in [*told, beside]:
             _check_range(oracle.stories, number, each)
@@ -70,7 +68,7 @@ def ranges_of(broker: Broker, topics: Topics, number: int) -> list[Range]:
     ]
 
 
-def check_ranges(number: int, told: list[Range], *, transactional: bool) -> int:
+def check_ranges(number: int, told: list[Range]) -> int:
     """Judge whether ranges follow each other; return the offset that they reach.
 
     Raises:
@@ -78,9 +76,9 @@ def check_ranges(number: int, told: list[Range], *, transactional: bool) -> int:
     """
     reached = 0
     for each in told:
-        if each.first != reached if transactional else each.first > reached:
+        if each.first != reached:
             raise Violation(f"I12 {number}/{each.first}: counted from here, and before it up to {reached}")
-        reached = max(reached, each.end)
+        reached = each.end
     return reached
 
 

@@ -16,17 +16,19 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.deduplicate import Deduplicate, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.publication import TopicLook
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler import Delivery, Handler
+from retryapp.engine.publish import Destinations
 from retryapp.ports import Event, Observation, TopicPartition
 from simulation.broker import Broker
 from simulation.counts import check_counts
-from simulation.disk import Disk, SimPendingStore
+from simulation.disk import SimDisk
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.oracle import Oracle, Topics, step
@@ -57,7 +59,6 @@ class Result:
     reached: Counter[str] = field(default_factory=Counter)
     """Which faults and states it came to."""
     steps: int = 0
-    copies: int = 0
     repeated: int = 0
 
 
@@ -80,21 +81,19 @@ class History:
         topology = self.topology
         names = self.names = Topics(
             topology.main, topology.retry_topics[0], topology.redelivery, topology.dlq, topology.events,
-            topology.pending_changelog, topology.seen_changelog,
+            topology.pending_changelog, topology.seen_changelog, "results",
         )  # fmt: skip
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
         self.oracle = Oracle(
             names,
             WAITS_MS,
             later_ms=LATER_MS,
-            transactional=plan.transactional,
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
         )
-        self.oracle.late = any(fault.kind == "late" for fault in plan.faults)
-        self.broker = Broker(self.loop, names, plan.partitions)
+        self.broker = Broker(self.loop, plan.partitions)
         self.broker.on_visible = self._appeared
         self.broker.on_moved = self._moved
-        self.disks = [Disk() for _ in range(3)]
+        self.disks = [SimDisk() for _ in range(3)]
         self.clocks_ms = list(plan.offsets_ms)
         self.slots: list[SimWorker | None] = [None] * 3
         self.down_until_s = [0.0] * 3
@@ -131,9 +130,9 @@ class History:
         if seen.event is Event.LANE_OPENED and seen.partition is not None:
             placed = worker.ownership.placed.get((self.topology.main, seen.partition))
             store = placed.transport.pending if placed else None
-            if isinstance(store, SimPendingStore):
+            if store is not None:
                 number = seen.partition
-                self._guard(lambda: self.oracle.recovered(number, store.rows()))
+                self._guard(lambda: self.oracle.recovered(number, dict(store.page(None, 1 << 30))))
 
     # -- handlers -----------------------------------------------------------------------------------------------
 
@@ -148,7 +147,12 @@ class History:
             concurrency=2,
             max_in_flight=4,
             deduplicate=self.rule,
+            destinations=Destinations(self, worker.clock, lambda: self.topology.owned),
         )
+
+    async def look(self, _topic: str) -> TopicLook:
+        """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""
+        return TopicLook(self.plan.partitions)
 
     async def _handle(self, worker: SimWorker, value: bytes, delivery: Delivery) -> None:
         origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
@@ -156,6 +160,7 @@ class History:
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
+        delivery.publish(self.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
         opening = opening_of(worker, self.topology.main, origin[0])
         self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
         now = step(script, attempt)
@@ -191,7 +196,6 @@ class History:
             network=self.network,
             disk=self.disks[slot],
             make_handler=self._handler,
-            transactional=self.plan.transactional,
             offset_ms=self.clocks_ms[slot],
             random=self.random,
             observe=self._observe,
@@ -325,7 +329,6 @@ class History:
             self._trace.hexdigest(),
             self.reached,
             self.loop.steps,
-            self.oracle.copies,
             self.oracle.repeated,
         )
 
@@ -374,11 +377,12 @@ class History:
 
     def _judge(self) -> None:
         self.oracle.at_rest()
-        said = check_counts(self.broker, self.oracle, self.names, transactional=self.plan.transactional)
+        said = check_counts(self.broker, self.oracle, self.names)
         self.reached["a progress event"] += said
         for number, store in seen_stores(self.slots, self.broker.generation):
             taken_back = self.broker.taken_back[self.topology.seen_changelog] > 0
-            self.oracle.remembered(number, store.rows(), taken_back=taken_back)
+            rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
+            self.oracle.remembered(number, rows, taken_back=taken_back)
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
         for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
             if self.observed[event] > visible[topic] + self.broker.taken_back[topic] or (
@@ -391,6 +395,6 @@ class History:
             check_quiet(self.oracle)
 
 
-def simulate(seed: int, *, transactional: bool | None = None) -> Result:
+def simulate(seed: int) -> Result:
     """Run the history of a seed."""
-    return History(Plan.of(seed, transactional=transactional)).run()
+    return History(Plan.of(seed)).run()

@@ -1,7 +1,6 @@
 """Planted faults of the protocol: each must be found by the simulation, or it could not find real ones.
 
-A mutant replaces one step of the engine (or one property of the client that it relies on) while histories run, in the
-delivery mode in which it does harm.
+A mutant replaces one step of the engine (or one property of the client that it relies on) while histories run.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from unittest.mock import patch
 from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.lives import Mark
-from retryapp.engine import deliver, fire, firing, pool, suspects, transport
-from retryapp.engine.copies import Copies, Outcomes
+from retryapp.engine import deliver, firing, pool, suspects, transport
 from retryapp.engine.duplicates import Duplicates
 from retryapp.engine.lane import Lane
 from retryapp.engine.placement import Placer
@@ -25,10 +23,9 @@ from retryapp.engine.progress import Counting, OffsetWindow
 from retryapp.engine.run import Run
 from retryapp.engine.transport import LaneProtocol
 from retryapp.engine.turn import Turn
-from retryapp.ports import Committed, LaneBatch, LaneReceipt, Standing, TopicPartition
-from simulation.broker import Broker
+from retryapp.ports import Committed, LaneBatch, LaneReceipt, TopicPartition
+from retryapp.testing import MemoryPendingTable
 from simulation.consumer import SimConsumer
-from simulation.disk import SimPendingStore
 from simulation.lanes import SimLane
 
 EARLY_MS = 400
@@ -39,8 +36,6 @@ class Mutant:
     """A planted fault."""
 
     name: str
-    transactional: bool
-    """The delivery mode in which it must be found."""
     patches: tuple[tuple[Any, str, Any], ...]
     """What is replaced: owner, attribute, by what."""
 
@@ -60,49 +55,14 @@ class Mutant:
 # -- the order of writes ----------------------------------------------------------------------------------------------
 
 
-async def _offsets_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
-    if batch.offsets:
-        await self._commit_offsets(self._noted(batch))
-    sent_ms = self.clock.counted_ms()
-    sent = await self._publish(batch)
-    self._anchor(sent_ms, sent)
-    published = await sent.offsets()
-    written = await (await self._log(batch)).offsets()
-    return LaneReceipt(published, max(written, default=None))
-
-
-async def _tombstone_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
-    written = await (await self._log(batch)).offsets()
-    sent_ms = self.clock.counted_ms()
-    sent = await self._publish(batch)
-    self._anchor(sent_ms, sent)
-    published = await sent.offsets()
-    if batch.offsets:
-        await self._commit_offsets(self._noted(batch))
-    return LaneReceipt(published, max(written, default=None))
-
-
-async def _acks_unawaited(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
-    sent_ms = self.clock.counted_ms()
-    sent, logged = await self._publish(batch), await self._log(batch)
-    self._anchor(sent_ms, sent, logged)
-    if batch.offsets:
-        await self._commit_offsets(self._noted(batch))
-    return LaneReceipt(await sent.offsets(), max(await logged.offsets(), default=None))
-
-
-def _for_good(_self: LaneProtocol, batch: LaneBatch) -> bool:
-    """Offsets go along with a later batch, and that one's too; those that come alone go."""
-    return bool(batch.changes)
-
-
-async def _offsets_outside(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
+async def _offsets_outside(self: SimLane, batch: LaneBatch) -> LaneReceipt:
     """Offsets beside the transaction, as a plain commit of Faust's would move them."""
     if batch.offsets:
-        self._check(await self.move_offsets(self._noted(batch)))
+        broker, offsets = self.worker.broker, self._noted(batch)
+        await self.worker.wire.request("move", lambda: broker._move(offsets))
     await self.begin()
     sent_ms = self.clock.counted_ms()
-    sent, logged = await self._publish(batch), await self._log(batch)
+    sent, logged = await self.send(batch.publishes), await self._log(batch)
     self._anchor(sent_ms, sent, logged)
     published, written = await sent.offsets(), await logged.offsets()
     await self.end_transaction()
@@ -111,7 +71,7 @@ async def _offsets_outside(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
 
 async def _unknown_is_done(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     try:
-        return await _transact(self, batch)
+        return await _commit(self, batch)
     except TimeoutError:
         return LaneReceipt([0] * len(batch.publishes), 0)
 
@@ -120,10 +80,10 @@ async def _store_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     """The local store before the commit, with the offset that the changelog would have."""
     if self.pending is not None and (batch.puts or batch.removes):
         self.pending.write(batch.puts, batch.removes, self.pending.next_offset + len(batch.puts) + len(batch.removes))
-    return await _transact(self, batch)
+    return await _commit(self, batch)
 
 
-_transact = LaneProtocol._transact
+_commit = LaneProtocol.commit
 
 
 async def _repeat(self: Lane) -> None:
@@ -168,13 +128,6 @@ async def _hold_nothing(_self: LaneProtocol) -> None:
     """What was fetched before a lane opens stays."""
 
 
-def _any_generation(
-    self: Broker, _member: str, _generation: int, offsets: Mapping[TopicPartition, Committed]
-) -> Standing:
-    self._move(offsets)
-    return Standing.MEMBER
-
-
 # -- progress and tables ----------------------------------------------------------------------------------------------
 
 
@@ -210,31 +163,31 @@ async def _anew(*_: Any) -> tuple[Mapping[TopicPartition, int], str]:
     return {}, ""
 
 
-def _lose_the_start(self: SimPendingStore, records: Any, next_offset: int) -> None:
+def _lose_the_start(self: MemoryPendingTable, records: Any, next_offset: int) -> None:
     """A recovery that begins one record too late."""
     _recover(self, list(records)[1:], next_offset)
 
 
-_recover = SimPendingStore.recover
+_recover = MemoryPendingTable.recover
 
 
-def _rows_of_nobody(self: SimPendingStore, now_ms: int, limit: int, _claimed: Any = (), **more: Any) -> Any:
+def _rows_of_nobody(self: MemoryPendingTable, now_ms: int, limit: int, _claimed: Any = (), **more: Any) -> Any:
     """Claims are not looked at: a row may be in two turns."""
     return _due(self, now_ms, limit, (), **more)
 
 
-def _due_early(self: SimPendingStore, now_ms: int, limit: int, claimed: Any = (), **more: Any) -> Any:
+def _due_early(self: MemoryPendingTable, now_ms: int, limit: int, claimed: Any = (), **more: Any) -> Any:
     return _due(self, now_ms + EARLY_MS, limit, claimed, **more)
 
 
-_due = SimPendingStore.due
+_due = MemoryPendingTable.due
 
 
-def _fire_anyway(handler: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
-    return _fire(handler, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
+def _fire_anyway(context: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
+    return _fire(context, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
 
 
-_fire = fire.fire
+_fire = firing.fire
 
 
 async def _startable(_run: Any, _due_at_ms: int) -> None:
@@ -277,31 +230,7 @@ class _Forgetful(Mark):
         return Mark(alone=True, count=1, life=self.life).text
 
 
-async def _recover_and_remember(self: LaneProtocol) -> None:
-    """What a session had taken up is still believed in the next one, whatever became of it."""
-    known = self.outcomes
-    await _lane_recover(self)
-    if self.outcomes is not None and known is not None:
-        for place, rank in known._known.items():
-            self.outcomes.note(place, rank)
-
-
-_lane_recover = LaneProtocol.recover
-
-
-def _own_copy(self: Outcomes, place: Any, rank: int) -> None:
-    """A tier record on its topic counts as parked: it is taken for its own copy."""
-    _note(self, place, rank | 1)
-
-
-_note = Outcomes.note
-
-
-def _handle_all(_self: Copies, _record: Any) -> None:
-    """Copies are handled as any other record."""
-
-
-def _not_looked_for(_self: SimPendingStore) -> None:
+def _not_looked_for(_self: MemoryPendingTable) -> None:
     """What the store wrote last is not looked for in the changelog."""
 
 
@@ -329,51 +258,38 @@ def _said_apart(self: Counting, now_ms: int) -> Turn | None:
 _say = Counting.say
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("offsets before the hand-off", False, ((LaneProtocol, "_go_in_steps", _offsets_first),)),
-    Mutant("tombstone before the redelivery", False, ((LaneProtocol, "_go_in_steps", _tombstone_first),)),
-    Mutant("offsets before the acknowledgements", False, ((LaneProtocol, "_go_in_steps", _acks_unawaited),)),
-    Mutant("a mark that counts crashes waits for a later commit", False, ((LaneProtocol, "_may_trail", _for_good),)),
-    Mutant("offsets outside of the transaction", True, ((LaneProtocol, "_transact", _offsets_outside),)),
-    Mutant("an unknown commit is taken for done", True, ((LaneProtocol, "_transact", _unknown_is_done),)),
-    Mutant("an unknown commit is repeated", True, ((Lane, "_transact", _repeat),)),
-    Mutant("store written before the commit", True, ((LaneProtocol, "_transact", _store_first),)),
-    Mutant("errors of the disk passed over", True, ((LaneProtocol, "apply", _kept),)),
-    Mutant("offsets read before fencing", True,
+    Mutant("offsets outside of the transaction", ((LaneProtocol, "commit", _offsets_outside),)),
+    Mutant("an unknown commit is taken for done", ((LaneProtocol, "commit", _unknown_is_done),)),
+    Mutant("an unknown commit is repeated", ((Lane, "_transact", _repeat),)),
+    Mutant("store written before the commit", ((LaneProtocol, "commit", _store_first),)),
+    Mutant("errors of the disk passed over", ((LaneProtocol, "apply", _kept),)),
+    Mutant("offsets read before fencing",
            ((LaneProtocol, "fence", _fence_late), (SimLane, "fetch_committed", _read_before_fence))),
-    Mutant("no fresh producer", True, ((SimLane, "start_producer", _same_producer),)),
-    Mutant("lanes open before the rebalance is over", True, ((Placer, "_wait_settled", _at_once),)),
-    Mutant("nothing is held before the seek", True, ((SimLane, "hold", _hold_nothing),)),
-    # that nobody asks has no mutant of its own: what a former owner publishes are copies, which are dropped since
-    # who asks before it publishes seldom gets as far as a commit that is refused, so that guard goes as well
-    Mutant("offsets of any generation", False,
-           ((Broker, "commit_offsets", _any_generation), (transport, "_PROOF_S", float("inf")))),
-    Mutant("uncommitted records are read", True, ((SimConsumer, "isolated", False),)),
-    Mutant("offsets pass what is running", True, ((OffsetWindow, "release", _finished_anywhere),)),
-    Mutant("positions are not written down", True, ((marks, "PROGRESS", b"nothing"),
+    Mutant("no fresh producer", ((SimLane, "start_producer", _same_producer),)),
+    Mutant("lanes open before the rebalance is over", ((Placer, "_wait_settled", _at_once),)),
+    Mutant("nothing is held before the seek", ((SimLane, "hold", _hold_nothing),)),
+    Mutant("uncommitted records are read", ((SimConsumer, "isolated", False),)),
+    Mutant("offsets pass what is running", ((OffsetWindow, "release", _finished_anywhere),)),
+    Mutant("positions are not written down", ((marks, "PROGRESS", b"nothing"),
                                                     (transport, "written_down", _anew))),
-    Mutant("the store is not brought up to date", True, ((LaneProtocol, "recover", _no_recovery),)),
-    Mutant("recovery begins too late", True, ((SimPendingStore, "recover", _lose_the_start),)),
-    Mutant("seen events are not brought up to date", True, ((transport, "recover_seen", _no_events),)),
-    Mutant("the table of seen events is not written", True, ((transport, "apply_seen", _not_applied),)),
-    Mutant("no event is written down", False, ((Duplicates, "note", _unwritten),)),
-    Mutant("rows in two turns", True, ((SimPendingStore, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
-    Mutant("fires early", True,
-           ((SimPendingStore, "due", _due_early), (firing, "fire", _fire_anyway),
+    Mutant("the store is not brought up to date", ((LaneProtocol, "recover", _no_recovery),)),
+    Mutant("recovery begins too late", ((MemoryPendingTable, "recover", _lose_the_start),)),
+    Mutant("seen events are not brought up to date", ((transport, "recover_seen", _no_events),)),
+    Mutant("the table of seen events is not written", ((transport, "apply_seen", _not_applied),)),
+    Mutant("no event is written down", ((Duplicates, "note", _unwritten),)),
+    Mutant("rows in two turns", ((MemoryPendingTable, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
+    Mutant("fires early",
+           ((MemoryPendingTable, "due", _due_early), (firing, "fire", _fire_anyway),
             (deliver, "_wait_until_startable", _startable))),
-    Mutant("the scheduler sleeps on", True, ((firing.Firing, "parked", _unheard),)),
-    Mutant("nobody counts crashes", True, ((suspects, "Mark", _Forgetful),)),
-    Mutant("a copy is dropped whose outcome is not durable", False,
-           ((LaneProtocol, "recover", _recover_and_remember),)),
-    Mutant("a record is dropped as its own copy", False, ((Outcomes, "note", _own_copy),)),
-    Mutant("copies of redeliveries are handled", False, ((Copies, "again", _handle_all),)),
-    Mutant("records are handled again that wait already", False, ((Copies, "first", _handle_all),)),
-    Mutant("a store is trusted whose last write was rolled back", True,
-           ((SimPendingStore, "last_written", property(_not_looked_for)),)),
-    Mutant("a failure keeps its runner for as long as it waits", True, ((pool, "deliver", _sleep_it_off),)),
-    Mutant("an idle lane does not confirm what it handed off last", True, ((Lane, "_confirm", _silent),)),
-    Mutant("counts are forgotten at an opening", True, ((LaneProtocol, "tally", property(_forgotten)),)),
-    Mutant("counts stay when they were said", True, ((Counting, "say", _said_apart),)),
-    Mutant("no attempt is the last", True, ((deliver, "decide", _for_ever),)),
+    Mutant("the scheduler sleeps on", ((firing.Firing, "parked", _unheard),)),
+    Mutant("nobody counts crashes", ((suspects, "Mark", _Forgetful),)),
+    Mutant("a store is trusted whose last write was rolled back",
+           ((MemoryPendingTable, "last_written", property(_not_looked_for)),)),
+    Mutant("a failure keeps its runner for as long as it waits", ((pool, "deliver", _sleep_it_off),)),
+    Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),)),
+    Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),
+    Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
+    Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 
 
@@ -381,7 +297,7 @@ def hunt(mutant: Mutant, seeds: Sequence[int], simulate: Callable[..., Any]) -> 
     """Return the first seed that finds a mutant, with what it says; None when none does."""
     with mutant.planted():
         for seed in seeds:
-            result = simulate(seed, transactional=mutant.transactional)
+            result = simulate(seed)
             if result.violation is not None:
                 return seed, result.violation
     return None

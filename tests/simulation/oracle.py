@@ -30,27 +30,23 @@ class Topics(NamedTuple):
     events: str
     changelog: str
     seen: str = ""
+    results: str = ""
+    """The handler publishes to it at each attempt."""
 
 
 class Oracle:
     """See the module's text."""
 
-    def __init__(
-        self, topics: Topics, waits_ms: Sequence[int], *, later_ms: int, transactional: bool, skew_ms: float
-    ) -> None:
+    def __init__(self, topics: Topics, waits_ms: Sequence[int], *, later_ms: int, skew_ms: float) -> None:
         """Take what was promised.
 
         Args:
             topics: the handler's.
             waits_ms: the policy: after failure n the n-th of them.
             later_ms: what a handler asks for that raises `RetryLater`.
-            transactional: copies are not allowed.
             skew_ms: how early a record may be by the broker's clock.
         """
-        self.late = False  # whether requests may arrive many seconds after they were sent
         self.stories: dict[Origin, Story] = {}
-        self.copies = 0
-        """Hand-offs that a committed reader sees twice."""
         self.repeated = 0
         """Handler calls of an attempt that had begun before."""
         self.latest_ms = 0.0
@@ -58,7 +54,6 @@ class Oracle:
         self._topics = topics
         self._waits_ms = waits_ms
         self._later_ms = later_ms
-        self._transactional = transactional
         self._skew_ms = skew_ms
         self._moved: dict[TopicPartition, int] = {}
         self._seen: dict[TopicPartition, list[Record]] = defaultdict(list)
@@ -77,13 +72,8 @@ class Oracle:
         return len(self._waits_ms) + 1
 
     def waiting(self, partition: int) -> list[bytes]:
-        """Return the keys of the rows that wait by the changelog.
-
-        Not those of settled records where, without transactions, a request of a dead life may come when all is over:
-        nothing fences it. The next opening fires such a row, and its redelivery is a copy.
-        """
-        rows, excused = self._rows[partition], self.late and not self._transactional
-        return [k for k in rows if not (excused and self._story((partition, int.from_bytes(k[-8:], "big"))).fates)]
+        """Return the keys of the rows that wait by the changelog."""
+        return list(self._rows[partition])
 
     # -- what happens -------------------------------------------------------------------------------------------
 
@@ -147,7 +137,7 @@ class Oracle:
         _must(run not in story.runs, "I5", origin, f"attempt {attempt} twice in one session")
         story.runs.add(run)
         settled_ms = min((at for which, at in story.settled_ms.items() if which in (0, attempt)), default=None)
-        known = opening.told and settled_ms is not None and settled_ms < opening.fenced_ms
+        known = settled_ms is not None and settled_ms < opening.fenced_ms
         _must(not known, "I5", origin, f"attempt {attempt} again, and its outcome is durable")
 
     def ended(self, origin: Origin, attempt: int, call: Call) -> None:
@@ -179,6 +169,8 @@ class Oracle:
                 self._seen_rows[tp.partition][record.key or b""] = record.value or b""
             elif tp.topic == topics.events:
                 self._told(record, now_ms)
+            elif tp.topic == topics.results:
+                self._published(record)
             elif tp.topic != topics.main:
                 self._handed(tp.topic, record, now_ms)
 
@@ -195,17 +187,24 @@ class Oracle:
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
         if topic == topics.retry:
-            if self._transactional:
-                _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
+            _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
             story.tiers[attempt] += 1
             story.dues[attempt].add(int(ours["retry-due-ms"]))
             story.settled_ms.setdefault(attempt, now_ms)
-            self._count_copy(origin, story.tiers[attempt], f"tier record of attempt {attempt}")
+            _once(origin, story.tiers[attempt], f"tier record of attempt {attempt}")
             return
         due_ms = int(ours["retry-due-ms"])
         _must(now_ms >= due_ms - self._skew_ms - 1, "I3", origin, f"emitted {due_ms - now_ms} ms early")
         story.redelivered[attempt] += 1
-        self._count_copy(origin, story.redelivered[attempt], f"redelivery after attempt {attempt}", "I10")
+        _once(origin, story.redelivered[attempt], f"redelivery after attempt {attempt}", "I10")
+
+    def _published(self, record: Record) -> None:
+        origin, attempt = (record.partition, int(record.key or b"")), int(record.value or b"")
+        story = self._story(origin)
+        story.results += 1
+        _once(origin, story.results, "result")
+        fine = any(call.fine for call in story.calls[attempt])
+        _must(fine, "I1", origin, f"attempt {attempt} was not fine, and its result is there")
 
     def _told(self, record: Record, now_ms: float) -> None:
         told = json.loads(record.value or b"{}")
@@ -219,18 +218,13 @@ class Oracle:
             _must(first == (record.partition, told["first_offset"]), "I1", origin, f"skipped, and it repeats {first}")
             self.skips += 1
             story.fates.append("skipped")
-            self._count_copy(origin, len(story.fates), "skip", "I2")
+            _once(origin, len(story.fates), "skip", "I2")
 
     def _end(self, origin: Origin, story: Story, fate: str, now_ms: float) -> None:
         _must(story.stopped or fate == self.fate(story.script), "I1", origin, f"{fate}, by script {story.script!r}")
         story.fates.append(fate)
         story.settled_ms.setdefault(0, now_ms)
-        self._count_copy(origin, len(story.fates), f"end {fate}", "I2")
-
-    def _count_copy(self, origin: Origin, count: int, what: str, invariant: str = "I1") -> None:
-        if count > 1:
-            self.copies += 1
-            _must(not self._transactional, invariant, origin, f"{count} visible copies of a {what}")
+        _once(origin, len(story.fates), f"end {fate}", "I2")
 
     def _logged(self, record: Record) -> None:
         key = record.key or b""
@@ -268,29 +262,24 @@ class Oracle:
         origin = _origin(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         if topic == self._topics.retry:
-            # or a copy of it, which is on its way
-            kept = any(due in story.parked for which, dues in story.dues.items() if which >= attempt for due in dues)
-            _must(kept or bool(story.fates), "I6", origin, f"tier record of attempt {attempt} passed and not parked")
+            kept = not story.dues[attempt].isdisjoint(story.parked)
+            _must(kept, "I6", origin, f"tier record of attempt {attempt} passed and not parked")
         else:
             kept = bool(story.tiers[attempt + 1]) or bool(story.fates)
             _must(kept, "I6", origin, f"attempt {attempt + 1} passed without an outcome")
 
     def recovered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
         """A lane has opened with these rows."""
-        if self._transactional:
-            _must(dict(rows) == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
+        _must(dict(rows) == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
 
     def remembered(self, partition: int, rows: Mapping[bytes, bytes], *, taken_back: bool) -> None:
         """A lane that is open, and at rest, has these rows of seen events; histories are shorter than the window.
 
-        Without transactions a former owner may still write a row, of the same record. Where the broker took a row back,
-        its offset went with it: the lane still knows the event, and the next one handles the record and writes it down.
+        Where the broker took a row back, its offset went with it: the lane still knows the event, and the next one
+        handles the record and writes it down.
         """
         logged = self._seen_rows[partition]
-        if taken_back:
-            same = logged.items() <= dict(rows).items()
-        else:
-            same = dict(rows) == logged if self._transactional else rows.keys() <= logged.keys()
+        same = logged.items() <= dict(rows).items() if taken_back else dict(rows) == logged
         _must(same, "I7", (partition, -1), "the table of seen events is not its changelog")
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -315,6 +304,8 @@ class Oracle:
             failed_first = step(story.script, 1) not in "SD" or story.stopped
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
+            results = int("dead" not in story.fates)
+            _must(story.results == results or not self._topics.results, "I1", origin, f"{story.results} results")
         for partition, rows in {number: self.waiting(number) for number in self._rows}.items():
             _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
 
@@ -343,6 +334,10 @@ def step(script: str, attempt: int) -> str:
 def _origin(text: str) -> Origin:
     _, partition, offset = text.rsplit("/", 2)
     return int(partition), int(offset)
+
+
+def _once(origin: Origin, count: int, what: str, invariant: str = "I1") -> None:
+    _must(count <= 1, invariant, origin, f"{count} visible copies of a {what}")
 
 
 def _must(holds: bool, invariant: str, origin: Origin, what: str) -> None:

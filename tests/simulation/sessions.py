@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from retryapp.engine.lane import LaneState
-from simulation.disk import SimSeenStore
+from retryapp.testing.tables import MemorySeenTable
 from simulation.lanes import SimLane
 from simulation.story import Opening
 from simulation.worker import SimWorker
@@ -16,12 +16,10 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
     placed = worker.ownership.placed.get((main, number))
     if placed is None or not isinstance(lane := placed.transport, SimLane):
         return None
-    known = lane.outcomes
-    told = known is None or (known.complete and not known.set_by_hand)
-    return Opening(worker.process.name, lane.fenced_ms, told)
+    return Opening(worker.process.name, lane.fenced_ms)
 
 
-def seen_stores(workers: Iterable[SimWorker | None], generation: int) -> Iterator[tuple[int, SimSeenStore]]:
+def seen_stores(workers: Iterable[SimWorker | None], generation: int) -> Iterator[tuple[int, MemorySeenTable]]:
     """Yield the tables of seen events of all lanes that are open in a generation, with their partitions.
 
     One of an earlier generation belongs to a worker that has not heard yet that it was replaced.
@@ -32,5 +30,5 @@ def seen_stores(workers: Iterable[SimWorker | None], generation: int) -> Iterato
         for (_, number), placed in sorted(worker.ownership.placed.items()):
             store = placed.transport.seen
             current = placed.lane.state is LaneState.OPEN and placed.transport.generation == generation
-            if current and isinstance(store, SimSeenStore):
+            if current and isinstance(store, MemorySeenTable):
                 yield number, store

@@ -31,8 +31,6 @@ class Opening(NamedTuple):
     worker: str
     fenced_ms: float
     """Whatever was visible by then, it has read."""
-    told: bool
-    """It has read all of it, and believes it."""
 
 
 @dataclass(slots=True)
@@ -52,6 +50,8 @@ class Story:
     """A call that would have ended in time was told to stop, so its script does not say how it ends."""
     fates: list[str] = field(default_factory=list)
     """Visible ends: `dead` or `done` (after a failure)."""
+    results: int = 0
+    """Visible records that its handler has published."""
     parked: set[int] = field(default_factory=set)
     """Due times that were put into the changelog."""
     dues: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))

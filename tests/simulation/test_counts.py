@@ -22,10 +22,9 @@ MAIN, EVENTS, CHANGELOG = (TopicPartition(name, 0) for name in ("orders", "event
 class Told:
     """A partition with four records, all fine; short ways to say what workers have counted."""
 
-    def __init__(self, loop: VirtualLoop, *, transactional: bool = True) -> None:
-        self.transactional = transactional
-        self.broker = Broker(loop, TOPICS, 1)
-        self.oracle = Oracle(TOPICS, (100,), later_ms=50, transactional=transactional, skew_ms=0)
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.broker = Broker(loop, 1)
+        self.oracle = Oracle(TOPICS, (100,), later_ms=50, skew_ms=0)
         for offset in range(4):
             self.broker.append(MAIN, Outgoing(*MAIN, b"k", b"v", ()))
             self.oracle.add(self.broker.logs[MAIN].entries[-1].record, "S")
@@ -44,7 +43,7 @@ class Told:
 
     def judge(self) -> int:
         """Judge it."""
-        return check_counts(self.broker, self.oracle, TOPICS, transactional=self.transactional)
+        return check_counts(self.broker, self.oracle, TOPICS)
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def loop() -> Iterator[VirtualLoop]:
 
 @pytest.fixture
 def told(loop: VirtualLoop) -> Told:
-    """A partition in the mode with transactions."""
+    """A partition."""
     return Told(loop)
 
 
@@ -139,18 +138,4 @@ def test_what_is_wrong_is_found(told: Told, fault: Callable[[Told], None]) -> No
     """Each by itself."""
     fault(told)
     with pytest.raises(Violation, match="I12 0/"):
-        told.judge()
-
-
-@pytest.mark.parametrize(("fault", "found"), [(overlap, False), (twice, False), (hole, True), (too_few, True)])
-def test_without_transactions_a_part_may_be_said_twice(
-    loop: VirtualLoop, fault: Callable[[Told], None], found: bool
-) -> None:
-    """An event may be durable before its offset is."""
-    told = Told(loop, transactional=False)
-    fault(told)
-    if not found:
-        told.judge()
-        return
-    with pytest.raises(Violation):
         told.judge()

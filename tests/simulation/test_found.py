@@ -10,7 +10,6 @@ def test_a_dead_letter_that_the_broker_took_back_comes_again() -> None:
     """Its lane had nothing else to do, so nobody told it: the record was gone until somebody used the lane."""
     plan = Plan(
         seed=1,
-        transactional=True,
         partitions=1,
         workers=1,
         offsets_ms=(0.0, 0.0, 0.0),
@@ -26,7 +25,6 @@ def test_a_clock_that_is_ahead_forgets_no_event() -> None:
     """A worker read which events were seen before it knew the broker's time: to it they had expired."""
     plan = Plan(
         seed=1,
-        transactional=True,
         partitions=1,
         workers=2,
         offsets_ms=(7_000_000.0, 0.0, 0.0),
@@ -37,23 +35,6 @@ def test_a_clock_that_is_ahead_forgets_no_event() -> None:
     result = History(plan).run()
     assert result.violation is None
     assert (result.reached["skipped"], result.reached["lane_opened"] > 1) == (1, True)
-
-
-def test_copies_do_not_hide_the_record_that_ends_its_workers() -> None:
-    """They were counted among those that may have been running, and it ran beside others, life after life."""
-    result = History(Plan.of(250, transactional=False)).run()
-    assert result.violation is None
-    assert result.reached["dead"] > 0
-
-
-def test_a_former_owners_late_record_does_not_hide_the_rows_before_it() -> None:
-    """Its store took the offset of its own late record for how far it had read, and a row between waited for ever."""
-    assert History(Plan.of(880346639421, transactional=False)).run().violation is None
-
-
-def test_a_failure_counts_from_the_latest_that_it_may_be() -> None:
-    """A machine that heard its acknowledgements late took the broker's time for earlier than the next owner did."""
-    assert History(Plan.of(866103590131)).run().violation is None
 
 
 def test_what_runs_behind_a_suspect_does_not_end_the_worker_in_its_stead() -> None:

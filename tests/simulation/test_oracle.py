@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from retryapp.ports import TopicPartition
 from simulation.oracle import Oracle, Topics
 from simulation.story import Call, Opening, Violation
 
-TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
+TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen", "results")
 WAITS_MS = (100, 200)
 KEY, HEADERS = b"k", (("trace", b"1"),)
 ROW = (1_000_100).to_bytes(8, "big") + bytes(4) + (0).to_bytes(8, "big")
@@ -22,8 +21,8 @@ ROW = (1_000_100).to_bytes(8, "big") + bytes(4) + (0).to_bytes(8, "big")
 class Told:
     """An oracle with one record, and short ways to tell it things."""
 
-    def __init__(self, script: str = "FS", *, transactional: bool = True) -> None:
-        self.oracle = Oracle(TOPICS, WAITS_MS, later_ms=50, transactional=transactional, skew_ms=0)
+    def __init__(self, script: str = "FS") -> None:
+        self.oracle = Oracle(TOPICS, WAITS_MS, later_ms=50, skew_ms=0)
         self.record = Record("orders", 0, 0, 7, KEY, b"v", HEADERS)
         self.oracle.add(self.record, script)
 
@@ -61,6 +60,11 @@ class Told:
         told = b'{"kind": "succeeded", "origin": "orders@x/0/0"}'
         self.oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
 
+    def publish(self, attempt: int) -> None:
+        """What the handler publishes at an attempt becomes visible."""
+        record = Record("results", 0, attempt, 0, b"0", b"%d" % attempt, ())
+        self.oracle.appeared(TopicPartition("results", 0), [record], 1e9)
+
     def move(self, topic: str, offset: int) -> None:
         """The group moves on."""
         self.oracle.moved({TopicPartition(topic, 0): offset})
@@ -76,6 +80,7 @@ def in_order(told: Told) -> None:
     told.show("redelivery", 1, at_ms=1_000_110, due_ms=1_000_100)
     told.log(None)
     told.call(2, at_ms=1_000_120, fine=True, due_ms=1_000_100)
+    told.publish(2)
     told.succeed()
     told.move("redelivery", 2)
 
@@ -86,7 +91,7 @@ def test_a_good_history_holds() -> None:
     assert told.oracle.open_ends() == [(0, 0)]
     in_order(told)
     told.oracle.at_rest()
-    assert (told.oracle.open_ends(), told.oracle.copies, told.oracle.repeated) == ([], 0, 0)
+    assert (told.oracle.open_ends(), told.oracle.repeated) == ([], 0)
 
 
 def _early(told: Told) -> None:
@@ -164,18 +169,33 @@ def _one_wait_too_many(told: Told) -> None:
 
 def _twice_in_a_session(told: Told) -> None:
     for at_ms in (0, 5):
-        told.begin(1, at_ms=at_ms, opening=Opening("w", 0.0, told=True))
+        told.begin(1, at_ms=at_ms, opening=Opening("w", 0.0))
 
 
 def _again_behind_its_outcome(told: Told) -> None:
     told.show("retry", 1, at_ms=500)
-    told.begin(1, at_ms=900, opening=Opening("w", 501.0, told=True))
+    told.begin(1, at_ms=900, opening=Opening("w", 501.0))
 
 
 def _again_behind_its_end(told: Told) -> None:
     told.call(1, at_ms=0, fine=False)
     told.show("dlq", 1, at_ms=500)
-    told.begin(2, at_ms=9_000, due_ms=1, opening=Opening("w", 501.0, told=True))
+    told.begin(2, at_ms=9_000, due_ms=1, opening=Opening("w", 501.0))
+
+
+def _published_by_a_failure(told: Told) -> None:
+    told.call(1, at_ms=0, fine=False)
+    told.publish(1)
+
+
+def _published_twice(told: Told) -> None:
+    in_order(told)
+    told.publish(2)
+
+
+def _published_nothing(told: Told) -> None:
+    told.call(1, at_ms=0, fine=True)
+    told.oracle.at_rest()
 
 
 def _lost(told: Told) -> None:
@@ -205,20 +225,13 @@ def _nobodys(told: Told) -> None:
         ("I1", _twice), ("I10", _fired_twice), ("I2", _ended_twice), ("I2", _tried_after_its_end), ("I1", _wrong_end),
         ("I5", _one_wait_too_many), ("I1", _lost), ("I7", _waits_for_ever), ("I7", _another_store), ("I1", _nobodys),
         ("I5", _twice_in_a_session), ("I5", _again_behind_its_outcome),
+        ("I1", _published_by_a_failure), ("I1", _published_twice), ("I1", _published_nothing),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(invariant: str, wrong: Callable[[Told], None]) -> None:
     """By its invariant."""
     with pytest.raises(Violation, match=f"^{invariant} "):
         wrong(Told())
-
-
-@pytest.mark.parametrize("wrong", [_twice, _fired_twice, _ended_twice])
-def test_without_transactions_copies_are_counted(wrong: Callable[[Told], Any]) -> None:
-    """They are allowed there."""
-    told = Told(transactional=False)
-    wrong(told)
-    assert told.oracle.copies == 1
 
 
 @pytest.mark.parametrize(
@@ -231,54 +244,41 @@ def test_a_script_says_how_a_record_ends(script: str, fate: str) -> None:
 
 
 def test_what_an_opening_could_not_know_may_be_handled_again() -> None:
-    """An outcome that came later, one that it has not read, and another session's."""
-    told = Told(transactional=False)
+    """An outcome that came later."""
+    told = Told()
     told.show("retry", 1, at_ms=500)
-    told.begin(1, at_ms=900, opening=Opening("w", 499.0, told=True))
-    told.begin(1, at_ms=900, opening=Opening("w", 600.0, told=False))
+    told.begin(1, at_ms=900, opening=Opening("w", 499.0))
     told.begin(1, at_ms=900)
-    assert told.oracle.repeated == 2
-
-
-def test_a_copy_of_a_parked_record_may_be_passed() -> None:
-    """Its own row is not needed then; without any it is lost."""
-    told = Told(transactional=False)
-    told.show("retry", 1, due_ms=1_000_100)
-    told.log(b"row")
-    told.show("retry", 1, due_ms=1_000_200)
-    told.move("retry", 2)
+    assert told.oracle.repeated == 1
 
 
 def test_the_end_of_a_record_is_the_outcome_of_all_its_attempts() -> None:
     """A second attempt behind a dead letter is one too many, whatever its own outcome."""
     with pytest.raises(Violation, match=r"^I5 .* its outcome is durable"):
-        _again_behind_its_end(Told("R", transactional=False))
+        _again_behind_its_end(Told("R"))
 
 
 @pytest.mark.parametrize(
-    ("mode", "rows", "holds"),
+    ("taken_back", "rows", "holds"),
     [
-        ("without", {}, True),
-        ("without", {b"e": b"older"}, True),
-        ("without", {b"f": b"row"}, False),
-        ("with", {b"e": b"row"}, True),
-        ("with", {}, False),
-        ("with", {b"e": b"row", b"f": b"row"}, False),
-        ("taken back", {b"e": b"row", b"f": b"row"}, True),
-        ("taken back", {b"f": b"row"}, False),
+        (False, {b"e": b"row"}, True),
+        (False, {}, False),
+        (False, {b"e": b"row", b"f": b"row"}, False),
+        (True, {b"e": b"row", b"f": b"row"}, True),
+        (True, {b"f": b"row"}, False),
     ],
 )
-def test_a_table_of_seen_events_is_compared(mode: str, rows: dict[bytes, bytes], *, holds: bool) -> None:
-    """With transactions it is its changelog, and what the broker took back; without, it has nothing besides."""
-    oracle = repeated(transactional=mode != "without")
+def test_a_table_of_seen_events_is_compared(rows: dict[bytes, bytes], *, taken_back: bool, holds: bool) -> None:
+    """It is its changelog, and what the broker took back."""
+    oracle = repeated()
     oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, b"e", b"row", ())], 1.0)
     with nullcontext() if holds else pytest.raises(Violation, match=r"^I7 "):
-        oracle.remembered(0, rows, taken_back=mode == "taken back")
+        oracle.remembered(0, rows, taken_back=taken_back)
 
 
-def repeated(*, transactional: bool = True) -> Oracle:
+def repeated() -> Oracle:
     """Return an oracle with two records of one event, at offsets 0 and 1."""
-    oracle = Oracle(TOPICS, WAITS_MS, later_ms=50, transactional=transactional, skew_ms=0)
+    oracle = Oracle(TOPICS, WAITS_MS, later_ms=50, skew_ms=0)
     for offset in (0, 1):
         oracle.add(Record("orders", 0, offset, 7, KEY, b"v", HEADERS), "S", "e1")
     return oracle
@@ -300,6 +300,7 @@ def test_a_duplicate_that_is_skipped_is_right() -> None:
     """The first is handled, the other one told; rows of seen events concern nobody here."""
     oracle = repeated()
     handle(oracle, 0)
+    oracle.appeared(TopicPartition("results", 0), [Record("results", 0, 0, 0, b"0", b"1", ())], 1e9)
     oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, bytes(16), b"row", ())], 1e9)
     skip(oracle, 1, 0)
     oracle.moved({TopicPartition("orders", 0): 2})
@@ -308,10 +309,9 @@ def test_a_duplicate_that_is_skipped_is_right() -> None:
 
 
 def test_a_duplicate_that_is_handled_is_wrong() -> None:
-    """In both modes: what was seen is durable before the offset moves."""
-    for transactional in (True, False):
-        with pytest.raises(Violation, match=r"I5 0/1: a duplicate of \(0, 0\)"):
-            handle(repeated(transactional=transactional), 1)
+    """What was seen is durable before the offset moves."""
+    with pytest.raises(Violation, match=r"I5 0/1: a duplicate of \(0, 0\)"):
+        handle(repeated(), 1)
 
 
 def test_skips_that_are_wrong_are_found() -> None:
@@ -327,19 +327,3 @@ def test_skips_that_are_wrong_are_found() -> None:
     handle(oracle, 0)
     with pytest.raises(Violation, match="I6 0/1: passed without a fate"):
         oracle.moved({TopicPartition("orders", 0): 2})
-
-
-@pytest.mark.parametrize(
-    ("transactional", "late", "fine"), [(False, True, True), (False, False, False), (True, True, False)]
-)
-def test_a_row_that_a_dead_life_has_sent_may_come_late(transactional: bool, late: bool, fine: bool) -> None:
-    """Only without transactions, only where requests may take so long, and only of a record that is through."""
-    told = Told(transactional=transactional)
-    told.oracle.late = late
-    in_order(told)
-    told.log(b"row")
-    if fine:
-        told.oracle.at_rest()
-    else:
-        with pytest.raises(Violation, match="wait for ever"):
-            told.oracle.at_rest()

@@ -12,9 +12,11 @@ import pytest
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.rows import row_key
-from retryapp.ports import Committed, Removal, Row, Standing, TopicPartition
-from simulation.broker import Broker, FencedError, OutOfRangeError
-from simulation.disk import Disk, SimPendingStore
+from retryapp.ports import Committed, Row, Standing, TopicPartition
+from retryapp.testing import MemoryPendingTable
+from retryapp.testing.broker import FencedError, OutOfRangeError
+from simulation.broker import Broker
+from simulation.disk import SimDisk
 from simulation.loop import Process, Stalled, VirtualLoop
 from simulation.network import REQUEST_S, Network, Wire
 
@@ -129,7 +131,7 @@ def with_broker(story: Callable[[Broker], None]) -> None:
     """Let something happen at a broker with two topics of two partitions."""
 
     async def run(loop: VirtualLoop) -> None:
-        story(Broker(loop, ("a", "b"), 2))
+        story(Broker(loop, 2))
 
     in_virtual_time(run)
 
@@ -216,7 +218,7 @@ def test_a_transaction_that_nobody_ends_is_aborted() -> None:
     """And its producer is fenced."""
 
     async def story(loop: VirtualLoop) -> None:
-        broker = Broker(loop, ("a",), 1)
+        broker = Broker(loop, 1)
         epoch = broker.init_producer("p")
         broker.produce("p", epoch, [out(b"1")])
         await asyncio.sleep(17)
@@ -260,7 +262,7 @@ def test_a_group_gives_each_partition_to_one_member() -> None:
     """A member that does not come back is left out; one of an older generation has no say."""
 
     async def story(loop: VirtualLoop) -> None:
-        broker = Broker(loop, ("a",), 2)
+        broker = Broker(loop, 2)
         alone = await broker.join("one")
         assert alone == (1, {0, 1})
         joining = broker.join("two")
@@ -269,7 +271,6 @@ def test_a_group_gives_each_partition_to_one_member() -> None:
         assert (first, second) == (2, 2)
         assert (mine | others, mine & others) == ({0, 1}, set())
         assert broker.heartbeat("one", 1) is Standing.GONE
-        assert broker.commit_offsets("one", 1, {A: Committed(3, "")}) is Standing.GONE
         for _ in range(12):
             await asyncio.sleep(1)
             standing = broker.heartbeat("one", 2)
@@ -282,32 +283,26 @@ def test_a_group_gives_each_partition_to_one_member() -> None:
 # -- disk and network -------------------------------------------------------------------------------------------------
 
 
+def rows_of(table: MemoryPendingTable) -> dict[bytes, bytes]:
+    """Return all rows of a table."""
+    return dict(table.page(None, 100))
+
+
 def test_a_power_cut_leaves_a_beginning_of_what_was_written() -> None:
     """A process that dies leaves all of it."""
     rows = [Row(row_key(1_000 + n, 0, n), b"v", "1m") for n in range(6)]
     for seed in range(30):
-        disk = Disk()
-        store = SimPendingStore(disk, "s")
+        disk = SimDisk()
+        store = MemoryPendingTable(disk, "s")
         for n, row in enumerate(rows):
             store.write([row], [], n)
             if n == 2:
                 store.close()
-        assert SimPendingStore(disk, "s").rows().keys() == {row.key for row in rows}
+        assert rows_of(MemoryPendingTable(disk, "s")).keys() == {row.key for row in rows}
         disk.lose_power(Random(seed))
-        left = SimPendingStore(disk, "s")
-        assert 3 <= len(left.rows()) == left.next_offset
-        assert left.rows().keys() == {row.key for row in rows[: left.next_offset]}
-
-
-def test_a_recovery_puts_and_removes_in_order() -> None:
-    """Marks are passed over."""
-    key = row_key(1_000, 0, 1)
-    store = SimPendingStore(Disk(), "s")
-    store.recover([(key, b"1"), (b"mark", b""), (key, None)], 3)
-    assert (store.rows(), store.next_offset) == ({}, 3)
-    store.recover([(key, None), (key, b"2")], 5)
-    store.write([], [Removal(row_key(9, 0, 9), "?")], 6)
-    assert (store.rows(), store.next_offset) == ({key: b"2"}, 7)
+        left = MemoryPendingTable(disk, "s")
+        assert 3 <= len(rows_of(left)) == left.next_offset
+        assert rows_of(left).keys() == {row.key for row in rows[: left.next_offset]}
 
 
 def test_requests_arrive_in_order_and_outlive_their_sender() -> None:

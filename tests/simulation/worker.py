@@ -18,10 +18,11 @@ from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.site import LaneSite
 from retryapp.ports import Committed, Observation, TopicPartition
+from retryapp.testing.lane import MemoryReader
 from simulation.broker import Broker
 from simulation.consumer import SimConsumer
-from simulation.disk import Disk
-from simulation.lanes import PlainSimLane, SimLane, SimReader
+from simulation.disk import SimDisk
+from simulation.lanes import SimLane
 from simulation.loop import Process
 from simulation.network import Network, Wire
 
@@ -96,9 +97,8 @@ class SimWorker:
         *,
         broker: Broker,
         network: Network,
-        disk: Disk,
+        disk: SimDisk,
         make_handler: Callable[[SimWorker], Handler],
-        transactional: bool,
         offset_ms: float,
         random: Random,
         observe: Callable[[SimWorker, Observation], None],
@@ -111,7 +111,6 @@ class SimWorker:
             network: the way there.
             disk: of its machine.
             make_handler: makes the user's handler of this process.
-            transactional: the delivery mode.
             offset_ms: what its machine's clock is wrong by.
             random: everything that varies.
             observe: told what it observes.
@@ -124,22 +123,16 @@ class SimWorker:
         self.random = random
         self.clock = SimClock(loop, offset_ms)
         self.consumer = SimConsumer(self)
-        self.reader = SimReader(self)
+        self.reader = MemoryReader(broker, self.wire.request)
         self.ended = False
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
         self._observe = observe
-        self._lane_type = SimLane if transactional else PlainSimLane
         self.handler = make_handler(self)
         self.topics: Sequence[str] = self.handler.topology.consumed
         self.ownership = Ownership(clock=self.clock, observer=self, to_record=_itself, drain_s=GRACE_S)
         self.ownership.intake.topics = frozenset(self.topics)
         self.ownership.intake.attach(self.consumer)
-
-    @property
-    def client(self) -> SimConsumer:
-        """See `host.Host.client`."""
-        return self.consumer
 
     def observe(self, observation: Observation) -> None:
         """See `ports.Observer.observe`."""
@@ -194,7 +187,7 @@ class SimWorker:
 
     def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> SimLane:
         topology, number = served.handler.topology, engine.partition
-        return self._lane_type(
+        return SimLane(
             place=LaneSite(
                 name=f"{topology.prefix}.{number}",
                 group=topology.group,
@@ -203,7 +196,6 @@ class SimWorker:
                 main=TopicPartition(topology.main, number),
                 changelog=TopicPartition(topology.pending_changelog, number),
                 dlq=TopicPartition(topology.dlq, number),
-                events=TopicPartition(topology.events, number),
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 topic_id=TOPIC_ID,
                 changelog_id=TOPIC_ID,
@@ -213,7 +205,9 @@ class SimWorker:
             clock=self.clock,
             generation=membership.generation,
             member_id=membership.member_id,
-            life=engine.station.life,
+            life=engine.context.life,
+            broker=self.broker,
+            disk=self.disk,
             worker=self,
         )
 

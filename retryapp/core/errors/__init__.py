@@ -25,7 +25,6 @@ from retryapp.core.errors.configuration import (
 )
 from retryapp.core.errors.environment import (
     BrokerUnreachableError,
-    DeliveryModeError,
     DiskFullError,
     EnvironmentFault,
     JavaMissingError,
@@ -39,11 +38,8 @@ from retryapp.core.errors.environment import (
     UnreadableTopicError,
 )
 from retryapp.core.errors.lanes import (
-    ChangelogSharedError,
     LaneClosedError,
     LaneError,
-    LaneFencedError,
-    LaneTimeoutError,
     MembershipLapsedError,
 )
 from retryapp.core.errors.offsets import (
@@ -69,12 +65,10 @@ __all__ = [
     "MAX_SHOWN_CHARS",
     "BrokerUnreachableError",
     "ChangelogReplacedError",
-    "ChangelogSharedError",
     "ConfigurationError",
     "DamagedEventError",
     "DamagedMetadataError",
     "DamagedRowError",
-    "DeliveryModeError",
     "DestinationError",
     "DiskFullError",
     "DuplicateHandlerError",
@@ -86,8 +80,6 @@ __all__ = [
     "JavaMissingError",
     "LaneClosedError",
     "LaneError",
-    "LaneFencedError",
-    "LaneTimeoutError",
     "LatePublishError",
     "MembershipLapsedError",
     "MissingCodecError",

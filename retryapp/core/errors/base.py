@@ -29,7 +29,6 @@ class RetryAppError(Exception):
     """Root of all errors that retryapp raises by name. Survives pickling, whatever its constructor takes."""
 
     __module__ = __package__  # names of error types travel in headers and in policies: they say where to import from
-
     exit_code: ClassVar[int] = 1
     """What a command exits with when this error ends it."""
 

@@ -20,7 +20,6 @@ class InvalidDurationError(ConfigurationError):
     """A text or ``timedelta`` is no usable duration. Operator action: write it with units, as ``30s`` or ``1h30m``."""
 
     def __init__(self, value: object, problem: str) -> None:
-        """Args: value: what was given. problem: what is wrong with it, as a clause."""
         self.value = value
         self.problem = problem
         super().__init__(
@@ -33,7 +32,6 @@ class InvalidPolicyError(ConfigurationError):
     """A field of a policy, a schedule or a rule is out of range. Operator action: correct the field that is named."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
-        """Args: field: name of the argument. value: what was given. expected: what it has to be and why."""
         self.field = field
         self.value = value
         self.expected = expected
@@ -44,7 +42,6 @@ class InvalidTopicNameError(ConfigurationError):
     """A topic or group name cannot be used. Operator action: rename the group or the main topic."""
 
     def __init__(self, name: str, problem: str) -> None:
-        """Args: name: the whole name. problem: what is wrong with it, as a clause."""
         self.name = name
         self.problem = problem
         super().__init__(
@@ -61,7 +58,6 @@ class NameClashError(ConfigurationError):
     """
 
     def __init__(self, name: str, other_name: str, first: str, second: str) -> None:
-        """Args: name, other_name: the clashing topics. first, second: who claims each."""
         self.name = name
         self.other_name = other_name
         self.first = first
@@ -80,7 +76,6 @@ class DuplicateHandlerError(ConfigurationError):
     """A main topic has two handlers in one group. Operator action: keep one, or use a second group (another app id)."""
 
     def __init__(self, topic: str, group: str, first: str, second: str) -> None:
-        """Args: topic: the main topic. group: the app id. first, second: what the two are called."""
         self.topic = topic
         self.group = group
         self.first = first
@@ -98,7 +93,6 @@ class NoHandlersError(ConfigurationError):
     """
 
     def __init__(self, app: str) -> None:
-        """Args: app: what was started, as ``module:name``."""
         self.app = app
         super().__init__(
             f"{app} has no handlers. Decorate one with @retries.handler('topic', policy=...) and start that module"
@@ -109,7 +103,6 @@ class InvalidSettingError(ConfigurationError):
     """A setting has a value that cannot be used. Operator action: correct the variable or argument that is named."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
-        """Args: name: variable or argument. value: what it holds (never a secret). expected: what it has to be."""
         self.name = name
         self.value = value
         self.expected = expected

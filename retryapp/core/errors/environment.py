@@ -17,7 +17,6 @@ class BrokerUnreachableError(EnvironmentFault):
     """No broker answered. Operator action: start it, or correct the address or the security settings."""
 
     def __init__(self, bootstrap: str, problem: str) -> None:
-        """Args: bootstrap: addresses tried, without credentials. problem: what the client said."""
         self.bootstrap = bootstrap
         self.problem = problem
         super().__init__(
@@ -30,7 +29,6 @@ class TopicMissingError(EnvironmentFault):
     """A topic that must exist does not. Operator action: create it, or let ``retryapp topics create`` do so."""
 
     def __init__(self, topic: str, bootstrap: str, remedy: str | None = None) -> None:
-        """Args: topic: its name. bootstrap: where it was looked for. remedy: what to do; None for the usual advice."""
         self.topic = topic
         self.bootstrap = bootstrap
         self.remedy = remedy or "Create it, or correct the name; topics are never created by merely asking for them"
@@ -44,15 +42,6 @@ class TopicMismatchError(EnvironmentFault):
     """
 
     def __init__(self, topic: str, what: str, actual: object, expected: object, why: str) -> None:
-        """Take the facts.
-
-        Args:
-            topic: its name.
-            what: setting, or ``partitions``.
-            actual: its value.
-            expected: the value needed.
-            why: what would go wrong.
-        """
         self.topic = topic
         self.what = what
         self.actual = actual
@@ -65,7 +54,6 @@ class JavaMissingError(EnvironmentFault):
     """No Java new enough to run a broker or Spark was found. Operator action: install one, or the ``java`` extra."""
 
     def __init__(self, needed: int, found: str | None) -> None:
-        """Args: needed: least major version. found: what was found instead, None for nothing."""
         self.needed = needed
         self.found = found
         super().__init__(
@@ -78,7 +66,6 @@ class PortTakenError(EnvironmentFault):
     """A port that was asked for is in use. Operator action: stop what holds it or choose another."""
 
     def __init__(self, host: str, port: int, remedy: str = "Stop what listens there, or choose another port") -> None:
-        """Args: host, port: the address. remedy: what to do, with the option's name."""
         self.host = host
         self.port = port
         self.remedy = remedy
@@ -86,10 +73,9 @@ class PortTakenError(EnvironmentFault):
 
 
 class DiskFullError(EnvironmentFault):
-    """A disk has no room for what has to be written. Operator action: free space or move the data directory."""
+    """A disk is full. Operator action: free space or move the data directory."""
 
     def __init__(self, path: str, problem: str, free_bytes: int | None = None) -> None:
-        """Args: path: what was written. problem: what the system said. free_bytes: room left, where known."""
         self.path = path
         self.problem = problem
         self.free_bytes = free_bytes
@@ -105,7 +91,6 @@ class StoreBrokenError(EnvironmentFault):
     """
 
     def __init__(self, path: str, problem: str, remedy: str | None = None) -> None:
-        """Args: path: the store's directory. problem: what the store said. remedy: what to do; None: remove it."""
         self.path = path
         self.problem = problem
         self.remedy = remedy or (
@@ -115,10 +100,9 @@ class StoreBrokenError(EnvironmentFault):
 
 
 class OfflineError(EnvironmentFault):
-    """Something has to be downloaded and cannot be. Operator action: connect once; afterwards the cache serves."""
+    """A download is needed and not possible. Operator action: connect once; afterwards the cache serves."""
 
     def __init__(self, what: str, problem: str) -> None:
-        """Args: what: the thing and its size. problem: what the system said."""
         self.what = what
         self.problem = problem
         super().__init__(
@@ -126,24 +110,10 @@ class OfflineError(EnvironmentFault):
         )
 
 
-class DeliveryModeError(EnvironmentFault):
-    """Workers of the other delivery mode run in the group. Operator action: stop all of them, then start."""
-
-    def __init__(self, group: str, mode: str) -> None:
-        """Args: group: the consumer group. mode: that of this worker."""
-        self.group = group
-        self.mode = mode
-        super().__init__(
-            f"group {group} has running members that do not work with delivery={mode!r}: a change of the mode needs a "
-            f"full stop. Stop all workers of the group, then start them with the same mode"
-        )
-
-
 class UnreadableTopicError(EnvironmentFault):
     """A partition cannot be read on, and passing anything would skip sound records. It stays where it is."""
 
     def __init__(self, topic: str, partition: int, offset: int, problem: str) -> None:
-        """Args: topic, partition, offset: where. problem: what is wrong."""
         self.topic = topic
         self.partition = partition
         self.offset = offset
@@ -158,16 +128,14 @@ class MissingCodecError(EnvironmentFault):
     """A compression that producers may use cannot be read here. Operator action: install it."""
 
     def __init__(self, codec: str) -> None:
-        """Args: codec: its name."""
         self.codec = codec
         super().__init__(f"this Python cannot read {codec} batches: pip install 'aiokafka[lz4,snappy,zstd]'")
 
 
 class NewerRecordError(EnvironmentFault):
-    """Something of ours was written by a newer retryapp: nobody here may judge it. Operator action: upgrade."""
+    """Something of ours was written by a newer retryapp: it is left alone. Operator action: upgrade."""
 
     def __init__(self, where: str, problem: str) -> None:
-        """Args: where: the record or the row. problem: which version was found, and which are known here."""
         self.where = where
         self.problem = problem
         super().__init__(

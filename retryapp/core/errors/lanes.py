@@ -13,14 +13,9 @@ class LaneError(RetryAppError):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, lane: str, problem: str) -> None:
-        """Args: lane: its ``{group}.{main}.{partition}``. problem: what happened."""
         self.lane = lane
         self.problem = problem
         super().__init__(f"lane {lane}: {problem}")
-
-
-class LaneFencedError(LaneError):
-    """Another worker has opened the same lane: this one is no longer its owner and idles until the next assignment."""
 
 
 class LaneClosedError(LaneError):
@@ -30,21 +25,6 @@ class LaneClosedError(LaneError):
     """
 
 
-class ChangelogSharedError(LaneError):
-    """Somebody else has written to a lane's changelog while it was open: a former owner, where nothing fences one.
-
-    What was written is in the changelog, not in the local store. The lane closes and opens again, and reads it.
-    """
-
-    def __init__(self, lane: str, expected: int, found: int) -> None:
-        """Args: lane: its ``{group}.{main}.{partition}``. expected: next offset of its store. found: the one it got."""
-        self.expected = expected
-        self.found = found
-        super().__init__(
-            lane, f"another worker has written to its changelog: a record got offset {found}, not {expected}"
-        )
-
-
 class MembershipLapsedError(LaneError):
     """The group's coordinator was silent for a whole session: another worker may have the lane's records by now.
 
@@ -52,9 +32,4 @@ class MembershipLapsedError(LaneError):
     """
 
     def __init__(self, lane: str) -> None:
-        """Args: lane: its ``{group}.{main}.{partition}``."""
         super().__init__(lane, "the group's coordinator was silent for a whole session, so it may be another's by now")
-
-
-class LaneTimeoutError(LaneError):
-    """A step of a lane took longer than its deadline. The lane closes and opens again."""

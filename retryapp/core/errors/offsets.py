@@ -11,7 +11,6 @@ class OffsetsGoneError(EnvironmentFault):
     """A committed offset lies outside of what its topic has. Operator action: set the group's offset."""
 
     def __init__(self, topic: str, partition: int, committed: int, first: int, end: int) -> None:
-        """Args: topic, partition: where. committed: the group's offset. first, end: what the topic has."""
         self.topic = topic
         self.partition = partition
         self.committed = committed
@@ -36,7 +35,6 @@ class PositionGoneError(EnvironmentFault):
     """
 
     def __init__(self, topic: str, partition: int, position: int) -> None:
-        """Args: topic, partition: where. position: the offset that was asked for."""
         self.topic = topic
         self.partition = partition
         self.position = position
@@ -50,7 +48,6 @@ class OffsetsMissingError(EnvironmentFault):
     """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
 
     def __init__(self, lane: str, rows: int, topics: Sequence[str]) -> None:
-        """Args: lane: its name. rows: found on its changelog, at least. topics: those without offsets."""
         self.lane = lane
         self.rows = rows
         self.topics = tuple(topics)
@@ -69,7 +66,6 @@ class ChangelogReplacedError(EnvironmentFault):
     """
 
     def __init__(self, lane: str, changelog: str, topics: Sequence[str]) -> None:
-        """Args: lane: its name. changelog: the topic. topics: retry topics, behind whose offsets records waited."""
         self.lane = lane
         self.changelog = changelog
         self.topics = tuple(topics)
@@ -89,7 +85,6 @@ class StoreAheadError(EnvironmentFault):
     """
 
     def __init__(self, lane: str, store: int, end: int) -> None:
-        """Args: lane: its name. store: offset up to which the store has read. end: that of the changelog."""
         self.lane = lane
         self.store = store
         self.end = end

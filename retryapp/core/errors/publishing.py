@@ -9,7 +9,6 @@ class PublishError(RetryAppError):
     """A handler's ``publish`` cannot be done; the attempt fails, and nothing that it published is."""
 
     def __init__(self, topic: object, problem: str) -> None:
-        """Args: topic: as given. problem: what is wrong, without payload, and what to do."""
         self.topic = topic
         self.problem = problem
         super().__init__(f"publish to {shown(topic)}: {problem}")

@@ -13,12 +13,6 @@ class UndecodableError(RecordError):
     """A record's value cannot be decoded into what the handler takes. Reason ``undecodable``; the bytes are kept."""
 
     def __init__(self, expected: str, problem: str) -> None:
-        """Take the facts.
-
-        Args:
-            expected: what the value should be, as ``Order`` or ``JSON``.
-            problem: what the decoder said, without payload.
-        """
         self.expected = expected
         self.problem = problem
         super().__init__(f"value is not {expected}: {problem}")
@@ -31,7 +25,6 @@ class DamagedMetadataError(RecordError):
     """
 
     def __init__(self, header: str, value: object, expected: str) -> None:
-        """Args: header: its name. value: what it holds, None for missing. expected: what it has to be."""
         self.header = header
         self.value = value
         self.expected = expected
@@ -42,7 +35,6 @@ class UnreadableRecordsError(RecordError):
     """Offsets of a topic could not be read: a damaged batch. Reason ``damaged``; its records are lost to the reader."""
 
     def __init__(self, topic: str, partition: int, first: int, last: int, problem: str) -> None:
-        """Args: topic, partition: where. first, last: the offsets, both included. problem: what is wrong."""
         self.topic = topic
         self.partition = partition
         self.first = first
@@ -59,13 +51,6 @@ class NewerFormatError(DamagedMetadataError):
     """A record was written by a newer retryapp. Operator action: upgrade this worker."""
 
     def __init__(self, header: str, value: object, newest: int) -> None:
-        """Take the facts.
-
-        Args:
-            header: where the version was read.
-            value: the version found.
-            newest: the newest one that is known here.
-        """
         self.newest = newest
         self.finding = f"{header} is {value}, known here are versions up to {newest}"
         super().__init__(header, value, f"versions up to {newest} are known here; upgrade retryapp on this worker")
@@ -75,7 +60,6 @@ class DamagedRowError(RecordError):
     """Bytes in a pending table or its changelog are no row. Operator action: remove the local store, it is rebuilt."""
 
     def __init__(self, what: str, problem: str) -> None:
-        """Args: what: ``row key`` or ``row``. problem: what is wrong, with byte counts."""
         self.what = what
         self.problem = problem
         super().__init__(f"damaged {what} of the pending table: {problem}")
@@ -85,7 +69,6 @@ class NewerRowError(DamagedRowError):
     """A row of the pending table was written by a newer retryapp. Operator action: upgrade this worker."""
 
     def __init__(self, version: int, newest: int) -> None:
-        """Args: version: the version found. newest: the newest one that is known here."""
         self.version = version
         self.newest = newest
         self.finding = f"its layout is version {version}, known here are versions up to {newest}"
@@ -96,6 +79,5 @@ class DamagedEventError(RecordError):
     """A record of the events topic is no event known here. Operator action: upgrade, or find who else writes there."""
 
     def __init__(self, problem: str) -> None:
-        """Args: problem: what is wrong and where."""
         self.problem = problem
         super().__init__(f"not a lifecycle event: {problem}")

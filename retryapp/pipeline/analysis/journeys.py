@@ -28,7 +28,7 @@ _LAST: Final = (
 )  # fmt: skip
 """What the last step says."""
 _STEP: Final = (
-    *_LAST, *_FAILURE, "started_ms", "lateness_ms", "hot_attempts", "origin_timestamp_ms", "key_hash",
+    *_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash",
 )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def traces_of(records: DataFrame) -> DataFrame:
         "error_message": (F.col("metadata.error_message"), F.lit(None)),
     }
     plain = {"found_offset": F.col("offset")}
-    from_headers = ("origin_timestamp_ms", "hot_attempts", "due_at_ms", "tier", "reason", "error_type", "fingerprint")
+    from_headers = ("origin_timestamp_ms", "due_at_ms", "tier", "reason", "error_type", "fingerprint")
     columns = []
     for field in TRACES:
         name = field.name

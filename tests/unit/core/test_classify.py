@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from retryapp.core.classify import DeadReason, ErrorClass, Rule, classify, non_retryable, retryable
+from retryapp.core.classify import DeadReason, ErrorClass, classify, non_retryable, retryable
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
 from retryapp.core.verdicts import Reject, RetryLater
@@ -62,13 +62,6 @@ def test_a_cause_decides_when_the_outer_error_says_nothing() -> None:
     assert classify(caused(OSError(), ValueError("bad")), rules).error_class is ErrorClass.RETRYABLE
 
 
-def test_context_without_cause_is_not_followed() -> None:
-    """What happened to be handled meanwhile is no cause."""
-    error = RuntimeError()
-    error.__context__ = ValueError()
-    assert classify(error, [non_retryable(ValueError)]).error_class is ErrorClass.RETRYABLE
-
-
 def test_reject_speaks_for_itself_wherever_it_stands() -> None:
     """Its text is the message; no rule overrides it."""
     for error in (
@@ -116,12 +109,6 @@ def test_a_group_is_told_by_its_deciding_member() -> None:
     assert (failure.error_type, failure.message) == ("ValueError", "bad id")
     silent = classify(ExceptionGroup("unhandled", [ExceptionGroup("inner", [OSError("disk")])]))
     assert (silent.error_type, silent.message) == ("OSError", "disk")
-
-
-def test_a_group_of_which_no_member_speaks_is_judged_by_its_own_type() -> None:
-    """A rule may name the group's type."""
-    group = ExceptionGroup("g", [OSError()])
-    assert classify(group, [non_retryable(ExceptionGroup)]).error_class is ErrorClass.NON_RETRYABLE
 
 
 def test_an_undecodable_value_is_dead_unless_a_rule_names_it() -> None:
@@ -173,14 +160,6 @@ def test_message_and_trace_are_cut_to_their_bounds() -> None:
     assert failure.trace.splitlines()[-1].startswith("ValueError: é")
     assert failure.trace.startswith("...\n  File ")
     assert "in " in failure.trace.splitlines()[-2]
-
-
-def test_a_trace_names_files_without_their_folders() -> None:
-    """Where the code is installed is nobody's business."""
-    failure = classify(raised(lambda: ValueError("x")))
-    assert failure.trace is not None
-    assert 'File "test_classify.py", line ' in failure.trace
-    assert "/" not in failure.trace
 
 
 def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
@@ -238,26 +217,13 @@ def test_a_rule_needs_exception_types() -> None:
         retryable(ValueError("x"))  # type: ignore[arg-type]
 
 
-def test_rules_are_equal_by_names() -> None:
-    """A rule from text equals the one with the types themselves."""
-    assert Rule(("ValueError",), ErrorClass.NON_RETRYABLE) == non_retryable(ValueError)
-    assert retryable(ValueError) != non_retryable(ValueError)
-    assert Rule(("json.decoder.JSONDecodeError",), ErrorClass.NON_RETRYABLE).matches(json.JSONDecodeError("m", "d", 0))
-
-
 @pytest.mark.parametrize(
     ("after", "milliseconds"),
     [
-        (0, 0),
-        (1.5, 1_500),
-        (0.0001, 1),
-        ("120", 120_000),
-        (" 0 ", 0),
-        ("1m30s", 90_000),
-        (timedelta(minutes=2), 120_000),
-        (timedelta(0), 0),
+        (0, 0), (1.5, 1_500), (0.0001, 1), ("120", 120_000), (" 0 ", 0), ("1m30s", 90_000),
+        (timedelta(minutes=2), 120_000), (timedelta(0), 0),
     ],
-)
+)  # fmt: skip
 def test_retry_later_takes_seconds_timedelta_or_text(after: float | timedelta | str, milliseconds: int) -> None:
     """Never rounded down: a service that asks for time gets it."""
     assert RetryLater(after).after_ms == milliseconds
@@ -266,19 +232,10 @@ def test_retry_later_takes_seconds_timedelta_or_text(after: float | timedelta | 
 @pytest.mark.parametrize(
     "after",
     [
-        -1,
-        "-1",
-        float("nan"),
-        float("inf"),
-        "",
-        "soon",
-        "Wed, 21 Oct 2015 07:28:00 GMT",
-        None,
-        True,
-        10**12,
+        -1, "-1", float("nan"), float("inf"), "", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", None, True, 10**12,
         timedelta(-1),
     ],
-)
+)  # fmt: skip
 def test_retry_later_refuses_what_is_no_wait(after: object) -> None:
     """A wrong wait is named, never taken for none."""
     with pytest.raises(InvalidDurationError):

@@ -16,23 +16,17 @@ POLICY = RetryPolicy("5s 30s", max_elapsed="1m", on=[non_retryable(ValueError)])
 @pytest.mark.parametrize(
     ("attempt", "now_ms", "error", "expected"),
     [
-        (1, 0, OSError(), RetryAt(5_000, 5_000, "5s")),
-        (2, 6_000, OSError(), RetryAt(36_000, 30_000, "30s")),
-        (3, 40_000, OSError(), Dead(DeadReason.EXHAUSTED)),
-        (9, 40_000, OSError(), Dead(DeadReason.EXHAUSTED)),
-        (2, 30_000, OSError(), RetryAt(60_000, 30_000, "30s")),
-        (2, 30_001, OSError(), Dead(DeadReason.EXPIRED)),
+        (1, 0, OSError(), RetryAt(5_000, 5_000, "5s")), (2, 6_000, OSError(), RetryAt(36_000, 30_000, "30s")),
+        (3, 40_000, OSError(), Dead(DeadReason.EXHAUSTED)), (9, 40_000, OSError(), Dead(DeadReason.EXHAUSTED)),
+        (2, 30_000, OSError(), RetryAt(60_000, 30_000, "30s")), (2, 30_001, OSError(), Dead(DeadReason.EXPIRED)),
         (1, 0, ValueError(), Dead(DeadReason.NON_RETRYABLE)),
         (3, 90_000, ValueError(), Dead(DeadReason.NON_RETRYABLE)),
-        (3, 90_000, Reject("no"), Dead(DeadReason.REJECTED)),
-        (3, 90_000, OSError(), Dead(DeadReason.EXHAUSTED)),
-        (1, 0, RetryLater(20), RetryAt(20_000, 20_000, "30s")),
-        (1, 0, RetryLater(0), RetryAt(0, 0, "5s")),
+        (3, 90_000, Reject("no"), Dead(DeadReason.REJECTED)), (3, 90_000, OSError(), Dead(DeadReason.EXHAUSTED)),
+        (1, 0, RetryLater(20), RetryAt(20_000, 20_000, "30s")), (1, 0, RetryLater(0), RetryAt(0, 0, "5s")),
         (1, 0, RetryLater("1m"), RetryAt(60_000, 60_000, "30s")),
-        (1, 0, RetryLater("61s"), Dead(DeadReason.EXPIRED)),
-        (3, 0, RetryLater(1), Dead(DeadReason.EXHAUSTED)),
+        (1, 0, RetryLater("61s"), Dead(DeadReason.EXPIRED)), (3, 0, RetryLater(1), Dead(DeadReason.EXHAUSTED)),
     ],
-)
+)  # fmt: skip
 def test_decisions(attempt: int, now_ms: int, error: Exception, expected: RetryAt | Dead) -> None:
     """Final failures first, then attempts, then the deadline, then the wait."""
     decision = decide(

@@ -9,7 +9,7 @@ import pytest
 
 from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen, live_rows
 from retryapp.core.errors import DamagedRowError, InvalidDurationError, InvalidSettingError, NewerRowError
-from retryapp.core.record import Damage, Record
+from retryapp.core.record import Record
 
 BY_HEADER = Deduplicate("header:event-id")
 
@@ -45,12 +45,6 @@ def test_a_function_that_returns_something_else_is_told_so(found: Any) -> None:
     """A number would be another id in another program."""
     with pytest.raises(TypeError, match=r"str, bytes or None, not (int|tuple)"):
         Deduplicate(lambda _found: found).identity(record())
-
-
-def test_offsets_that_could_not_be_read_have_no_id() -> None:
-    """There is no header to look at, and no function may be asked."""
-    damaged = Record("orders", 0, 3, 1, None, None, (), Damage(5, "checksum"))
-    assert Deduplicate(lambda _found: "a").identity(damaged) is None
 
 
 @pytest.mark.parametrize("by", ["event-id", "header:", 7])

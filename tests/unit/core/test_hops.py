@@ -10,22 +10,16 @@ from retryapp.core import hops
 from retryapp.core.classify import DeadReason, Failure, classify
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.foreign import escape_names
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import (
     Outgoing,
     after_failure,
-    arriving,
     first_failed_ms,
-    for_replay,
     record_size,
-    restore,
-    to_redelivery,
     to_tier,
 )
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import row_of
+from retryapp.core.record import Origin, Record
 from retryapp.core.salvage import salvage
 from retryapp.core.topology import HandlerTopology, Tiers
 
@@ -126,102 +120,6 @@ def test_a_copy_without_due_time_cannot_wait_and_one_without_reason_is_not_dead(
         to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(AGAIN), max_bytes=10_000)
 
 
-@pytest.mark.parametrize("key", [None, b"", b"k"])
-@pytest.mark.parametrize("value", [None, b"", b"v"])
-def test_null_and_empty_stay_apart(key: bytes | None, value: bytes | None) -> None:
-    """A null value travels as empty with a mark and is null again for the handler; a null key stays null."""
-    record = replace(ORDER, key=key, value=value)
-    out = to_tier(record, topology=TOPOLOGY, metadata=after(AGAIN))
-    assert out.value is not None
-    assert said(out).null_value == (value is None)
-    again = to_redelivery(row_of(came(out)), topology=TOPOLOGY, partition=3)
-    assert (again.topic, again.headers) == ("billing.orders.redelivery", out.headers)
-    assert restore(came(again), said(again)) == record
-
-
-def test_arriving_leaves_an_ordinary_record_alone() -> None:
-    """No copy is made of what needs no change."""
-    assert arriving(ORDER) is ORDER
-
-
-def test_a_dead_letter_copied_to_the_main_topic_is_new() -> None:
-    """Its next failure starts at attempt 1 with the coordinates of the copy."""
-    letter = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=100_000)
-    copy = arriving(replace(came(letter), topic="orders"))
-    assert copy.headers == ORDER.headers
-    again = to_tier(copy, topology=TOPOLOGY, metadata=after(AGAIN))
-    assert said(again).attempt == 1
-
-
-def test_headers_that_look_like_ours_below_a_shield_are_the_users() -> None:
-    """A dead letter of a dead letter: what the handler saw is what it sees again, whatever the names say."""
-    headers: Headers = (
-        ("retry-version", b"1"),
-        ("retry-origin", b"x"),
-        ("retry-foreign-retry-version", b"1"),
-        ("retry-foreign-retry-origin", b"x"),
-        ("\udcff", b"z"),
-    )
-    seen = arriving(replace(ORDER, headers=headers))
-    assert seen.headers == (("retry-version", b"1"), ("retry-origin", b"x"), ("\udcff", b"z"))
-    out = to_tier(seen, topology=TOPOLOGY, metadata=after(AGAIN))
-    assert [name for name, _ in out.headers[:3]] == [
-        "retry-foreign-retry-version",
-        "retry-foreign-retry-origin",
-        "retry-escaped-%FF",
-    ]
-    assert restore(came(out), said(out)) == seen
-
-
-def test_a_name_that_cannot_be_sent_is_escaped_wherever_it_comes_from() -> None:
-    """Somebody else's record on a topic of ours; and doing it twice changes nothing."""
-    out = to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN))
-    odd = replace(came(out), headers=(("\udcff", b"z"), ("é", b"y"), ("retry-escaped-\udcfe", None), *out.headers))
-    back = to_redelivery(row_of(odd), topology=TOPOLOGY, partition=3)
-    names = [name for name, _ in back.headers[:3]]
-    assert names == ["retry-escaped-%FF", "é", "retry-escaped-retry-escaped-%FE"]
-    assert escape_names(back.headers) == back.headers
-    assert escape_names(out.headers) is out.headers
-    assert restore(came(back), said(back)).headers[:3] == (
-        ("\udcff", b"z"),
-        ("é", b"y"),
-        ("retry-escaped-\udcfe", None),
-    )
-    letter = to_dead_letter(odd, topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=100_000)
-    assert [name for name, _ in letter.headers[:3]] == names
-
-
-@pytest.mark.parametrize(
-    ("timestamp_ms", "told"), [(-(2**63), -1), (-5, -1), (-1, -1), (253_402_300_800_000, 253_402_300_799_999)]
-)
-def test_a_timestamp_that_no_header_can_hold_is_clamped(timestamp_ms: int, told: int) -> None:
-    """Kafka takes any 64 bits; the record itself stays as it is."""
-    metadata = nameless(timestamp_ms)
-    assert metadata.origin_timestamp_ms == told
-    assert said(to_tier(ORDER, topology=TOPOLOGY, metadata=metadata)) == metadata
-    damaged = replace(came(to_tier(ORDER, topology=TOPOLOGY, metadata=metadata)), headers=(), timestamp_ms=timestamp_ms)
-    error = DamagedMetadataError("retry-attempt", None, "is missing")
-    salvaged = salvage(damaged, error, group="billing", handler="", topic_id="t", policy_digest="d", now_ms=-7)
-    assert (salvaged.origin_timestamp_ms, salvaged.handler, salvaged.started_ms) == (told, "?", 0)
-
-
-def nameless(timestamp_ms: int) -> RetryMetadata:
-    """Return metadata of a nameless error of a record with this timestamp, whose attempts are at their bound."""
-    return after_failure(
-        None,
-        group="billing",
-        handler="",
-        origin=ORIGIN,
-        origin_timestamp_ms=timestamp_ms,
-        attempt=1_000_001,
-        started_ms=-3,
-        failed_ms=-2,
-        policy_digest="d",
-        failure=replace(failure(), error_type=""),
-        decision=RetryAt(10**15, 1, "1m"),
-    )
-
-
 def test_what_only_explains_is_left_out_first() -> None:
     """Traceback, then history, then the end of the message, then the value."""
     metadata = after(EXHAUSTED, message="m" * 800)
@@ -257,51 +155,16 @@ def test_a_record_that_does_not_fit_keeps_its_coordinates_and_first_reason() -> 
     assert said(hopeless).origin == ORIGIN
 
 
-def test_record_size_is_not_below_what_kafka_counts() -> None:
-    """An empty record has 61 bytes of batch and a few of its own; names and values count in full."""
-    empty = record_size(None, None, ())
-    assert empty >= 61 + 7
-    assert record_size(b"kk", b"vvv", (("né", b"1234"),)) >= empty + 2 + 3 + 3 + 4
-
-
 def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
     """The next failure is attempt 1, its time the first failure; the failure id and the history stay."""
     dead = after(EXHAUSTED, attempt=3)
-    again = for_replay(dead, replay_id="r1", due_at_ms=90_000)
-    assert (again.attempt, again.replays, again.replay_id, again.reason) == (0, 1, "r1", None)
-    letter = to_dead_letter(ORDER, topology=TOPOLOGY, metadata=dead, max_bytes=100_000)
-    out = to_tier(came(letter), topology=TOPOLOGY, metadata=again)
-    assert out.topic == "billing.orders.retry"
-    assert restore(came(out), said(out)) == ORDER
+    again = replace(dead, attempt=0, replays=1, replay_id="r1", reason=None, due_at_ms=90_000)
     assert first_failed_ms(again, 95_000) == 95_000
     failed = after(AGAIN, attempt=1, failed_ms=95_000, previous=again)
     assert (failed.first_failed_ms, failed.replays, failed.replay_id) == (95_000, 1, "r1")
     assert len(failed.history) == 2
     assert first_failed_ms(failed, 99_000) == 95_000
     assert first_failed_ms(None, 99_000) == 99_000
-
-
-def test_a_letter_without_value_cannot_be_replayed() -> None:
-    """There is nothing to deliver but its coordinates, which the error names."""
-    letter = to_dead_letter(
-        replace(ORDER, value=b"v" * 9_000), topology=TOPOLOGY, metadata=after(EXHAUSTED), max_bytes=5_000
-    )
-    with pytest.raises(ValueError, match="orders@kq8G0bTz/3/1042"):
-        for_replay(said(letter), replay_id="r", due_at_ms=1)
-
-
-def test_damage_keeps_what_is_readable() -> None:
-    """Counter, origin and times survive the damage of one other header; the message names it."""
-    out = to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN, attempt=4))
-    record = came(replace(out, headers=tuple((n, b"soon" if n == "retry-due-ms" else v) for n, v in out.headers)))
-    with pytest.raises(DamagedMetadataError) as caught:
-        decode_metadata(record.headers)
-    metadata = salvage(
-        record, caught.value, group="billing", handler="h", topic_id="tierTOPC", policy_digest="d", now_ms=77
-    )
-    assert (metadata.reason, metadata.attempt, metadata.origin) == ("damaged", 4, ORIGIN)
-    assert (metadata.first_failed_ms, metadata.last_failed_ms) == (2_000, 2_000)
-    assert "retry-due-ms=b'soon'" in metadata.error_message
 
 
 def test_damage_of_counter_and_origin_has_stated_neutral_values() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retryapp.core import partitioner, record
 from retryapp.core.partitioner import murmur2, partition_of
 
 
@@ -33,9 +30,3 @@ def test_a_key_has_the_partition_that_the_client_library_gives_it(key: bytes, pa
 def test_hashes_are_those_of_kafkas_own_tests(data: bytes, digest: int) -> None:
     """The cases of `UtilsTest.testMurmur2` of the Java client, whose numbers have a sign."""
     assert murmur2(data) == digest & 0xFFFFFFFF
-
-
-@pytest.mark.parametrize("module", [partitioner, record])
-def test_the_examples_of_the_documentation_hold(module: object) -> None:
-    """Digests and ids that are written down somewhere must never change."""
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

@@ -42,15 +42,11 @@ def test_names_with_a_retry_topic_per_delay() -> None:
 @pytest.mark.parametrize(
     ("group", "main", "problem"),
     [
-        ("", "orders", "empty"),
-        ("billing", "", "empty"),
-        ("bil ling", "orders", "' '"),
-        ("billing", "orders/eu", "'/'"),
-        ("billing", "ördérs", "'éö'"),
-        ("billing", "o" * 240, "characters"),
+        ("", "orders", "empty"), ("billing", "", "empty"), ("bil ling", "orders", "' '"),
+        ("billing", "orders/eu", "'/'"), ("billing", "ördérs", "'éö'"), ("billing", "o" * 240, "characters"),
         ("..", "orders", "'..'"),
     ],
-)
+)  # fmt: skip
 def test_an_illegal_name_is_refused_by_name(group: str, main: str, problem: str) -> None:
     """The error says which name and what is wrong with it."""
     with pytest.raises(InvalidTopicNameError, match="cannot be used") as caught:
@@ -69,31 +65,16 @@ def test_the_longest_name_counts() -> None:
 @pytest.mark.parametrize(
     ("pairs", "error"),
     [
-        ([("g", "orders"), ("g", "orders")], DuplicateHandlerError),
-        ([("a.b", "c"), ("a", "b.c")], NameClashError),
-        ([("a_b", "c"), ("a.b", "c")], NameClashError),
-        ([("g", "orders"), ("h", "g.orders.retry")], NameClashError),
+        ([("g", "orders"), ("g", "orders")], DuplicateHandlerError), ([("a.b", "c"), ("a", "b.c")], NameClashError),
+        ([("a_b", "c"), ("a.b", "c")], NameClashError), ([("g", "orders"), ("h", "g.orders.retry")], NameClashError),
         ([("g", "orders"), ("g", "g.orders.dlq")], NameClashError),
         ([("g", "orders"), ("h", "g_orders_dlq")], NameClashError),
     ],
-)
+)  # fmt: skip
 def test_clashes_are_refused(pairs: list[tuple[str, str]], error: type[Exception]) -> None:
     """Two owners, a main topic that is ours, and names that Kafka cannot tell apart."""
     with pytest.raises(error):
         check_names([HandlerTopology(group, main) for group, main in pairs])
-
-
-def test_neighbours_that_do_not_clash_pass() -> None:
-    """Two groups on one topic, two topics in one group, names that contain each other."""
-    check_names(
-        [
-            HandlerTopology("g", "orders"),
-            HandlerTopology("h", "orders"),
-            HandlerTopology("g", "orders.eu"),
-            HandlerTopology("g", "retry"),
-            HandlerTopology("g", "orders2", Tiers.PER_DELAY, (1_000, 2_000)),
-        ]
-    )
 
 
 def test_specs_have_the_settings_that_keep_what_waits() -> None:

@@ -6,25 +6,31 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Record
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.record import Headers, Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.engine.handler import Handler, HandlerFunction
 from retryapp.engine.lane import Lane, LaneLimits
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
+from retryapp.engine.site import LaneSite
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, VirtualClock
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, ScriptedRandom, VirtualClock
 
 MAIN = TopicPartition("orders", 0)
 RETRY = TopicPartition("app.orders.retry", 0)
 REDELIVERY = TopicPartition("app.orders.redelivery", 0)
 DLQ, EVENTS = "app.orders.dlq", "app.orders.events"
+SITE = LaneSite(
+    name="app.orders.0", group="app", partition=0, sources=(MAIN, RETRY), main=MAIN,
+    changelog=TopicPartition("app.orders.pending.changelog", 0), dlq=TopicPartition(DLQ, 0),
+)  # fmt: skip
 USER_HEADERS = (("trace", b"1"), ("trace", None))
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Record]
 
 
 class BankDownError(Exception):
@@ -58,6 +64,48 @@ def failing_first(times: int, started: list[int], clock: Callable[[], int]) -> C
             raise BankDownError
 
     return handler
+
+
+_clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, VirtualClock] = WeakKeyDictionary()
+
+
+def running_clock() -> VirtualClock:
+    """Return the clock of the test, which also drives the timers of its loop."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return VirtualClock()
+    if loop not in _clocks:
+        _clocks[loop] = VirtualClock()
+        _clocks[loop].drive(loop)
+    return _clocks[loop]
+
+
+def make_context(
+    function: HandlerFunction,
+    policy: RetryPolicy | str = "1s 10s",
+    *,
+    rng: float = 0.5,
+    max_bytes: int = 1_048_576,
+    **options: Any,
+) -> DeliveryContext:
+    """Make a context: function, schedule or policy, numbers for the jitter, fields of the handler."""
+    chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
+    topology = HandlerTopology("app", "orders", delays_ms=chosen.schedule.nominal_delays_ms)
+    return DeliveryContext(
+        handler=Handler(function=function, topology=topology, policy=chosen, **options),
+        clock=running_clock(),
+        random=ScriptedRandom(rng),
+        topic_id="kq8G0bTz",
+        max_bytes=max_bytes,
+    )
+
+
+def make_record(
+    value: bytes | None = b"v", offset: int = 42, headers: Headers = (), key: bytes | None = b"k"
+) -> Record:
+    """Make a record of the main topic."""
+    return Record("orders", 0, offset, 1_600_000_000_000, key, value, headers)
 
 
 class Gate:
@@ -141,7 +189,9 @@ class Rig:
 
     def __init__(self, clock: VirtualClock, limits: LaneLimits | None = None) -> None:
         self.clock = clock
-        self.transport = MemoryLaneTransport([MAIN, RETRY], clock)
+        self.transport = MemoryLaneTransport(clock)
+        self.transport.attach(SITE, "life")
+        self.transport.broker.logs[MAIN].end = 1_000
         self.observer = RecordingObserver()
         self.opened: list[tuple[int, Mapping[TopicPartition, int]]] = []
         self.closed = 0

@@ -7,7 +7,8 @@ import json
 import weakref
 
 import pytest
-from doubles import USER_HEADERS, BankDownError, MakeRecord, MakeStation, again, failing, fine, the
+from deliver_once import deliver_once
+from doubles import USER_HEADERS, BankDownError, again, failing, fine, make_context, make_record, the
 from pydantic import BaseModel, field_validator
 
 from retryapp.core.classify import non_retryable
@@ -16,55 +17,58 @@ from retryapp.core.record import Origin
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler import Delivery
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import VirtualClock, deliver_once
+from retryapp.testing import VirtualClock
 
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
 
 
-async def test_success_at_first_try_settles_the_offset_and_publishes_nothing(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_success_at_first_try_settles_the_offset_and_publishes_nothing() -> None:
     """The turn is not urgent: offsets alone wait for the tick."""
-    turn = await deliver_once(make_station(fine), make_record(offset=42))
+    turn = await deliver_once(make_context(fine), make_record(offset=42))
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
     assert (turn.publishes, turn.puts, turn.removes, turn.urgent) == ((), (), (), False)
     assert turn.observations == ()  # records that are fine at once are told of together
 
 
-async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story(clock: VirtualClock) -> None:
     """Every header that the next delivery needs."""
-    station = make_station(failing(BankDownError("no answer")), "1s 10s")
+    context = make_context(failing(BankDownError("no answer")), "1s 10s")
     now_ms = clock.wall_ms()
-    turn = await deliver_once(station, make_record(offset=42, headers=USER_HEADERS))
+    turn = await deliver_once(context, make_record(offset=42, headers=USER_HEADERS))
     out, metadata = the(turn)
     assert (out.topic, out.partition, out.key, out.value) == ("app.orders.retry", 0, b"k", b"v")
     assert out.headers[:2] == USER_HEADERS
     assert metadata.origin == Origin("orders", "kq8G0bTz", 0, 42)
-    assert (metadata.group, metadata.handler) == ("app", station.handler.name)
+    assert (metadata.group, metadata.handler) == ("app", context.handler.name)
     assert (metadata.attempt, metadata.due_at_ms, metadata.tier) == (1, now_ms + 1_000, "1s")
     assert (metadata.first_failed_ms, metadata.last_failed_ms, metadata.started_ms) == (now_ms,) * 3
     assert metadata.origin_timestamp_ms == 1_600_000_000_000
     assert metadata.error_type.endswith("BankDownError")
     assert metadata.error_message == "no answer"
-    assert (metadata.policy, metadata.reason, metadata.error_trace) == (station.handler.policy.digest, None, None)
+    assert (metadata.policy, metadata.reason, metadata.error_trace) == (context.handler.policy.digest, None, None)
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
     assert [o.event for o in turn.observations] == [Event.FAILED, Event.SCHEDULED]
 
 
-async def test_the_delay_is_jittered_by_the_stations_random_numbers(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_the_delay_is_jittered_by_the_stations_random_numbers(clock: VirtualClock) -> None:
     """Jitter only shortens."""
     delays = []
     for rng in (0.0, 0.5):
-        station = make_station(failing(BankDownError()), "exp(10s, x2, jitter=0.5, 3)", rng=rng)
-        _, metadata = the(await deliver_once(station, make_record()))
+        context = make_context(failing(BankDownError()), "exp(10s, x2, jitter=0.5, 3)", rng=rng)
+        _, metadata = the(await deliver_once(context, make_record()))
         assert metadata.due_at_ms is not None
         delays.append(metadata.due_at_ms - clock.wall_ms())
     assert delays[0] != delays[1]
     assert all(5_000 <= delay <= 10_000 for delay in delays)
+
+
+async def test_a_failure_counts_from_the_latest_that_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that heard its acknowledgements late takes the broker's time for earlier than the next owner does."""
+    context = make_context(failing(BankDownError()), "1s")
+    now_ms = context.clock.wall_ms()
+    monkeypatch.setattr(context.clock, "latest_ms", lambda: now_ms + 7)
+    _, metadata = the(await deliver_once(context, make_record()))
+    assert (metadata.last_failed_ms, metadata.due_at_ms) == (now_ms + 7, now_ms + 1_007)
 
 
 @pytest.mark.parametrize(
@@ -75,18 +79,16 @@ async def test_the_delay_is_jittered_by_the_stations_random_numbers(
         (BankDownError("gone for good"), "exhausted"),
     ],
 )
-async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(
-    make_station: MakeStation, make_record: MakeRecord, error: Exception, reason: str
-) -> None:
+async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exception, reason: str) -> None:
     """With the reason, the traceback and no due time."""
     policy = RetryPolicy("fixed(1s, 1)", on=non_retryable(ValueError))
-    station = make_station(failing(error), policy)
+    context = make_context(failing(error), policy)
     record = make_record(headers=USER_HEADERS)
     if reason == "exhausted":
-        out, _ = the(await deliver_once(station, record))
-        station.clock.advance(1_000)  # type: ignore[attr-defined]
+        out, _ = the(await deliver_once(context, record))
+        context.clock.advance(1_000)  # type: ignore[attr-defined]
         record = again(out)
-    turn = await deliver_once(station, record)
+    turn = await deliver_once(context, record)
     out, metadata = the(turn)
     assert (out.topic, out.key, out.value, out.headers[:2]) == ("app.orders.dlq", b"k", b"v", USER_HEADERS)
     assert (metadata.reason, metadata.due_at_ms, metadata.error_message) == (reason, None, str(error))
@@ -94,32 +96,26 @@ async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(
     assert [(o.event, o.reason) for o in turn.observations] == [(Event.FAILED, None), (Event.DEAD, reason)]
 
 
-async def test_retry_later_replaces_the_next_delay(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_retry_later_replaces_the_next_delay(clock: VirtualClock) -> None:
     """The tier is the nearest one; the due time is what was asked for."""
-    _, metadata = the(await deliver_once(make_station(failing(RetryLater("7s"))), make_record()))
+    _, metadata = the(await deliver_once(make_context(failing(RetryLater("7s"))), make_record()))
     assert (metadata.due_at_ms, metadata.tier, metadata.attempt) == (clock.wall_ms() + 7_000, "10s", 1)
 
 
-async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_bytes(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_bytes() -> None:
     """The handler never sees it, and the message does not quote it."""
     calls: list[object] = []
 
     async def handler(value: dict[str, int]) -> None:
         calls.append(value)
 
-    turn = await deliver_once(make_station(handler, value_type=dict), make_record(b"{secret"))
+    turn = await deliver_once(make_context(handler, value_type=dict), make_record(b"{secret"))
     out, metadata = the(turn)
     assert (metadata.reason, metadata.attempt, out.value, calls) == ("undecodable", 1, b"{secret", [])
     assert "secret" not in metadata.error_message
 
 
-async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record(
-    make_station: MakeStation, make_record: MakeRecord
-) -> None:
+async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record() -> None:
     """Decoding runs the user's code too."""
 
     class Order(BaseModel):
@@ -130,16 +126,14 @@ async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record(
         def known(cls, item: str) -> str:
             return {"apple": "fruit"}[item]
 
-    out, metadata = the(await deliver_once(make_station(fine, value_type=Order), make_record(b'{"item": "rock"}')))
+    out, metadata = the(await deliver_once(make_context(fine, value_type=Order), make_record(b'{"item": "rock"}')))
     assert (out.topic, metadata.error_type) == ("app.orders.retry", "KeyError")
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_is_delivered_max_attempts_times_and_then_dead(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_record_is_delivered_max_attempts_times_and_then_dead(clock: VirtualClock) -> None:
     """No more, no fewer; what never changes is the same in every copy."""
     seen: list[Delivery] = []
 
@@ -147,17 +141,17 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(
         seen.append(delivery)
         raise BankDownError
 
-    station = make_station(handler, "1s 10s 1m")
+    context = make_context(handler, "1s 10s 1m")
     record = make_record(headers=USER_HEADERS)
     dues = []
     for _ in range(3):
-        out, metadata = the(await deliver_once(station, record))
+        out, metadata = the(await deliver_once(context, record))
         assert out.topic == "app.orders.retry"
         assert metadata.due_at_ms is not None
         dues.append(metadata.due_at_ms)
         clock.advance(metadata.due_at_ms - clock.wall_ms())
         record = again(out)
-    out, metadata = the(await deliver_once(station, record))
+    out, metadata = the(await deliver_once(context, record))
     assert (out.topic, metadata.reason, metadata.attempt) == ("app.orders.dlq", "exhausted", 4)
     assert [delivery.attempt for delivery in seen] == [1, 2, 3, 4]
     assert [delivery.due_at_ms for delivery in seen] == [None, *dues]
@@ -170,13 +164,11 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(
     assert metadata.first_failed_ms == seen[0].started_ms
 
 
-async def test_success_after_a_failure_is_told_on_the_events_topic(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_success_after_a_failure_is_told_on_the_events_topic(clock: VirtualClock) -> None:
     """With attempt and lateness: a recovered record costs one event."""
-    out, _ = the(await deliver_once(make_station(failing(BankDownError())), make_record()))
+    out, _ = the(await deliver_once(make_context(failing(BankDownError())), make_record()))
     clock.advance(1_250)
-    turn = await deliver_once(make_station(fine), again(out, offset=7))
+    turn = await deliver_once(make_context(fine), again(out, offset=7))
     (event,) = turn.publishes
     told = json.loads(event.value or b"")
     assert (event.topic, event.partition, event.key) == ("app.orders.events", 0, b"app/orders@kq8G0bTz/0/42")
@@ -184,9 +176,7 @@ async def test_success_after_a_failure_is_told_on_the_events_topic(
     assert (turn.source, turn.next_offset) == (TopicPartition("app.orders.redelivery", 0), 8)
 
 
-async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(clock: VirtualClock) -> None:
     """It travels as empty in between."""
     seen: list[object] = []
 
@@ -194,15 +184,15 @@ async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(
         seen.append(value)
         raise BankDownError
 
-    station = make_station(handler)
-    out, metadata = the(await deliver_once(station, make_record(None)))
+    context = make_context(handler)
+    out, metadata = the(await deliver_once(context, make_record(None)))
     assert (out.value, metadata.null_value) == (b"", True)
     clock.advance(1_000)
-    await deliver_once(station, again(out))
+    await deliver_once(context, again(out))
     assert seen == [None, None]
 
 
-async def test_a_failure_that_is_told_of_is_gone(make_station: MakeStation, make_record: MakeRecord) -> None:
+async def test_a_failure_that_is_told_of_is_gone() -> None:
     """With its traceback and all frames: left to the garbage collector, they cost a storm of failures a tenth more."""
     seen: list[weakref.ref[BankDownError]] = []
 
@@ -216,7 +206,7 @@ async def test_a_failure_that_is_told_of_is_gone(make_station: MakeStation, make
 
     gc.disable()
     try:
-        the(await deliver_once(make_station(handler, "10s"), make_record()))
+        the(await deliver_once(make_context(handler, "10s"), make_record()))
         assert [reference() for reference in seen] == [None]
     finally:
         gc.enable()

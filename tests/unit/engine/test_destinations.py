@@ -8,7 +8,7 @@ import pytest
 from doubles import BankDownError
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, Seen
+from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import Destinations
 from retryapp.ports import Event, LaneBatch, LaneReceipt
@@ -64,15 +64,6 @@ async def test_a_topic_that_is_not_there_fails_the_attempt_and_is_found_once_it_
         assert (count(orders), len(orders.records("other"))) == (2, 1)
 
 
-async def test_a_topic_that_may_not_be_written_fails_the_attempt() -> None:
-    """With what was seen of it."""
-    topics = MemoryDestinations({OUT: Seen(1, problem="this login may not write to it")})
-    async with MemoryPartition(publish, DAY, destinations=topics) as orders:
-        await orders.send(b"1", b"2")
-        assert problems(orders) == [f"publish to {OUT!r}: this login may not write to it"] * 2
-        assert topics.looked == [OUT]
-
-
 async def test_a_topic_that_nobody_can_look_at_fails_the_attempt_and_is_looked_at_again() -> None:
     """At once: who has answered before knows nothing of it."""
     topics = MemoryDestinations()
@@ -107,20 +98,6 @@ async def test_a_run_that_gives_up_leaves_the_look_to_the_others(clock: VirtualC
     assert (looks[0].cancelled(), looks[1].exception(), found.partitions, topics.looked) == (True, None, 1, [OUT])
 
 
-async def test_names_that_come_from_data_do_not_grow_without_bound(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The oldest are forgotten."""
-    monkeypatch.setattr("retryapp.engine.publish.MAX_DESTINATIONS", 3)
-    destinations = Destinations(MemoryDestinations(), clock, tuple)
-    first = destinations.of("t0")
-    for number in range(10):
-        destinations.of(f"t{number}")
-    assert len(destinations._known) == 3
-    assert destinations.of("t9") is destinations.of("t9")
-    assert destinations.of("t0") is not first
-
-
 # -- what a broker refuses --------------------------------------------------------------------------------------------
 
 
@@ -149,7 +126,7 @@ class Choosy(MemoryLaneTransport):
 async def test_a_topic_whose_broker_refuses_records_fails_attempts_not_the_lane() -> None:
     """The lane fails once; then the handlers are told, until the broker may have changed its mind."""
     clock = VirtualClock()
-    transport = Choosy((), clock)
+    transport = Choosy(clock)
     async with MemoryPartition(publish, "40s", transport=transport) as orders:
         await orders.send(b"1", b"other 2")
         await orders.advance(1_000)
@@ -166,7 +143,7 @@ async def test_a_topic_whose_broker_refuses_records_fails_attempts_not_the_lane(
 
 async def test_a_size_that_the_broker_refuses_is_remembered() -> None:
     """Where its limit cannot be read: smaller records pass, those of that size fail in the handler."""
-    transport = Choosy((), VirtualClock())
+    transport = Choosy(VirtualClock())
     transport.largest = 100
     topics = MemoryDestinations()
     async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
@@ -187,7 +164,7 @@ async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> No
                 raise TimeoutError("no leader")
             return await super().commit(batch)
 
-    transport, topics = Deleted((), VirtualClock()), MemoryDestinations({OUT: 1})
+    transport, topics = Deleted(VirtualClock()), MemoryDestinations({OUT: 1})
     async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
         await orders.send(b"1")
         transport.gone, topics.topics = True, {}
@@ -195,21 +172,6 @@ async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> No
         await orders.advance(1_000)
         assert (orders.waiting, topics.looked) == ({"1d": 1}, [OUT, OUT])
         assert "no such topic" in problems(orders)[0]
-
-
-async def test_after_a_failed_transaction_an_old_look_is_not_good_enough() -> None:
-    """Where nobody can tell whether the topic was the reason, the attempt fails instead of the lane."""
-    async with MemoryPartition(publish, DAY) as orders:
-        await orders.send(b"1")
-        orders.transport.fail(Step.COMMIT, ConnectionError("gone"))
-        orders.destinations.error = ConnectionError("no broker")
-        await orders.send(b"2")
-        await orders.advance(1_000)
-        assert (count(orders), orders.waiting) == (1, {"1d": 1})
-        assert "could not be looked at" in problems(orders)[0]
-        orders.destinations.error = None
-        await orders.send(b"3")
-        assert count(orders) == 2
 
 
 async def test_a_lane_that_fails_for_another_reason_doubts_and_goes_on() -> None:
@@ -226,7 +188,7 @@ async def test_a_lane_that_fails_for_another_reason_doubts_and_goes_on() -> None
 def test_what_a_broker_refuses_outlives_the_doubt(doubted_first: bool) -> None:
     """In whichever order a batch and its transaction are told of: another look would find nothing wrong."""
     destination = Destination(OUT)
-    destination.see(Seen(1), 0.0)
+    destination.see(TopicLook(1), 0.0)
     steps = [destination.doubt, lambda: destination.refuse("for no reason")]
     for step in steps if doubted_first else reversed(steps):
         step()
@@ -235,20 +197,20 @@ def test_what_a_broker_refuses_outlives_the_doubt(doubted_first: bool) -> None:
     destination.doubt()
     assert destination.fresh(1.0)
     assert not destination.fresh(1.0 + REFUSED_S)
-    destination.see(Seen(1), 40.0)
+    destination.see(TopicLook(1), 40.0)
     assert (destination.fresh(41.0), destination.problem) == (True, None)
 
 
 def test_a_batch_that_is_too_large_is_no_matter_of_its_records() -> None:
     """From then on each travels alone; a lone one that is refused gives the limit."""
     destination = Destination(OUT)
-    destination.see(Seen(1), 0.0)
+    destination.see(TopicLook(1), 0.0)
     destination.refuse_size([600, 700])
     assert (destination.batch_bytes, destination.objection(None, None, 700)) == (0, None)
     destination.refuse_size([700])
     assert destination.objection(None, None, 699) is None
     assert destination.objection(None, None, 700) is not None
-    destination.see(Seen(1, max_bytes=5_000), 0.0)
+    destination.see(TopicLook(1, max_bytes=5_000), 0.0)
     assert (destination.batch_bytes, destination.max_bytes) == (5_000, 5_000)
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from retryapp.core.deduplicate import Deduplicate, decode_seen
-from retryapp.core.lifecycle import Progress, Skipped, decode_event
+from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen
+from retryapp.core.errors import NewerRowError
+from retryapp.core.lifecycle import Skipped, decode_event
+from retryapp.core.record import Record
 from retryapp.engine.lane import LaneLimits
-from retryapp.ports import Event
-from retryapp.testing import MemoryPartition, Step
-from retryapp.testing.lane import MemoryLaneTransport
+from retryapp.engine.recovery import recover_seen
+from retryapp.ports import Event, Sink, TopicPartition
+from retryapp.testing import MemoryPartition
+from retryapp.testing.tables import MemorySeenTable
 
 BY_HEADER = Deduplicate("header:event-id", window="1h")
 HOUR_MS = 3_600_000
-MODES = pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 
 
 class Service:
@@ -54,11 +58,10 @@ def skipped(orders: MemoryPartition) -> list[tuple[str, int]]:
     return [(event.origin, event.first_offset) for event in events if isinstance(event, Skipped)]
 
 
-@MODES
-async def test_a_duplicate_is_skipped_and_told(delivery: str) -> None:
+async def test_a_duplicate_is_skipped_and_told() -> None:
     """Its offset moves, an event says which record it repeats, and the handler does not see it."""
     service = Service()
-    async with partition(service, delivery=delivery) as orders:
+    async with partition(service) as orders:
         await send(orders, (b"a", "e1"), (b"b", "e2"), (b"a again", "e1"), (b"no id", None), (b"no id", None))
         await orders.advance(1_000)
         assert service.seen == [b"a", b"b", b"no id", b"no id"]
@@ -67,19 +70,18 @@ async def test_a_duplicate_is_skipped_and_told(delivery: str) -> None:
         assert orders.transport.offsets[orders.engine.sources[0]] == 5
 
 
-@MODES
-async def test_a_duplicate_beside_the_first_waits_for_its_outcome(delivery: str) -> None:
+async def test_a_duplicate_beside_the_first_waits_for_its_outcome() -> None:
     """While the first runs nothing of the duplicate is durable: if the worker dies, both are read again."""
     service = Service()
     service.gate = asyncio.Event()
-    async with partition(service, delivery=delivery, concurrency=4) as orders:
+    async with partition(service, concurrency=4) as orders:
         await send(orders, (b"a", "e1"), (b"a again", "e1"), (b"b", "e2"))
         await orders.advance(1_000)
         assert service.seen == [b"a", b"b"]
         assert skipped(orders) == []
         assert orders.transport.offsets[orders.engine.sources[0]] == 0
     service.gate.set()
-    async with partition(service, transport=orders.transport, delivery=delivery) as orders:
+    async with partition(service, transport=orders.transport) as orders:
         await orders.advance(1_000)
         assert service.seen == [b"a", b"b", b"a", b"b"], "the first runs again, the duplicate never"
         assert skipped(orders) == [("orders@kq8G0bTz/0/1", 0)]
@@ -98,36 +100,6 @@ async def test_any_outcome_of_the_first_counts(policy: str, fate: str) -> None:
         await send(orders, (b"a at last", "e1"))
         assert service.seen == [b"a", b"a"]
         assert [first for _, first in skipped(orders)] == [0, 0]
-
-
-@MODES
-async def test_the_row_goes_with_the_offset(delivery: str) -> None:
-    """One transaction, or before it: a worker that dies at any step of the commit forgets no event it has passed."""
-    for step in (Step.COMMIT, Step.PUBLISH, Step.MOVE):
-        service = Service()
-        async with partition(service, delivery=delivery) as orders:
-            paused = orders.transport.pause(step) if delivery == "at_least_once" or step is Step.COMMIT else None
-            await send(orders, (b"a", "e1"))
-            await orders.advance(1_000)
-            assert paused is None or paused.reached
-        async with partition(service, transport=orders.transport, delivery=delivery) as orders:
-            await send(orders, (b"a again", "e1"))
-            await orders.advance(1_000)
-            assert set(service.seen) == {b"a"}
-            assert len(skipped(orders)) == 1
-
-
-async def test_a_lost_acknowledgement_forgets_nothing() -> None:
-    """The commit took effect: the next session finds the row where the first one left it."""
-    service = Service()
-    async with partition(service) as orders:
-        orders.transport.fail(Step.COMMIT, ConnectionError("lost"), durable=True)
-        await send(orders, (b"a", "e1"))
-        await orders.advance(10_000)
-        await send(orders, (b"a again", "e1"))
-        await orders.advance(10_000)
-        assert service.seen == [b"a"]
-        assert len(skipped(orders)) == 1
 
 
 async def test_events_are_forgotten_after_the_window() -> None:
@@ -153,16 +125,6 @@ async def test_a_redelivered_record_is_no_duplicate_of_itself() -> None:
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(1_000)
         assert service.seen == [b"a", b"a"]
-
-
-async def test_a_handler_without_it_writes_no_rows() -> None:
-    """Nothing changes for those that do not ask."""
-    service = Service()
-    async with partition(service, deduplicate=None) as orders:
-        await send(orders, (b"a", "e1"), (b"a again", "e1"))
-        await orders.advance(1_000)
-        assert service.seen == [b"a", b"a again"]
-        assert not any(batch.publishes for batch in orders.transport.batches)
 
 
 async def test_rows_of_records_that_were_fine_wait_as_long_as_offsets() -> None:
@@ -205,22 +167,84 @@ async def test_a_function_that_fails_is_told_and_its_record_handled(caplog: pyte
     assert [vars(record)["offset"] for record in told] == [0, 1]
 
 
-async def test_progress_counts_what_was_skipped() -> None:
-    """A duplicate is no failure: received = fine at once + failed + skipped."""
-    service = Service(fails=1)
-    async with partition(service) as orders:
-        await send(orders, (b"a", "e1"), (b"b", "e2"), (b"b again", "e2"))
-        await orders.finish()
-        events = [decode_event(record.value or b"") for record in orders.records("app.orders.events")]
-        (told,) = [event for event in events if isinstance(event, Progress)]
-        assert (told.received, told.first_try_ok, told.failed, told.skipped) == (3, 1, 1, 1)
+CHANGELOG = TopicPartition("app.orders.seen.changelog", 2)
+NOW_MS = 1_000
 
 
-async def test_a_row_names_its_topics_partition() -> None:
-    """The changelog is co-partitioned: the same number as the main topic's partition."""
-    service = Service()
-    async with partition(service, partition=3) as orders:
-        assert isinstance(orders.transport, MemoryLaneTransport)
-        await send(orders, (b"a", "e1"))
-        await orders.advance(300)
-        assert len(orders.records("app.orders.seen.changelog", 3)) == 1
+def row(event: int, offset: int = 7, expires_ms: int = 5_000) -> Seen:
+    """Return a row."""
+    return Seen(event.to_bytes(16, "big"), offset, expires_ms)
+
+
+class Table(MemorySeenTable):
+    """A table that says what was done with it."""
+
+    def __init__(self, rows: Sequence[Seen] = (), next_offset: int = 0) -> None:
+        super().__init__()
+        self.write(rows, next_offset, 0)
+        self.dropped: str | None = None
+        self.calls: list[str] = []
+
+    def close(self) -> None:
+        """Note it."""
+        self.calls.append("close")
+
+    def drop(self) -> None:
+        """Note it."""
+        self.calls.append("drop")
+
+
+@dataclass
+class Reader:
+    """`ports.TopicReader` over a list of values, one a slice."""
+
+    records: list[tuple[bytes, bytes | None]]
+    starts: list[int] = field(default_factory=list)
+
+    async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Never asked here."""
+        raise NotImplementedError
+
+    async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
+        """See `ports.TopicReader.read`."""
+        assert (tp, background) == (CHANGELOG, False)
+        self.starts.append(start)
+        for offset in range(start, len(self.records)):
+            key, value = self.records[offset]
+            sink([Record(*CHANGELOG, offset, 0, key, value)], offset + 1)
+        return len(self.records)
+
+
+def logged(*rows: Seen) -> list[tuple[bytes, bytes | None]]:
+    """Return rows as the changelog has them."""
+    return [(each.identity, encode_seen(each)) for each in rows]
+
+
+async def test_a_copy_that_is_ahead_of_its_topic_is_made_anew() -> None:
+    """The topic lost its end: what it has is all that can be known, and no lane stops for it."""
+    tables = [Table([row(1), row(9)], next_offset=50), Table()]
+    left = list(tables)
+    reader = Reader(logged(row(1)))
+    found: Any = await recover_seen(lambda: left.pop(0), reader, CHANGELOG, now_ms=NOW_MS)
+    assert found is tables[1]
+    assert (tables[0].calls, reader.starts) == (["drop"], [50, 0])
+    assert (found.find(row(1).identity), found.find(row(9).identity)) == (row(1), None)
+
+
+async def test_a_table_that_cannot_be_brought_up_to_date_is_closed() -> None:
+    """Its folder would stay locked for the next try; a row of a newer version stops the lane."""
+    table = Table()
+    raw = b"\x02" + encode_seen(row(1))[1:]
+    with pytest.raises(NewerRowError):
+        await recover_seen(lambda: table, Reader([(row(1).identity, raw)]), CHANGELOG, now_ms=NOW_MS)
+    assert table.calls == ["close"]
+
+
+async def test_a_table_is_made_anew_where_the_broker_took_a_transaction_back() -> None:
+    """It may have rows that its changelog never had for anybody else."""
+    tables = [Table([row(1)], next_offset=1), Table([], next_offset=0)]
+    first, second = tables
+    reader = Reader(logged(row(2)))
+    found: Any = await recover_seen(lambda: tables.pop(0), reader, CHANGELOG, now_ms=NOW_MS, rolled_back=True)
+    assert (found is second, first.calls, reader.starts) == (True, ["drop"], [0])
+    assert found.find(row(1).identity) is None

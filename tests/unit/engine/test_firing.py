@@ -1,58 +1,21 @@
-"""Due rows fire once, in bounds, and are not forgotten."""
+"""Due rows fire once, never early, in bounds of rows and bytes, and are not forgotten."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
-from doubles import REDELIVERY, BankDownError, Gate, MakeStation, down, offsets
+from doubles import REDELIVERY, BankDownError, Gate, down, make_context, offsets
 
-from retryapp.core.errors import StoreBrokenError
 from retryapp.core.rows import row_key
 from retryapp.engine import firing as engine_firing
-from retryapp.engine.fire import fire
+from retryapp.engine.firing import MAX_SLEEP_S, fire
+from retryapp.engine.handler import Delivery
 from retryapp.engine.lane import LaneLimits
+from retryapp.engine.turn import Turn
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, Step
-
-
-async def test_a_row_is_in_one_turn_only_while_its_firing_is_not_committed() -> None:
-    """Claimed when queued: whatever wakes the firing task meanwhile finds it taken."""
-    async with MemoryPartition(down, "1s") as orders:
-        await orders.send(b"a")
-        gate = orders.transport.pause(Step.COMMIT)
-        await orders.advance(1_000)
-        for _ in range(5):
-            orders.engine.firing.wake.set()
-            await orders.advance(10)
-        assert len(orders.engine.firing.claimed) == 1
-        gate.set()
-        await orders.settle()
-        assert offsets(orders.records(REDELIVERY.topic)) == [0]
-        assert len(orders.engine.firing.claimed) == 0
-
-
-async def test_a_firing_that_was_not_committed_fires_again_after_the_lane_is_open() -> None:
-    """Once: the claim ended with the session."""
-    async with MemoryPartition(down, "1s") as orders:
-        await orders.send(b"a")
-        orders.transport.fail(Step.COMMIT, ConnectionError("cut"))
-        await orders.advance(1_000)
-        assert orders.records(REDELIVERY.topic) == []
-        await orders.advance(100)
-        assert offsets(orders.records(REDELIVERY.topic)) == [0]
-        assert [dead.attempt for dead in orders.dead_letters] == [2]
-
-
-async def test_a_firing_whose_commit_was_not_acknowledged_is_not_repeated() -> None:
-    """It is on the topic and out of the table, whatever the lane was told."""
-    async with MemoryPartition(down, "1s") as orders:
-        await orders.send(b"a")
-        orders.transport.fail(Step.COMMIT, ConnectionError("cut"), durable=True)
-        await orders.advance(1_000)
-        await orders.advance(100)
-        await orders.advance(60_000)
-        assert offsets(orders.records(REDELIVERY.topic)) == [0]
-        assert [dead.attempt for dead in orders.dead_letters] == [2]
 
 
 async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,54 +42,135 @@ async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(mon
         assert (orders.waiting, len(orders.engine.firing.ahead)) == ({}, 0)
 
 
-async def test_a_firing_is_bounded_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flood becomes several turns."""
-    monkeypatch.setattr(engine_firing, "FIRE_LIMIT", 3)
-    async with MemoryPartition(down, "1s 1h", limits=LaneLimits(turns=1)) as orders:
-        await orders.send(*(b"%d" % n for n in range(7)))
-        before = len(orders.transport.batches)
-        await orders.advance(1_000)
-        fired = [
-            count
-            for batch in orders.transport.batches[before:]
-            if (count := sum(out.topic == REDELIVERY.topic for out in batch.publishes))
-        ]
-        assert fired == [3, 3, 1]
-
-
-async def test_a_full_lane_delays_firing_and_nothing_is_forgotten() -> None:
-    """Room wakes the firing task."""
-    async with MemoryPartition(down, "1s", limits=LaneLimits(backlog=1)) as orders:
-        await orders.send(b"a")
-        gate = orders.transport.pause(Step.COMMIT)
-        await orders.send(b"b")
-        await orders.advance(1_000)
-        gate.set()
-        await orders.settle()
-        await orders.advance(1_000)
-        await orders.advance(1_000)
-        assert offsets(orders.records(REDELIVERY.topic)) == [0, 1]
-
-
-async def test_a_table_that_cannot_be_read_makes_the_lane_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Firing must not just end: the records would wait for ever behind a lane that looks open."""
-    async with MemoryPartition(down, "1s") as orders:
-        await orders.send(b"a")
-        pending = orders.transport.pending
-
-        def broken(*_: Any, **_named: Any) -> Any:
-            raise StoreBrokenError("/data/0", "checksum mismatch")
-
-        monkeypatch.setattr(pending, "due", broken)
-        await orders.advance(1_000)
-        assert "checksum mismatch" in str(orders.lane.last_error)
-        await orders.advance(100)
-        assert offsets(orders.records(REDELIVERY.topic)) == [0]
-
-
-async def test_a_row_that_is_not_due_is_refused_whoever_asks(make_station: MakeStation) -> None:
+async def test_a_row_that_is_not_due_is_refused_whoever_asks() -> None:
     """The table gives out what is due; if it ever gave out more, nothing of it may come early."""
-    handler = make_station(down).handler
+    context = make_context(down)
     rows = [(row_key(due_at_ms, 0, due_at_ms), b"") for due_at_ms in (1_000, 1_001)]
     with pytest.raises(ValueError, match="row due at 1001 ms would fire at 1000 ms"):
-        fire(handler, rows, partition=0, now_ms=1_000, topic_id="kq8G0bTz", max_bytes=1_000)
+        fire(context, rows, partition=0, now_ms=1_000)
+
+
+ROW_BYTES = 10_000
+
+
+def fired(orders: MemoryPartition) -> list[int]:
+    """Return how many redeliveries each transaction held."""
+    counts = [sum(out.topic == REDELIVERY.topic for out in batch.publishes) for batch in orders.transport.batches]
+    return [count for count in counts if count]
+
+
+async def test_a_firing_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large rows become several turns; one that is larger than the bound goes alone."""
+    monkeypatch.setattr(engine_firing, "FIRE_BYTES", 3 * ROW_BYTES)
+    async with MemoryPartition(down, "1s 1h", limits=LaneLimits(turns=1)) as orders:
+        await orders.send(*(b"%d" % n + bytes(ROW_BYTES) for n in range(5)), bytes(10 * ROW_BYTES))
+        await orders.advance(1_000)
+        assert fired(orders) == [2, 2, 1, 1]
+        assert len(orders.records(REDELIVERY.topic)) == 6
+
+
+async def test_firings_that_wait_for_the_lane_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of large rows stays in the table while a transaction takes its time, and goes on after it."""
+    monkeypatch.setattr(engine_firing, "FIRE_BYTES", 2 * ROW_BYTES)
+    monkeypatch.setattr(engine_firing, "FIRE_QUEUED_BYTES", 3 * ROW_BYTES)
+    async with MemoryPartition(down, "1s 1h") as orders:
+        await orders.send(*(b"%d" % n + bytes(ROW_BYTES) for n in range(9)))
+        gate = orders.transport.pause(Step.COMMIT)
+        await orders.advance(1_000)
+        for _ in range(5):
+            orders.engine.firing.wake.set()
+            await orders.advance(10)
+        assert len(orders.engine.firing.claimed) == 3
+        gate.set()
+        await orders.settle()
+        await orders.advance(100)
+        assert len(orders.records(REDELIVERY.topic)) == 9
+        assert (orders.engine.firing.claimed, orders.engine.firing.claimed_bytes) == (set(), 0)
+
+
+async def test_a_firing_that_was_dropped_gives_its_bytes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each fault of the lane would leave less room, in the end none."""
+    monkeypatch.setattr(engine_firing, "FIRE_QUEUED_BYTES", ROW_BYTES)
+    async with MemoryPartition(down, "1s 1h") as orders:
+        await orders.send(b"a" + bytes(ROW_BYTES))
+        orders.transport.fail(Step.COMMIT, ConnectionError("cut"), times=2)
+        for _ in range(5):
+            await orders.advance(1_000)
+        assert len(orders.records(REDELIVERY.topic)) == 1
+        assert orders.engine.firing.claimed_bytes == 0
+
+
+async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once() -> None:
+    """Time that passes between the scan and the sleep must not be taken for a lack of room (it slept for a minute)."""
+    attempts: list[int] = []
+
+    async def fail_once(_value: bytes, delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if delivery.attempt == 1:
+            raise RuntimeError("busy")
+
+    async with MemoryPartition(fail_once, "1s") as partition:
+        await partition.send(b"x")
+        table: Any = partition.transport.pending
+        scan = table.due
+
+        def slow_scan(
+            now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
+        ) -> tuple[list[Any], int | None]:
+            found, next_due_ms = scan(now_ms, limit, claimed, max_bytes=max_bytes)
+            if next_due_ms is not None and 0 < next_due_ms - now_ms <= 100:
+                partition.clock.jump_wall(next_due_ms - now_ms)  # the clock moves on while the scan takes its time
+            return found, next_due_ms
+
+        table.due = slow_scan
+        await partition.advance(950)
+        partition.engine.firing.wake.set()
+        await partition.settle()
+        assert attempts == [1, 2]
+
+
+async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The firing task is the only one that looks at the table: dead in silence, nothing would ever fire again."""
+    attempts: list[int] = []
+
+    async def fail_once(_value: bytes, delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if delivery.attempt == 1:
+            raise RuntimeError("busy")
+
+    faults = [ValueError("what nobody thought of")]
+
+    def faulty(*arguments: Any, **more: Any) -> Turn:
+        if faults:
+            raise faults.pop()
+        return fire(*arguments, **more)
+
+    monkeypatch.setattr("retryapp.engine.firing.fire", faulty)
+    async with MemoryPartition(fail_once, "1s") as partition:
+        await partition.send(b"x")
+        await partition.advance(1_000)
+        (failed,) = partition.observer.of(Event.LANE_FAILED)
+        assert (failed.error_type, failed.message) == ("ValueError", "what nobody thought of")
+        assert partition.lane.session == 1
+        assert attempts == [1]
+        await partition.advance(100)  # the lane's pause before it opens again
+        assert partition.lane.session == 2
+        assert attempts == [1, 2]
+        assert not partition.waiting
+
+
+async def test_when_the_scheduler_last_looked_is_known_and_stands_still_while_the_clock_is_doubted() -> None:
+    """Whoever watches must see that nothing fires, whatever the reason."""
+    async with MemoryPartition(_fine) as partition:
+        assert partition.engine.looked_ms == partition.clock.wall_ms()
+        await partition.advance(120_000)
+        assert partition.clock.wall_ms() - (partition.engine.looked_ms or 0) <= MAX_SLEEP_S * 1_000
+        partition.clock.trusted = False
+        seen = partition.engine.looked_ms
+        await partition.advance(600_000)
+        assert partition.engine.looked_ms == seen
+    assert partition.engine.looked_ms is None
+
+
+async def _fine(_value: bytes) -> None:
+    """Take the record."""

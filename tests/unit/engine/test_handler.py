@@ -9,14 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
+from doubles import make_context, make_record
 
 from retryapp.core.headers import decode_metadata
 from retryapp.engine.handler import Delivery, HandlerSignatureError
-from retryapp.engine.run import Station
-from retryapp.testing import deliver_once
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Any]
 
 seen: list[tuple[bytes, int | None, bool]] = []
 """Value, attempt, and whether it ran in the event loop's thread."""
@@ -114,21 +111,15 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 async def test_whatever_can_be_called_with_a_value_can_be_a_handler(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    function: Callable[..., Any],
-    is_async: bool,
-    in_loop: bool,
-    attempt: int | None,
-    name: str,
+    function: Callable[..., Any], is_async: bool, in_loop: bool, attempt: int | None, name: str
 ) -> None:
     """It runs once, to its end, and its name is the same in every process."""
-    station = make_station(function)
-    turn = await deliver_once(station, make_record(b"v"))
+    context = make_context(function)
+    turn = await deliver_once(context, make_record(b"v"))
     assert turn.publishes == ()
     assert seen == [(b"v", attempt, in_loop)]
-    assert station.handler.is_async == is_async
-    assert station.handler.name == f"{__name__}.{name}"
+    assert context.handler.is_async == is_async
+    assert context.handler.name == f"{__name__}.{name}"
 
 
 async def generator(value: bytes) -> AsyncIterator[None]:
@@ -157,10 +148,10 @@ class CallableGenerator:
     [generator, plain_generator, CallableGenerator(), functools.partial(generator)],
     ids=["async", "plain", "object", "partial"],
 )
-def test_a_generator_is_refused_where_it_is_declared(clock: object, make_station: MakeStation, function: Any) -> None:
+def test_a_generator_is_refused_where_it_is_declared(clock: object, function: Any) -> None:
     """Calling it runs nothing: every record would count as done."""
     with pytest.raises(HandlerSignatureError, match="it is a generator"):
-        make_station(function)
+        make_context(function)
 
 
 async def returns_coroutine(value: bytes) -> Any:
@@ -179,11 +170,9 @@ async def returns_coroutine_once(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("function", [returns_coroutine, returns_future])
-async def test_what_a_handler_returns_is_awaited(
-    make_station: MakeStation, make_record: MakeRecord, function: Any
-) -> None:
+async def test_what_a_handler_returns_is_awaited(function: Any) -> None:
     """A forgotten await must not mean done before it is."""
-    turn = await deliver_once(make_station(function), make_record(b"v"))
+    turn = await deliver_once(make_context(function), make_record(b"v"))
     assert (turn.publishes, seen) == ((), [(b"v", None, True)])
 
 
@@ -214,11 +203,9 @@ async def nested(value: bytes) -> Any:
         pytest.param(lambda value: plain_generator(value), "HandlerResultError", id="a generator"),
     ],
 )
-async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(
-    make_station: MakeStation, make_record: MakeRecord, function: Any, error_type: str
-) -> None:
+async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(function: Any, error_type: str) -> None:
     """Its record is not done."""
-    turn = await deliver_once(make_station(function), make_record(b"v"))
+    turn = await deliver_once(make_context(function), make_record(b"v"))
     (out,) = turn.publishes
     metadata = decode_metadata(out.headers)
     assert metadata is not None

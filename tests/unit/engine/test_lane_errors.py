@@ -1,4 +1,4 @@
-"""Every error of a lane ends in one procedure: hold, close, open again."""
+"""Every error of a lane, and its end: hold, close, and open again or not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from doubles import MAIN, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
-from retryapp.ports import Event, Row
+from retryapp.ports import Event
 from retryapp.testing import Step
 
 OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
@@ -71,20 +71,6 @@ async def test_turns_of_an_old_session_are_refused(rig: Rig) -> None:
     assert [(name, committed) for name, committed, _ in rig.settled] == [("a", False), ("new", True)]
 
 
-async def test_a_local_store_that_cannot_be_written_closes_the_lane(rig: Rig) -> None:
-    """The transaction is committed: its turns count as unknown, and the store is made anew from the changelog."""
-    row = Row(b"\0" * 20, b"v", "1m")
-    rig.transport.fail(Step.APPLY, OSError("disk"))
-    rig.submit("a", 4, puts=(row,))
-    await rig.settle()
-    assert (rig.settled, rig.closed, rig.transport.calls[-2:]) == ([("a", False, ())], 1, GIVEN_UP)
-    await rig.advance(BACKOFF_MS)
-    assert rig.opened[1] == (2, {MAIN: 4, RETRY: 0})
-    assert rig.transport.pending is not None
-    assert rig.transport.pending.get(row.key) == b"v"
-    assert rig.transport.calls.count(Step.COMMIT) == 1
-
-
 async def test_a_transaction_that_hangs_is_given_up_at_its_deadline(make_rig: MakeRig) -> None:
     """Its outcome is as unknown as that of any other error."""
     rig = await make_rig(commit_s=30).start()
@@ -144,3 +130,55 @@ async def test_waiting_offsets_of_a_dropped_session_are_not_committed_at_the_tic
     await rig.settle()
     await rig.advance(10_000)
     assert (rig.settled, rig.transport.batches) == ([("a", False, ())], [])
+
+
+async def test_finish_commits_what_is_queued_and_gives_the_lane_up(make_rig: MakeRig) -> None:
+    """Offsets do not wait for their tick, and more than one transaction is made where needed."""
+    rig = await make_rig(turns=2).start()
+    for n in range(5):
+        rig.submit(str(n), n + 1)
+    rig.lane.finish()
+    await rig.settle()
+    assert rig.task is not None
+    assert rig.task.done()
+    assert [batch.offsets[MAIN] for batch in rig.transport.batches] == [2, 4, 5]
+    assert all(committed for _, committed, _ in rig.settled)
+    assert (rig.state, rig.closed, rig.transport.calls[-1]) == ("closed", 1, Step.CLOSE)
+    assert len(rig.observer.of(Event.LANE_CLOSED)) == 1
+
+
+async def test_finish_waits_for_the_transaction_that_runs(rig: Rig) -> None:
+    """And takes what has come meanwhile."""
+    gate = rig.transport.pause(Step.COMMIT)
+    rig.submit("a", 1, publishes=1)
+    await rig.settle()
+    rig.submit("b", 2)
+    rig.lane.finish()
+    await rig.settle()
+    assert rig.task is not None
+    assert not rig.task.done()
+    gate.set()
+    await rig.settle()
+    assert (rig.task.done(), rig.transport.offsets[MAIN]) == (True, 2)
+
+
+async def test_finish_that_cannot_commit_does_not_open_again(rig: Rig) -> None:
+    """The next owner reads what is missing."""
+    rig.transport.fail(Step.COMMIT, ConnectionError("cut"))
+    rig.submit("a", publishes=1)
+    rig.lane.finish()
+    await rig.advance(60_000)
+    assert rig.task is not None
+    assert rig.task.done()
+    assert (len(rig.opened), rig.settled) == (1, [("a", False, ())])
+
+
+async def test_a_lane_that_backs_off_ends_at_once_when_it_is_finished(make_rig: MakeRig) -> None:
+    """A rebalance must not wait for the back-off of a lane that has nothing to commit."""
+    rig = make_rig(first_backoff_s=5.0)
+    rig.transport.fail(Step.FENCE, ConnectionError(), times=9)
+    await rig.start()
+    rig.lane.finish()
+    await rig.settle()
+    assert rig.task is not None
+    assert rig.task.done()

@@ -1,4 +1,4 @@
-"""A lane opens step by step, and backs off from what fails."""
+"""A lane opens step by step, backs off from what fails, and keeps its transactional id known while it is idle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from doubles import MAIN, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
-from retryapp.engine.lane import NotMemberError, RebalancingError
+from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import Event
 from retryapp.testing import Step
 
@@ -64,15 +64,6 @@ async def waits_for_an_opening(rig: Rig, times: int) -> list[int]:
     return waits
 
 
-async def test_back_off_doubles_up_to_its_limit(make_rig: MakeRig) -> None:
-    """A lane that cannot open neither spins nor sleeps for long."""
-    rig = make_rig(first_backoff_s=0.1, last_backoff_s=0.5)
-    rig.transport.fail(Step.FENCE, ConnectionError(), times=5)
-    await rig.start()
-    assert await waits_for_an_opening(rig, 5) == [100, 200, 400, 500, 500]
-    assert rig.state == "open"
-
-
 async def test_a_lane_that_opens_well_and_fails_each_transaction_slows_down(make_rig: MakeRig) -> None:
     """An opening proves nothing."""
     rig = await make_rig(first_backoff_s=0.1, last_backoff_s=0.5).start()
@@ -84,21 +75,6 @@ async def test_a_lane_that_opens_well_and_fails_each_transaction_slows_down(make
         await rig.settle()
         waits += await waits_for_an_opening(rig, 1)
     assert waits == [100, 200, 400, 500, 500]
-
-
-async def test_a_lane_that_fails_soon_after_each_opening_slows_down_whatever_it_committed_before(
-    make_rig: MakeRig,
-) -> None:
-    """Sound records ahead of one that breaks its transaction must not make the loop fast again."""
-    rig = await make_rig(first_backoff_s=0.1, last_backoff_s=0.5).start()
-    waits = []
-    for _ in range(4):
-        rig.submit("sound", publishes=1)
-        await rig.advance(400)
-        rig.lane.fail(RuntimeError())
-        await rig.settle()
-        waits += await waits_for_an_opening(rig, 1)
-    assert waits == [100, 200, 400, 500]
 
 
 @pytest.mark.parametrize(
@@ -175,3 +151,65 @@ async def test_membership_lost_after_the_session_began_ends_the_session(make_rig
     assert (rig.state, len(rig.opened), rig.closed) == ("idle", 1, 1)
     with pytest.raises(LaneClosedError):
         rig.submit("b", publishes=1)
+
+
+DAY_MS = 86_400_000
+
+
+async def test_an_idle_lane_commits_a_known_offset_every_other_day(rig: Rig) -> None:
+    """Nothing moves by it; a broker forgets after a week."""
+    rig.submit("a", 8, publishes=1)
+    await rig.settle()
+    await rig.advance(DAY_MS)
+    assert len(rig.transport.batches) == 1
+    for _ in range(7):
+        await rig.advance(DAY_MS)
+        await rig.advance(250)
+    assert [batch.offsets for batch in rig.transport.batches[1:]] == [{MAIN: 8}] * 4
+    assert not any(batch.publishes for batch in rig.transport.batches[1:])
+
+
+async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
+    """What is queued or being committed is newer than what the lane would say again."""
+    rig.submit("a", 8, publishes=1)
+    await rig.settle()
+    await rig.advance(DAY_MS)
+    await rig.advance(DAY_MS - 100)
+    rig.submit("b", 9)
+    await rig.advance(100)
+    await rig.advance(500)
+    await rig.advance(DAY_MS - 500)
+    await rig.advance(DAY_MS - 500)
+    gate = rig.transport.pause(Step.COMMIT)
+    rig.submit("c", 10, publishes=1)
+    await rig.advance(500)
+    gate.set()
+    for _ in range(3):
+        await rig.advance(500)
+    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}, {MAIN: 9}, {MAIN: 10}]
+
+
+async def test_a_lane_that_falls_idle_behind_a_hand_off_asks_once_more(rig: Rig) -> None:
+    """A broker that has taken an acknowledged transaction back says so to the next one; and one is enough."""
+    rig.submit("a", 8, publishes=1)
+    await rig.settle()
+    await rig.advance(9_000)
+    await rig.advance(500)
+    assert len(rig.transport.batches) == 1
+    await rig.advance(500)
+    for _ in range(5):
+        await rig.advance(20_000)
+    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}]
+    assert rig.transport.batches[1].publishes == []
+
+
+async def test_a_lane_that_goes_on_or_moves_offsets_only_does_not_ask(rig: Rig) -> None:
+    """The next transaction is question enough; and what moved offsets only is done again at worst."""
+    for at in range(5):
+        rig.submit("a", at + 1, publishes=1)
+        await rig.advance(6_000)
+    await rig.advance(3_000)
+    rig.submit("b", 6)
+    for _ in range(5):
+        await rig.advance(10_000)
+    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: at} for at in range(1, 7)]

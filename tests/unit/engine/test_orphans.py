@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
+from doubles import make_context, make_record
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler import Delivery
-from retryapp.engine.orphans import MIN_ORPHANS, Orphans
-from retryapp.engine.run import Run, RunAbortedError, Station
+from retryapp.engine.orphans import MIN_ORPHANS
+from retryapp.engine.run import Run, RunAbortedError
 from retryapp.ports import TopicPartition
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Any]
+from retryapp.testing import MemoryPartition, VirtualClock
 
 MAIN = TopicPartition("orders", 0)
 TIMEOUT = RetryPolicy("5m 10m", timeout="30s")
@@ -99,15 +97,11 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    clock: VirtualClock,
-    hanging: Hanging,
-    caplog: pytest.LogCaptureFixture,
+    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record fails at that moment; the thread is counted until it ends, and said with the record's place."""
-    station = make_station(hanging, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record(offset=42)))
+    context = make_context(hanging, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record(offset=42)))
     await until(lambda: hanging.begun)
     clock.advance(29_999)
     for _ in range(20):
@@ -118,7 +112,7 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
         metadata = story(await delivery)
     assert metadata.error_type.endswith("HandlerTimeoutError")
     assert metadata.last_failed_ms - metadata.started_ms == 30_000
-    orphans = station.handler.orphans
+    orphans = context.handler.orphans
     assert (len(orphans), orphans.total) == (1, 1)
     (line,) = caplog.records
     facts = vars(line)
@@ -128,36 +122,14 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
         42,
         1,
     )
-    assert station.handler.name in facts["error_message"]
+    assert context.handler.name in facts["error_message"]
     hanging.over.set()
     await until(lambda: len(orphans) == 0)
     assert orphans.total == 1
 
 
-async def test_a_coroutine_that_swallows_its_cancellation_is_left_behind_two_seconds_after_its_time_out(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock, stubborn: Stubborn
-) -> None:
-    """The record has timed out; the error that it ends with later is nobody's."""
-    station = make_station(stubborn, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
-    await until(lambda: stubborn.begun)
-    for ms in (30_000, 1_999):
-        clock.advance(ms)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not delivery.done()
-    clock.advance(1)
-    assert story(await delivery).error_type.endswith("HandlerTimeoutError")
-    assert len(station.handler.orphans) == 1
-    stubborn.over.set()
-    await until(lambda: len(station.handler.orphans) == 0)
-    gc.collect()  # an error that nobody looked at would be complained of here
-
-
 @pytest.mark.parametrize("ending", [None, ValueError("while cleaning up")])
-async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock, ending: Exception | None
-) -> None:
+async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(clock: VirtualClock, ending: Exception | None) -> None:
     """Whatever it then returns or raises, it has timed out."""
 
     async def handler(_value: bytes) -> None:
@@ -168,8 +140,8 @@ async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(
         if ending is not None:
             raise ending
 
-    station = make_station(handler, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(handler, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: clock.sleeping)
     clock.advance(30_000)
     for _ in range(20):
@@ -177,38 +149,36 @@ async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(
     assert (delivery.done(), clock.sleeping) == (False, 1)
     clock.advance(1_000)
     assert story(await delivery).error_type.endswith("HandlerTimeoutError")
-    assert station.handler.orphans.total == 0
+    assert context.handler.orphans.total == 0
 
 
-async def test_a_handler_that_ends_in_the_moment_of_its_time_out_has_ended(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock
-) -> None:
+async def test_a_handler_that_ends_in_the_moment_of_its_time_out_has_ended(clock: VirtualClock) -> None:
     """Its work is done: it would only be done twice."""
 
     async def handler(_value: bytes) -> None:
         await clock.sleep(30)
 
-    station = make_station(handler, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(handler, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: clock.sleeping)
     clock.advance(30_000)
     assert (await delivery).publishes == ()
 
 
 async def test_the_end_of_a_worker_waits_for_no_handler(
-    make_station: MakeStation, make_record: MakeRecord, clock: VirtualClock, hanging: Hanging, stubborn: Stubborn
+    clock: VirtualClock, hanging: Hanging, stubborn: Stubborn
 ) -> None:
     """Plain functions at once, coroutines after their two seconds."""
-    station = make_station(hanging, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(hanging, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: hanging.begun)
     delivery.cancel()
     with pytest.raises(asyncio.CancelledError):
         await delivery
-    assert len(station.handler.orphans) == 1
+    assert len(context.handler.orphans) == 1
 
-    station = make_station(stubborn, TIMEOUT)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+    context = make_context(stubborn, TIMEOUT)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: stubborn.begun)
     delivery.cancel()
     for _ in range(20):
@@ -217,27 +187,23 @@ async def test_the_end_of_a_worker_waits_for_no_handler(
     clock.advance(2_000)
     with pytest.raises(asyncio.CancelledError):
         await delivery
-    assert len(station.handler.orphans) == 1
+    assert len(context.handler.orphans) == 1
 
 
 # -- the bound --------------------------------------------------------------------------------------------------------
 
 
 async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    clock: VirtualClock,
-    hanging: Hanging,
-    caplog: pytest.LogCaptureFixture,
+    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It begins when an orphan has ended, and its time counts from then."""
-    station = make_station(hanging, TIMEOUT)
-    orphans = station.handler.orphans
+    context = make_context(hanging, TIMEOUT)
+    orphans = context.handler.orphans
     assert orphans.limit == MIN_ORPHANS
     ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS)]
     for end in ends:
         orphans.adopt(end)
-    delivery = asyncio.create_task(deliver_once(station, make_record(b"fine")))
+    delivery = asyncio.create_task(deliver_once(context, make_record(b"fine")))
     await until(lambda: orphans.waiting == 1)
     clock.advance(3_600_000)
     for _ in range(50):
@@ -250,15 +216,13 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
         end.done() or end.cancel()
 
 
-async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(
-    make_station: MakeStation, make_record: MakeRecord, hanging: Hanging
-) -> None:
+async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(hanging: Hanging) -> None:
     """The handler is not called, and nothing stays behind."""
-    station, runs = make_station(hanging, TIMEOUT), list[Run]()
-    orphans = station.handler.orphans
+    context, runs = make_context(hanging, TIMEOUT), list[Run]()
+    orphans = context.handler.orphans
     for _ in range(orphans.limit):
         orphans.adopt(asyncio.get_running_loop().create_future())
-    delivery = asyncio.create_task(deliver_once(station, make_record(), on_run=runs.append))
+    delivery = asyncio.create_task(deliver_once(context, make_record(), on_run=runs.append))
     await until(lambda: orphans.waiting == 1)
     assert not runs[0].begun
     runs[0].abort()
@@ -267,41 +231,15 @@ async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(
     assert (hanging.begun, orphans.waiting) == ([], 0)
 
 
-async def test_a_larger_concurrency_has_a_larger_limit(make_station: MakeStation) -> None:
-    """One hanging run for each that may run at once."""
-    handler = make_station(Hanging(), concurrency=50).handler
-    assert handler.orphans.limit == 50
-
-
-async def test_one_end_wakes_all_that_wait() -> None:
-    """Those that do not find room wait on."""
-    loop = asyncio.get_running_loop()
-    orphans = Orphans(limit=2)
-    first, second = loop.create_future(), loop.create_future()
-    orphans.adopt(first)
-    orphans.adopt(second)
-    waiting = [asyncio.create_task(orphans.room()) for _ in range(3)]
-    await until(lambda: orphans.waiting == 3)
-    waiting[1].cancel()
-    first.cancel()
-    await until(lambda: all(task.done() for task in waiting))
-    assert [task.cancelled() for task in waiting] == [False, True, False]
-    assert (len(orphans), orphans.total, orphans.full) == (1, 2, False)
-
-
 async def test_the_limit_is_said_when_it_is_reached(
-    make_station: MakeStation,
-    make_record: MakeRecord,
-    clock: VirtualClock,
-    hanging: Hanging,
-    caplog: pytest.LogCaptureFixture,
+    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the number of runs that hang."""
-    station = make_station(hanging, TIMEOUT)
+    context = make_context(hanging, TIMEOUT)
     ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS - 1)]
     for end in ends:
-        station.handler.orphans.adopt(end)
-    delivery = asyncio.create_task(deliver_once(station, make_record()))
+        context.handler.orphans.adopt(end)
+    delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: hanging.begun)
     with caplog.at_level(logging.WARNING):
         clock.advance(30_000)
@@ -313,18 +251,6 @@ async def test_the_limit_is_said_when_it_is_reached(
 
 
 # -- a partition ------------------------------------------------------------------------------------------------------
-
-
-async def test_functions_that_hang_do_not_stop_the_records_behind_them(hanging: Hanging) -> None:
-    """Each gives its place back at its time-out."""
-    async with MemoryPartition(hanging, TIMEOUT, concurrency=2) as orders:
-        await orders.send(b"a", b"b", b"fine")
-        await orders.until(lambda: len(hanging.begun) == 2)
-        await orders.advance(30_000)
-        await orders.until(lambda: orders.waiting == {"5m": 2} and hanging.begun[2:] == [b"fine"])
-        await orders.until(lambda: orders.engine.in_flight == 0)
-        await orders.advance(1_000)
-        assert orders.transport.offsets[MAIN] == 3
 
 
 async def test_coroutines_that_swallow_their_cancellation_do_not_stop_the_records_behind_them(
@@ -364,22 +290,6 @@ async def test_a_drain_gives_up_at_once_what_has_not_begun(hanging: Hanging) -> 
         assert orders.handler.orphans.waiting == 1
         await asyncio.wait_for(orders.finish(25.0), None)  # no time passes
         assert (hanging.begun, orders.transport.offsets[MAIN]) == ([], 0)
-
-
-async def test_a_drain_leaves_functions_behind_that_hang(hanging: Hanging) -> None:
-    """After the grace, at once; their records are the next owner's."""
-    async with MemoryPartition(hanging, TIMEOUT) as orders:
-        await orders.send(b"a")
-        await orders.until(lambda: hanging.begun)
-
-        async def meanwhile() -> None:
-            await orders.advance(10_000)
-
-        await orders.finish(10.0, meanwhile)
-        assert (len(orders.handler.orphans), orders.transport.offsets[MAIN]) == (1, 0)
-        hanging.over.set()
-        await orders.until(lambda: not len(orders.handler.orphans))
-        assert orders.transport.offsets[MAIN] == 0
 
 
 async def test_a_thread_that_cannot_be_had_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

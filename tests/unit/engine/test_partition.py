@@ -1,24 +1,31 @@
-"""A partition whole: deliver, park, fire and the lane, on memory topics in virtual time."""
+"""A partition whole, on memory topics in virtual time: each record comes back when due, and never early."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import pytest
+from deliver_once import deliver_once
 from doubles import (
-    DLQ,
     EVENTS,
-    MAIN,
     REDELIVERY,
     RETRY,
     BankDownError,
+    again,
     down,
+    failing,
     failing_first,
+    make_context,
+    make_record,
     offsets,
+    settle,
+    the,
 )
 
-from retryapp.core.names import RETRY_ATTEMPT
-from retryapp.core.rows import parse_row_key
+from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
 from retryapp.core.verdicts import RetryLater
+from retryapp.engine.run import Run, RunAbortedError
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
 
@@ -48,29 +55,6 @@ async def test_a_failed_record_comes_back_exactly_when_due_until_it_succeeds() -
             assert (copy.key, copy.value, copy.headers[0]) == (b"k", b"v", ("trace", b"1"))
 
 
-async def test_a_record_that_never_succeeds_is_dead_after_exactly_max_attempts() -> None:
-    """And rests there."""
-    started: list[int] = []
-    clock = VirtualClock()
-    async with MemoryPartition(failing_first(99, started, clock.wall_ms), "1s 10s 1m", clock=clock) as orders:
-        await orders.send(b"v")
-        for ms in (1_000, 10_000, 60_000, 3_600_000):
-            await orders.advance(ms)
-        assert len(started) == 4
-        assert [(dead.reason, dead.attempt) for dead in orders.dead_letters] == [("exhausted", 4)]
-        assert (orders.waiting, len(orders.records(RETRY.topic)), len(orders.records(REDELIVERY.topic))) == ({}, 3, 3)
-
-
-async def test_every_offset_is_committed_in_the_end() -> None:
-    """Of the main, the retry and the redelivery topic, each past its last record."""
-    async with MemoryPartition(down, "1s") as orders:
-        await orders.send(b"a", b"b")
-        await orders.advance(1_000)
-        await orders.advance(250)
-        ends = {tp: orders.transport.read(tp)[-1].offset + 1 for tp in (MAIN, RETRY, REDELIVERY)}
-        assert orders.transport.offsets == ends
-
-
 async def test_due_rows_fire_in_due_order_whatever_the_order_of_failure() -> None:
     """Within one due time by origin offset."""
     delays = {b"0": "10s", b"1": "1s", b"2": "5s", b"3": "1s"}
@@ -83,74 +67,6 @@ async def test_due_rows_fire_in_due_order_whatever_the_order_of_failure() -> Non
         await orders.send(*delays)
         await orders.advance(20_000)
         assert offsets(orders.records(REDELIVERY.topic)) == [1, 3, 2, 0]
-
-
-async def test_a_row_that_is_due_sooner_wakes_the_firing_task() -> None:
-    """It sleeps until the first due time that it knew."""
-
-    async def handler(value: bytes) -> None:
-        raise RetryLater(value.decode())
-
-    async with MemoryPartition(handler, "1m") as orders:
-        await orders.send(b"50s")
-        await orders.advance(1_000)
-        await orders.send(b"2s")
-        await orders.advance(1_999)
-        assert orders.records(REDELIVERY.topic) == []
-        await orders.advance(1)
-        assert offsets(orders.records(REDELIVERY.topic)) == [1]
-
-
-async def test_rows_that_waited_through_a_restart_fire_when_due() -> None:
-    """The new owner finds them in the changelog and keeps their due time."""
-    async with MemoryPartition(down, "5m") as orders:
-        await orders.send(b"v")
-        orders.lane.fail(RuntimeError("lane"))
-        await orders.settle()
-        assert orders.waiting == {}
-        await orders.advance(1_000)
-        assert (orders.lane.session, orders.waiting) == (2, {"5m": 1})
-        await orders.advance(298_999)
-        assert orders.records(REDELIVERY.topic) == []
-        await orders.advance(1)
-        assert len(orders.records(REDELIVERY.topic)) == 1
-
-
-async def test_a_wall_clock_that_is_set_back_never_fires_early_and_one_set_ahead_never_loses() -> None:
-    """Due times are wall times, looked at when firing."""
-    async with MemoryPartition(down, "50s") as orders:
-        await orders.send(b"v")
-        orders.clock.jump_wall(-30_000)
-        await orders.advance(50_000)
-        assert orders.records(REDELIVERY.topic) == []
-        await orders.advance(30_000)
-        assert len(orders.records(REDELIVERY.topic)) == 1
-
-
-async def test_a_damaged_tier_record_is_buried_instead_of_parked() -> None:
-    """It has no due time that could be believed; others are parked."""
-    async with MemoryPartition(down, "5m") as orders:
-        await orders.send(b"a")
-        (tier,) = orders.records(RETRY.topic)
-        spoilt = tuple((name, b"x" if name == RETRY_ATTEMPT else value) for name, value in tier.headers)
-        orders.transport.append(RETRY, b"k", b"damaged", spoilt)
-        await orders.send(b"b")
-        assert orders.waiting == {"5m": 2}
-        assert [dead.reason for dead in orders.dead_letters] == ["damaged"]
-        assert orders.records(DLQ)[0].value == b"damaged"
-
-
-async def test_a_row_that_cannot_be_read_is_buried_and_holds_nothing_up() -> None:
-    """It leaves the table, and what is due with it fires."""
-    async with MemoryPartition(down, "5m") as orders:
-        await orders.send(b"a", b"b")
-        assert orders.transport.pending is not None
-        (bad, _), _ = orders.transport.pending.page(None, 2)
-        orders.transport.pending._rows[bad] = orders.transport.pending._rows[bad]._replace(value=b"\xff rubbish")
-        await orders.advance(300_000)
-        assert offsets(orders.records(REDELIVERY.topic)) == [1]
-        assert [(dead.reason, dead.origin.offset) for dead in orders.dead_letters[:1]] == [("damaged", 0)]
-        assert orders.transport.pending.get(bad) is None
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
@@ -196,5 +112,80 @@ async def test_observers_hear_of_each_step_with_its_facts() -> None:
         (fired,) = orders.observer.of(Event.FIRED)
         assert fired.lateness_ms == 250
         (parked,) = orders.observer.of(Event.PARKED)
-        assert orders.transport.changelog[0].key[:8] == (parked.due_at_ms or 0).to_bytes(8, "big")
-        assert parse_row_key(orders.transport.changelog[0].key).origin_offset == 0
+        keys = [record.key or b"" for record in orders.records("app.orders.pending.changelog")]
+        (put, _removal) = [parse_row_key(key) for key in keys if len(key) == ROW_KEY_BYTES]
+        assert (put.due_at_ms, put.origin_offset) == (parked.due_at_ms, 0)
+
+
+async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(clock: VirtualClock) -> None:
+    """Another worker's clock may run ahead of ours."""
+    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
+    started: list[int] = []
+
+    async def handler(_value: bytes) -> None:
+        started.append(clock.wall_ms())
+
+    due_ms = clock.wall_ms() + 10_000
+    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out)))
+    for ms in (0, 9_999):
+        clock.advance(ms)
+        await settle()
+        assert started == []
+    clock.advance(1)
+    await delivery
+    assert started == [due_ms]
+
+
+async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clock: VirtualClock) -> None:
+    """The due time is looked at again after the wait."""
+    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
+    started: list[int] = []
+
+    async def handler(_value: bytes) -> None:
+        started.append(clock.wall_ms())
+
+    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out)))
+    await settle()
+    clock.jump_wall(-5_000)
+    clock.advance(10_000)
+    await settle()
+    assert started == []
+    clock.advance(5_000)
+    await delivery
+    assert len(started) == 1
+
+
+async def test_waiting_for_the_due_time_can_be_given_up() -> None:
+    """A record that is due in a year must not hold up a rebalance, and its handler must not start."""
+    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
+    calls: list[object] = []
+
+    async def handler(value: bytes) -> None:
+        calls.append(value)
+
+    runs: list[Run] = []
+    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out), on_run=runs.append))
+    await settle()
+    runs[0].abort()
+    await settle()
+    assert delivery.done()
+    with pytest.raises(RunAbortedError):
+        await delivery
+    assert calls == []
+
+
+async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:
+    """Late is better than early; it goes on by itself once the clock is trusted."""
+    clock = VirtualClock()
+    async with MemoryPartition(down, "1s 1h", clock=clock) as orders:
+        await orders.send(b"a")
+        clock.trusted = False
+        await orders.advance(500)
+        clock.jump_wall(7_200_000)
+        for _ in range(8):
+            await orders.advance(250)
+        assert not orders.records(REDELIVERY.topic)
+        clock.jump_wall(-7_200_000)
+        clock.trusted = True
+        await orders.advance(250)
+        assert len(orders.records(REDELIVERY.topic)) == 1

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from doubles import DLQ, EVENTS, MAIN, BankDownError, Stubborn, reopen
+from doubles import EVENTS, MAIN, BankDownError, Stubborn
 from pydantic import BaseModel, Field
 
-from retryapp.core.errors import DestinationError, LatePublishError, PublishRefusedError
+from retryapp.core.errors import LatePublishError, PublishRefusedError
 from retryapp.core.lifecycle import Progress, Succeeded, decode_event
 from retryapp.core.partitioner import partition_of
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.publication import Seen
+from retryapp.core.publication import TopicLook
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
 from retryapp.ports import Event
-from retryapp.testing import MemoryDestinations, MemoryPartition, ScriptedRandom, Step, VirtualClock
+from retryapp.testing import MemoryDestinations, MemoryPartition, VirtualClock
 
 OUT = "payments"
 DAY = RetryPolicy("1d")
@@ -95,20 +95,6 @@ async def test_only_the_attempt_that_was_fine_publishes() -> None:
         assert [o.count for o in orders.observer.of(Event.PUBLISHED)] == [1], "what was dropped is not counted"
 
 
-async def test_a_dead_letters_attempts_publish_nothing() -> None:
-    """Not even the last one."""
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        record.publish(OUT, value)
-        raise BankDownError
-
-    async with MemoryPartition(handler, "1s") as orders:
-        await orders.send(b"order")
-        await orders.advance(1_000)
-        assert len(orders.dead_letters) == 1
-        assert results(orders) == []
-
-
 @pytest.mark.parametrize("swallows", [True, False])
 async def test_an_attempt_that_took_too_long_publishes_nothing(swallows: bool) -> None:
     """Neither what it published before its time-out, nor what it publishes while it cleans up, nor afterwards."""
@@ -136,28 +122,6 @@ async def test_an_attempt_that_took_too_long_publishes_nothing(swallows: bool) -
         await orders.settle()
         assert results(orders) == []
     assert len(errors) == swallows
-
-
-async def test_a_thread_that_outlives_its_time_out_cannot_publish_any_more() -> None:
-    """Its record waits for the next attempt; what it says now belongs to nobody."""
-    over, errors = threading.Event(), list[BaseException]()
-
-    def handler(value: bytes, record: Delivery) -> None:
-        over.wait(10)
-        try:
-            record.publish(OUT, value)
-        except LatePublishError as exc:
-            errors.append(exc)
-
-    async with MemoryPartition(handler, RetryPolicy("1d", timeout="1s")) as orders:
-        await orders.send(b"order")
-        await orders.advance(1_000)
-        await orders.until(lambda: orders.waiting)
-        over.set()
-        await orders.until(lambda: errors)
-        await orders.settle()
-        assert results(orders) == []
-    assert "app/orders@kq8G0bTz/0/0" in str(errors[0])
 
 
 async def test_what_a_task_publishes_after_its_handler_has_ended_is_an_error_of_that_task() -> None:
@@ -195,54 +159,6 @@ async def test_a_run_that_ends_while_a_thread_publishes_takes_nothing(clock: Vir
     assert not outbox.close()
 
 
-async def test_a_run_that_is_given_up_with_its_lane_publishes_nothing_and_runs_again() -> None:
-    """The second run's result is the only one."""
-    runs: list[asyncio.Event] = []
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        record.publish(OUT, b"%s in run %d" % (value, len(runs)))
-        runs.append(asyncio.Event())
-        if len(runs) == 1:
-            await runs[0].wait()
-
-    async with MemoryPartition(handler) as orders:
-        await orders.send(b"order")
-        await reopen(orders)
-        await orders.settle()
-        assert results(orders) == [b"order in run 1"]
-
-
-@pytest.mark.parametrize("durable", [True, False])
-async def test_a_transaction_of_unknown_outcome_makes_no_second_copy(durable: bool) -> None:
-    """Whether it took effect is read, not guessed; the handler runs again only where it did not."""
-    async with MemoryPartition(publish) as orders:
-        orders.transport.fail(Step.COMMIT, ConnectionError("gone"), durable=durable)
-        await orders.send(b"1")
-        await orders.advance(1_000)
-        assert results(orders) == [b"done 1"]
-
-
-@pytest.mark.parametrize("durable", [True, False])
-async def test_a_worker_that_dies_in_its_transaction_leaves_one_result(durable: bool) -> None:
-    """Seen by the next worker, from where the first one was."""
-    async with MemoryPartition(publish) as orders:
-        dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        await orders.send(b"1")
-        assert dying.reached
-    async with MemoryPartition(publish, transport=orders.transport) as orders:
-        assert results(orders) == [b"done 1"]
-
-
-async def test_without_transactions_results_are_there_before_the_offset_moves() -> None:
-    """So a crash in between makes a copy, and loses none."""
-    async with MemoryPartition(publish, delivery="at_least_once") as orders:
-        orders.transport.pause(Step.MOVE)
-        await orders.send(b"1")
-        assert (results(orders), orders.transport.offsets[MAIN]) == ([b"done 1"], 0)
-    async with MemoryPartition(publish, transport=orders.transport, delivery="at_least_once") as orders:
-        assert (results(orders), orders.transport.offsets[MAIN]) == ([b"done 1"] * 2, 1)
-
-
 # -- what it counts as ------------------------------------------------------------------------------------------------
 
 
@@ -265,25 +181,6 @@ async def test_a_record_whose_handler_published_was_fine_at_once() -> None:
         assert sum(o.count for o in orders.observer.seen if o.event is Event.SUCCEEDED) == 4
 
 
-async def test_results_that_wait_for_an_earlier_record_count_as_memory_of_their_partition() -> None:
-    """No more records are taken in meanwhile than what is held allows."""
-    first = asyncio.Event()
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        if value == b"slow":
-            await first.wait()
-        else:
-            record.publish(OUT, bytes(10_000))
-
-    async with MemoryPartition(handler, concurrency=2, max_in_flight_bytes=50_000) as orders:
-        await orders.send(b"slow", *[b"fast"] * 40)
-        assert orders.engine.room(MAIN) == 0
-        first.set()
-        await orders.settle()
-        assert (len(results(orders)), orders.engine.in_flight) == (40, 0)
-        assert orders.engine.room_bytes(MAIN) == 50_000
-
-
 # -- what can be published --------------------------------------------------------------------------------------------
 
 
@@ -303,16 +200,11 @@ class Receipt:
 @pytest.mark.parametrize(
     ("value", "sent"),
     [
-        (b"raw", b"raw"),
-        (bytearray(b"raw"), b"raw"),
-        (memoryview(b"raw"), b"raw"),
-        (None, None),
-        ({"id": 1, "name": "Zoë"}, '{"id":1,"name":"Zoë"}'.encode()),
-        ([1, 2], b"[1,2]"),
-        (Payment(amountInCents=5), b'{"amountInCents":5}'),
-        (Receipt(3), b'{"number":3}'),
+        (b"raw", b"raw"), (bytearray(b"raw"), b"raw"), (memoryview(b"raw"), b"raw"), (None, None),
+        ({"id": 1, "name": "Zoë"}, '{"id":1,"name":"Zoë"}'.encode()), ([1, 2], b"[1,2]"),
+        (Payment(amountInCents=5), b'{"amountInCents":5}'), (Receipt(3), b'{"number":3}'),
     ],
-)
+)  # fmt: skip
 async def test_a_value_is_bytes_or_becomes_the_json_that_handlers_read(value: Any, sent: bytes | None) -> None:
     """A model's own handler reads back what was published."""
 
@@ -339,9 +231,6 @@ async def test_a_value_is_bytes_or_becomes_the_json_that_handlers_read(value: An
         ("small", {"value": bytes(1_000)}, "the topic at most 1000"),
         ("compacted", {}, "its records need a key"),
         ("app.orders.retry", {}, "this topic is retryapp's own"),
-        ("app.orders.redelivery", {}, "this topic is retryapp's own"),
-        ("app.orders.dlq", {}, "this topic is retryapp's own"),
-        ("app.orders.events", {}, "this topic is retryapp's own"),
         ("app.orders.pending.changelog", {}, "this topic is retryapp's own"),
         ("no topic", {}, "no name of a topic"),
     ],
@@ -351,7 +240,9 @@ async def test_what_cannot_be_published_fails_the_attempt_with_its_name(
     topic: str, options: dict[str, Any], problem: str, known: bool
 ) -> None:
     """At the call, or after the handler where the topic has to be looked at first; the partition goes on."""
-    topics = MemoryDestinations({OUT: 4, "small": Seen(4, max_bytes=1_000), "compacted": Seen(4, compacted=True)})
+    topics = MemoryDestinations(
+        {OUT: 4, "small": TopicLook(4, max_bytes=1_000), "compacted": TopicLook(4, compacted=True)}
+    )
 
     async def handler(value: bytes, record: Delivery) -> None:
         if value == b"bad":
@@ -414,18 +305,6 @@ async def test_a_key_chooses_its_partition_as_kafkas_own_clients_do() -> None:
         assert b"named" in results(orders, 2)
 
 
-async def test_records_without_a_key_spread() -> None:
-    """By the station's random numbers."""
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        record.publish(OUT, value)
-
-    topics, random = MemoryDestinations({OUT: 4}), ScriptedRandom(0.0, 0.3, 0.999)
-    async with MemoryPartition(handler, destinations=topics, random=random) as orders:
-        await orders.send(b"1", b"2", b"3")
-        assert [results(orders, number) for number in range(4)] == [[b"1"], [b"2"], [], [b"3"]]
-
-
 # -- deliveries that no worker has made -------------------------------------------------------------------------------
 
 
@@ -443,24 +322,3 @@ async def test_a_copy_of_a_delivery_can_go_anywhere_and_publishes_nothing() -> N
     async with MemoryPartition(handler) as orders:
         await orders.send(b"order")
         assert (len(seen), results(orders), problems(orders)) == (2, [], [])
-
-
-async def test_idempotency_keys_are_the_same_at_every_attempt_and_in_every_process() -> None:
-    """They differ between records, and are what a column or a header takes."""
-    keys: dict[bytes, set[str]] = {b"1": set(), b"2": set()}
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        keys[value].add(record.idempotency_key)
-        raise BankDownError
-
-    async with MemoryPartition(handler, "1s") as orders:
-        await orders.send(b"1", b"2")
-        await orders.advance(1_000)
-        assert len(orders.records(DLQ)) == 2
-    assert keys == {b"1": {"44a8d671-82dd-5af6-9c3b-19aee90c0a9c"}, b"2": {"41fa408c-2852-533e-be27-5d7a6f57d613"}}
-
-
-def test_errors_have_public_names() -> None:
-    """Policies name them."""
-    for error in (PublishRefusedError, DestinationError, LatePublishError):
-        assert error.__module__ == "retryapp.core.errors"

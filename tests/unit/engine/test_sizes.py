@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from deliver_once import deliver_once
+from doubles import make_context, make_record
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
-from retryapp.core.rows import decode_row, encode_row
-from retryapp.engine.fire import fire
-from retryapp.engine.handler import Handler
+from retryapp.core.rows import decode_row
+from retryapp.engine.firing import fire
 from retryapp.engine.park import park
-from retryapp.engine.run import Station
+from retryapp.engine.run import DeliveryContext
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Removal, Row
-from retryapp.testing import MemoryPartition, VirtualClock, deliver_once
-
-MakeStation = Callable[..., Station]
-MakeRecord = Callable[..., Record]
+from retryapp.testing import MemoryPartition, VirtualClock
 
 USER_HEADERS = (("trace", b"1"), ("trace", None), ("retry-attempt", b"the user's own"))
 
@@ -41,10 +38,10 @@ def said(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
 
 
 @pytest.fixture
-async def copy(make_station: MakeStation, make_record: MakeRecord) -> Outgoing:
+async def copy() -> Outgoing:
     """The copy that waits, of a record of 5,000 bytes."""
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
-    return said(await deliver_once(make_station(down), record))[0]
+    return said(await deliver_once(make_context(down), record))[0]
 
 
 def tier_record(copy: Outgoing, offset: int = 3) -> Record:
@@ -53,13 +50,11 @@ def tier_record(copy: Outgoing, offset: int = 3) -> Record:
 
 
 @pytest.mark.parametrize(("room", "topic"), [(0, "app.orders.retry"), (-1, "app.orders.dlq")])
-async def test_a_failure_whose_copy_does_not_fit_is_dead(
-    make_station: MakeStation, make_record: MakeRecord, copy: Outgoing, room: int, topic: str
-) -> None:
+async def test_a_failure_whose_copy_does_not_fit_is_dead(copy: Outgoing, room: int, topic: str) -> None:
     """At the limit it waits; one byte more and it is dead, with the error that it failed with and its coordinates."""
     limit = waiting_size(copy) + room
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
-    turn = await deliver_once(make_station(down, max_bytes=limit), record)
+    turn = await deliver_once(make_context(down, max_bytes=limit), record)
     out, metadata = said(turn)
     assert (out.topic, turn.next_offset) == (topic, 43)
     assert record_size(out.key, out.value, out.headers) <= limit
@@ -75,27 +70,27 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(
     assert (dead.event, dead.reason, dead.due_at_ms) == (Event.DEAD, "too-large", None)
 
 
-async def test_what_is_far_too_large_keeps_its_coordinates(make_station: MakeStation, make_record: MakeRecord) -> None:
-    """The value is dropped; the dead letter fits."""
-    out, metadata = said(await deliver_once(make_station(down, max_bytes=4_000), make_record(b"x" * 50_000)))
-    assert (out.topic, out.value, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", b"", "too-large", 42)
-    assert metadata.error_trace is not None
-    assert record_size(out.key, out.value, out.headers) <= 4_000
+NOW_MS = 1_900_000_000_000
 
 
-def parked(handler: Handler, record: Record, max_bytes: int) -> Turn:
+def parked(context: DeliveryContext, record: Record, max_bytes: int) -> Turn:
     """Park a record."""
-    return park(handler, record, now_ms=1_800_000_000_000, topic_id="kq8G0bTz", max_bytes=max_bytes)
+    return park(replace(context, max_bytes=max_bytes), record, NOW_MS)
 
 
-async def test_a_tier_record_whose_row_does_not_fit_is_dead(make_station: MakeStation, copy: Outgoing) -> None:
+def fired(context: DeliveryContext, row: Row, max_bytes: int) -> Turn:
+    """Fire a row."""
+    return fire(replace(context, max_bytes=max_bytes), [(row.key, row.value)], partition=0, now_ms=NOW_MS)
+
+
+async def test_a_tier_record_whose_row_does_not_fit_is_dead(copy: Outgoing) -> None:
     """At the limit there is a row, which the changelog takes; one byte more and there is a dead letter."""
-    handler, record, limit = make_station(down).handler, tier_record(copy), waiting_size(copy)
-    (row,) = parked(handler, record, limit).puts
+    context, record, limit = make_context(down), tier_record(copy), waiting_size(copy)
+    (row,) = parked(context, record, limit).puts
     assert record_size(row.key, row.value, ()) <= limit
     assert decode_row(row.value).value == b"x" * 5_000
 
-    turn = parked(handler, record, limit - 1)
+    turn = parked(context, record, limit - 1)
     out, metadata = said(turn)
     assert (turn.puts, turn.next_offset, turn.source) == ((), 4, (record.topic, 0))
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
@@ -103,44 +98,21 @@ async def test_a_tier_record_whose_row_does_not_fit_is_dead(make_station: MakeSt
     assert [o.event for o in turn.observations] == [Event.DEAD]
 
 
-def fired(handler: Handler, row: Row, max_bytes: int) -> Turn:
-    """Fire a row."""
-    return fire(
-        handler,
-        [(row.key, row.value)],
-        partition=0,
-        now_ms=1_900_000_000_000,
-        topic_id="kq8G0bTz",
-        max_bytes=max_bytes,
-    )
-
-
-async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(make_station: MakeStation, copy: Outgoing) -> None:
+async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(copy: Outgoing) -> None:
     """A limit that was lowered while it waited; the row is gone and its count with it."""
-    handler = make_station(down).handler
+    context = make_context(down)
     limit = waiting_size(copy)
-    (row,) = parked(handler, tier_record(copy), limit).puts
-    assert said(fired(handler, row, limit))[0] == replace(copy, topic="app.orders.redelivery")
+    (row,) = parked(context, tier_record(copy), limit).puts
+    assert said(fired(context, row, limit))[0] == replace(copy, topic="app.orders.redelivery")
 
-    turn = fired(handler, row, limit - 1)
+    turn = fired(context, row, limit - 1)
     out, metadata = said(turn)
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
     assert out.headers[:2] == (("trace", b"1"), ("trace", None))
     assert turn.removes == (Removal(row.key, "1s"),)
 
 
-async def test_a_row_without_metadata_that_does_not_fit_is_damaged(make_station: MakeStation, copy: Outgoing) -> None:
-    """Nothing says whose it is; it goes all the same."""
-    handler = make_station(down).handler
-    (row,) = parked(handler, tier_record(copy), 1 << 20).puts
-    bare = row._replace(value=encode_row(replace(decode_row(row.value), headers=())))
-    turn = fired(handler, bare, 3_000)
-    out, metadata = said(turn)
-    assert (out.topic, metadata.reason, turn.removes) == ("app.orders.dlq", "too-large", (Removal(row.key, "?"),))
-    assert metadata.original_reason == "damaged"
-
-
-async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock, make_record: MakeRecord) -> None:
+async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock) -> None:
     """The whole way: the large one is dead, its neighbours recover, every offset is committed."""
     attempts: dict[int, int] = {}
 
@@ -150,8 +122,8 @@ async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock, make_
             raise RuntimeError("busy")
 
     async with MemoryPartition(fail_once, "1s", clock=clock) as orders:
-        station: Any = orders.engine.station
-        orders.engine.station = replace(station, max_bytes=5_000)
+        context: Any = orders.engine.context
+        orders.engine.context = replace(context, max_bytes=5_000)
         await orders.send(b"a", b"x" * 6_000, b"bb")
         await orders.advance(1_000)
         await orders.advance(1_000)

@@ -8,22 +8,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.lives import Suspected
 from retryapp.engine.handler import Delivery
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step
-from retryapp.testing.plain import MemoryPlainTransport
 
 MAIN = TopicPartition("orders", 0)
-
-
-def retried(offset: int) -> tuple[tuple[str, bytes], ...]:
-    """Return the headers of a record on its retry topic: the outcome of its first attempt is durable."""
-    told = {
-        "version": b"1", "group": b"app", "origin": f"orders@kq8G0bTz/0/{offset}".encode(), "attempt": b"1",
-        "due-ms": b"9999999999999",
-    }  # fmt: skip
-    return tuple((f"retry-{name}", value) for name, value in told.items())
 
 
 Start = Callable[..., Awaitable[MemoryPartition]]
@@ -58,8 +49,8 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
             monkeypatch.setattr(
                 made.engine,
                 "begin",
-                lambda *told, **more: begin_session(
-                    *told, {MAIN: Suspected(crashes, upto)} if told[0] == 1 else {}, **more
+                lambda session, starts, pending, _found, *rest: begin_session(
+                    session, starts, pending, {MAIN: Suspected(crashes, upto)} if session == 1 else {}, *rest
                 ),
             )
             return await stack.enter_async_context(made)
@@ -70,7 +61,7 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
 def marks(orders: MemoryPartition) -> list[tuple[int, str]]:
     """Return offsets of the main topic and what was written beside them, of each transaction that has such a note."""
     return [
-        (batch.offsets[MAIN], batch.notes[MAIN].removesuffix(":?"))
+        (batch.offsets[MAIN], batch.notes[MAIN].partition(":")[0])
         for batch in orders.transport.batches
         if MAIN in batch.notes
     ]
@@ -124,14 +115,6 @@ async def test_a_record_that_killed_too_many_is_dead_and_the_next_one_runs(start
     assert gate.done == [b"b"]
 
 
-async def test_how_many_is_the_handlers_to_say(start: Start) -> None:
-    """`max_crashes`."""
-    gate = Gate()
-    orders = await start(gate, 1, max_crashes=1)
-    await orders.send(b"a")
-    assert [letter.reason for letter in orders.dead_letters] == ["crashed"]
-
-
 async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:
     """As many may have run before as are taken in at once."""
     gate = Gate()
@@ -144,19 +127,6 @@ async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:
     await orders.settle()
     assert gate.running == [b"c", b"d"]
     assert [offset for offset, mark in marks(orders) if mark == "s1"] == [0, 1]
-
-
-async def test_the_next_suspect_waits_until_the_mark_of_the_last_one_is_gone(start: Start) -> None:
-    """Else whoever ends the worker then would have the blame put on the one before."""
-    gate = Gate()
-    gate.open.set()
-    orders = await start(gate, 0)
-    clearing = orders.transport.pause(Step.COMMIT, after=1)
-    await orders.send(b"a", b"b")
-    assert (clearing.reached, gate.done) == (True, [b"a"])
-    clearing.set()
-    await orders.to_rest()
-    assert gate.done == [b"a", b"b"]
 
 
 async def test_what_came_after_the_end_is_not_suspect_and_waits_for_those_that_are(start: Start) -> None:
@@ -187,43 +157,22 @@ async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable(start: Sta
     assert len(orders.dead_letters) == 1
 
 
-async def test_a_session_that_ends_lets_its_suspects_go(start: Start) -> None:
-    """The next one reads them again, and finds nothing suspect here."""
+async def test_a_skipped_duplicate_is_not_among_the_suspects(start: Start) -> None:
+    """It does not run: the mark may have been its own, and those behind it may have run."""
     gate = Gate()
-    orders = await start(gate, 0, concurrency=4)
-    await orders.send(b"a", b"b")
-    orders.lane.fail(RuntimeError("the broker went away"))
-    await orders.settle()
-    gate.running.clear()
-    await orders.advance(10_000)
-    assert gate.running == [b"a", b"b"]
-
-
-async def test_the_mark_of_a_record_that_is_passed_over_is_not_the_next_ones(start: Start) -> None:
-    """The first one ended three workers, and its outcome is durable: the one behind it has done nothing."""
-    handler = Gate()
-    handler.open.set()
-    transport = MemoryPlainTransport(())
-    transport.append(TopicPartition("app.orders.retry", 0), None, b"a", retried(0))
+    gate.open.set()
+    rule = Deduplicate("header:event-id", window="1h")
+    async with MemoryPartition(gate, "1s", deduplicate=rule) as orders:
+        await orders.send(b"first", headers=(("event-id", b"e"),))
+        await orders.advance(1_000)
+    gate.open.clear()
+    orders.transport.append(MAIN, None, b"again", (("event-id", b"e"),))
     for value in (b"a", b"b"):
-        transport.append(MAIN, None, value)
-    orders = await start(handler, 3, transport=transport)
+        orders.transport.append(MAIN, None, value)
+    orders = await start(gate, 3, concurrency=2, max_in_flight=2, deduplicate=rule, transport=orders.transport)
     await orders.advance(1_000)
-    assert handler.done == [b"b"]
-    assert orders.dead_letters == []
-
-
-async def test_records_that_are_passed_over_are_not_among_those_that_may_have_run(start: Start) -> None:
-    """They were done before; what ended the workers ran behind them, and has to run alone."""
-    gate = Gate()
-    transport = MemoryPlainTransport(())
-    for offset in range(2):
-        transport.append(TopicPartition("app.orders.retry", 0), None, b"x", retried(offset))
-    for value in (b"a", b"b", b"c", b"d"):
-        transport.append(MAIN, None, value)
-    orders = await start(gate, 0, concurrency=2, max_in_flight=2, transport=transport)
-    await orders.advance(1_000)
-    assert gate.running == [b"c"]
+    assert gate.running == [b"a"]
     gate.open.set()
     await orders.advance(1_000)
-    assert (gate.most, gate.done) == (1, [b"c", b"d"])
+    assert (gate.most, gate.done) == (1, [b"first", b"a", b"b"])
+    assert orders.dead_letters == []

@@ -11,9 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-import pytest
-
-from retryapp.engine.threads import Ended, NoThreadError, Threads
+from retryapp.engine.threads import Ended, Threads
 
 
 def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -85,28 +83,6 @@ async def test_a_run_sees_the_callers_context_and_changes_a_copy() -> None:
     for name in ("first", "second"):
         assert (await threads.run(look, name=name)).result == ("caller", name)
     assert variable.get() == "caller"
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration(1), GeneratorExit(), ValueError()])
-async def test_whatever_is_raised_comes_back_as_a_value(error: BaseException) -> None:
-    """No future carries a StopIteration, and no thread may die of a SystemExit without a word."""
-
-    def fail() -> None:
-        raise error
-
-    ended = await Threads(keep=1).run(fail, name="fail")
-    assert ended.error is error
-
-
-async def test_a_system_without_threads_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no failure of the function: that was not started."""
-
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(NoThreadError, match="can't start new thread"):
-        Threads(keep=1).run(print, name="never")
 
 
 def test_a_function_that_ends_after_its_loop_is_closed_hurts_nobody() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from retryapp.core.record import Record
 from retryapp.engine.pool import CANCEL_WAIT_S, DeliveryPool
-from retryapp.engine.run import Outcome, Run, RunAbortedError, Station
+from retryapp.engine.run import DeliveryContext, Outcome, Run, RunAbortedError
 from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
 
@@ -34,7 +34,7 @@ class _Owner:
 
 
 async def deliver_once(
-    station: Station,
+    context: DeliveryContext,
     record: Record,
     *,
     on_run: Callable[[Run], None] | None = None,
@@ -43,7 +43,7 @@ async def deliver_once(
     """Deliver a record once, as a worker would.
 
     Args:
-        station: the handler and what its deliveries share.
+        context: the handler and what its deliveries share.
         record: of the main or the redelivery topic.
         on_run: gets the run before it begins, to abort it.
         stop_wait_s: how long the handler may go on when this is cancelled.
@@ -55,7 +55,7 @@ async def deliver_once(
         RunAbortedError: it was given up.
     """
     owner, pool = _Owner(), DeliveryPool(1, "deliver-once")
-    run = Run(owner, station, record)
+    run = Run(owner, context, record)
     if on_run is not None:
         on_run(run)
     pool.start()

@@ -1,15 +1,23 @@
-"""Order, concurrency and room of a partition."""
+"""A partition whole: order of outcomes, concurrency, room."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pytest
-from doubles import EVENTS, MAIN, REDELIVERY, RETRY, BankDownError, Gate, fine, offsets, reopen
+from doubles import (
+    EVENTS,
+    MAIN,
+    RETRY,
+    BankDownError,
+    Gate,
+    fine,
+    offsets,
+)
 
 from retryapp.engine.lane import LaneLimits
 from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.progress import OffsetWindow
 from retryapp.engine.run import RunAbortedError
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition, Step, VirtualClock
@@ -144,42 +152,6 @@ async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_it
         assert (orders.lane.session, orders.waiting) == (1, {"5m": len(errors)})
 
 
-async def test_an_outcome_that_comes_after_its_session_counts_for_nothing_in_the_next_one() -> None:
-    """The same offset is in flight again: the old run must not settle it."""
-    runs: list[asyncio.Future[None]] = []
-
-    async def handler(_value: bytes) -> None:
-        runs.append(asyncio.get_running_loop().create_future())
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(runs[-1])
-            return
-        await asyncio.shield(runs[-1])
-
-    async with MemoryPartition(handler, "5m", concurrency=2) as orders:
-        await orders.send(b"a")
-        await reopen(orders)
-        assert (len(runs), orders.lane.session, orders.engine.in_flight) == (2, 2, 1)
-        runs[0].set_result(None)
-        await orders.settle()
-        await orders.advance(1_000)
-        assert (orders.engine.in_flight, orders.transport.offsets[MAIN]) == (1, 0)
-        runs[1].set_exception(BankDownError())
-        await orders.settle()
-        assert offsets(orders.records(RETRY.topic)) == [0]
-
-
-async def test_plain_functions_run_in_threads_and_settle_the_same() -> None:
-    """The loop goes on meanwhile."""
-
-    def handler(value: bytes) -> None:
-        if value == b"bad":
-            raise BankDownError
-
-    async with MemoryPartition(handler, "5m", concurrency=4) as orders:
-        await orders.send(b"bad", b"good", b"bad")
-        await orders.until(lambda: orders.waiting == {"5m": 2})
-
-
 # -- room -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,18 +169,6 @@ async def test_records_in_flight_are_bounded_in_number() -> None:
         assert (gate.started, orders.engine.in_flight) == ([b"0", b"1", b"2", b"3", b"4"], 3)
 
 
-async def test_records_in_flight_are_bounded_in_bytes() -> None:
-    """Nothing comes in while what is held is over the bound."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=9, max_in_flight_bytes=1_000) as orders:
-        for n in range(4):
-            await orders.send(b"%d" % n + b"x" * 500)
-        assert (len(gate.started), orders.engine.room(MAIN)) == (2, 0)
-        gate.let(gate.started[0])
-        await orders.settle()
-        assert (gate.started[2][:1], orders.engine.room(MAIN)) == (b"2", 0)
-
-
 @pytest.mark.parametrize("what", ["key", "value", "headers"])
 async def test_whatever_a_record_holds_counts(what: str) -> None:
     """A partition of small values may have large keys or headers."""
@@ -221,14 +181,6 @@ async def test_whatever_a_record_holds_counts(what: str) -> None:
         )
         assert orders.engine.room(MAIN) == 0
         assert orders.engine.room_bytes(MAIN) < 0
-
-
-async def test_every_topic_has_room_of_its_own() -> None:
-    """With the main topic's share in flight, what failed before is parked and comes back all the same."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2, max_in_flight=2) as orders:
-        await orders.send(b"a", b"b", b"c")
-        assert [orders.engine.room(tp) for tp in (MAIN, RETRY, REDELIVERY)] == [0, 2, 2]
 
 
 async def test_the_release_lag_is_the_age_of_the_oldest_record_in_flight() -> None:
@@ -265,3 +217,44 @@ async def test_there_is_no_room_while_the_lane_is_not_open_or_full() -> None:
         orders.lane.fail(RuntimeError())
         await orders.settle()
         assert [orders.engine.room(tp) for tp in orders.engine.sources] == [0, 0, 0]
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+def window(*offsets: int) -> OffsetWindow[str]:
+    """Return a window with these records in work."""
+    made: OffsetWindow[str] = OffsetWindow()
+    for offset in offsets:
+        made.add(offset, 10)
+    return made
+
+
+def test_outcomes_come_out_in_offset_order_whatever_the_order_of_finishing() -> None:
+    """Nothing passes a record that is still in work."""
+    made = window(1, 2, 3)
+    made.finish(3, "c")
+    assert made.release() == []
+    made.finish(1, "a")
+    assert made.release() == ["a"]
+    made.finish(2, "b")
+    assert made.release() == ["b", "c"]
+    assert made.release() == []
+
+
+@pytest.mark.parametrize("offset", [0, 4, 5])
+def test_a_record_out_of_order_is_refused(offset: int) -> None:
+    """Twice the same, or an older one: the source is at fault, and skipping would lose records."""
+    made = window(5)
+    with pytest.raises(ValueError, match=f"offset {offset} after 5"):
+        made.add(offset)
+
+
+def test_an_outcome_of_an_unknown_record_is_refused() -> None:
+    """As is a second outcome."""
+    made = window(5)
+    with pytest.raises(KeyError):
+        made.finish(6, "x")
+    made.finish(5, "a")
+    with pytest.raises(KeyError):
+        made.finish(5, "b")

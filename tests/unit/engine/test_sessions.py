@@ -1,13 +1,80 @@
-"""How a partition ends: what it waits for, what it gives up, and how long it may take."""
+"""Sessions of a partition: what belongs to an ended one counts for nothing, and how long an end may take."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from doubles import MAIN, REDELIVERY, RETRY, BankDownError, Gate, Stubborn, offsets
+from doubles import MAIN, REDELIVERY, RETRY, BankDownError, Gate, down, fine, offsets, reopen
 
-from retryapp.testing import MemoryPartition
+from retryapp.core.record import Record
+from retryapp.engine import pool as engine_pool
+from retryapp.testing import MemoryPartition, Step
+
+
+async def test_running_handlers_are_cancelled_when_their_session_ends() -> None:
+    """And jobs that had not begun never begin."""
+    gate = Gate()
+    async with MemoryPartition(gate, "5m", concurrency=1) as orders:
+        await orders.send(b"a", b"b")
+        gate_of_release = orders.transport.pause(Step.PROVE)
+        await reopen(orders)
+        assert (gate.running, gate.started, orders.engine.in_flight) == ({}, [b"a"], 0)
+        gate_of_release.set()
+        await orders.settle()
+        assert gate.started == [b"a", b"a"]
+
+
+async def test_no_record_starts_where_the_group_may_have_given_it_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker was stopped or cut off with records at hand. It asks first, and reads on where it is still the owner."""
+    gate, lapsed = Gate(), [False]
+    async with MemoryPartition(gate, "5m", concurrency=1) as orders:
+        monkeypatch.setattr(orders.engine, "context", replace(orders.engine.context, lapsed=lambda: lapsed[0]))
+        await orders.send(b"a", b"b")
+        lapsed[0] = True
+        hearing = orders.transport.pause(Step.PROVE)
+        gate.let(b"a")
+        await orders.settle()
+        assert (gate.started, orders.engine.in_flight) == ([b"a"], 0)
+        assert "MembershipLapsedError" in str(orders.lane.last_error)
+        lapsed[0] = False
+        hearing.set()
+        await orders.advance(200)
+        gate.let(b"a")
+        await orders.settle()
+        assert gate.started == [b"a", b"a", b"b"]
+
+
+async def test_records_of_an_ended_session_are_not_taken_in() -> None:
+    """They were fetched before: they come again."""
+    async with MemoryPartition(fine, "5m") as orders:
+        old = orders.lane.session
+        await reopen(orders)
+        assert orders.lane.session == old + 1
+        orders.engine.accept(MAIN, old, [Record("orders", 0, 0, 1, None, b"v")])
+        assert orders.engine.in_flight == 0
+
+
+async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lane opens again and reads the record again."""
+    real, calls = engine_pool.deliver, list[int]()
+
+    async def broken(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("a fault of ours")
+        return await real(*arguments)
+
+    monkeypatch.setattr(engine_pool, "deliver", broken)
+    async with MemoryPartition(down, "5m") as orders:
+        await orders.send(b"a")
+        assert "a fault of ours" in str(orders.lane.last_error)
+        await orders.advance(100)
+        assert (len(calls), orders.waiting) == (2, {"5m": 1})
 
 
 async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> None:
@@ -45,23 +112,6 @@ async def test_drain_gives_handlers_up_at_its_deadline() -> None:
         await orders.finish(10.0, meanwhile)
         assert orders.transport.offsets[MAIN] == 1
         assert orders.records(RETRY.topic) == []
-
-
-async def test_drain_does_not_wait_for_ever_for_a_handler_that_will_not_stop(stubborn: Stubborn) -> None:
-    """The group must not wait for it; its outcome is ignored."""
-    async with MemoryPartition(stubborn, "5m") as orders:
-
-        async def meanwhile() -> None:
-            await orders.advance(10_000)
-            await orders.advance(10_000)
-
-        try:
-            await orders.send(b"a")
-            await asyncio.wait_for(orders.finish(10.0, meanwhile), 60)
-        finally:
-            stubborn.over.set()
-        await orders.settle()
-        assert (orders.transport.offsets[MAIN], orders.records(RETRY.topic)) == (0, [])
 
 
 async def test_nothing_fires_while_the_partition_drains() -> None:

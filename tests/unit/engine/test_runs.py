@@ -1,18 +1,101 @@
-"""Runners: lost to no handler, replaced where one is left behind, and fair to the rest of the event loop."""
+"""Runs of handlers: whatever they do is a failure of their record, and never costs a runner."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
+
+import pytest
+from deliver_once import deliver_once
+from doubles import BankDownError, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
 from retryapp.engine.pool import BURST, DeliveryPool
-from retryapp.engine.run import Run, Station
+from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.turn import Turn
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
 
-MakeStation = Callable[..., Station]
+
+async def test_a_time_out_of_the_handlers_own_is_its_own() -> None:
+    """Not taken for ours."""
+    _, metadata = the(await deliver_once(make_context(failing(TimeoutError("socket"))), make_record()))
+    assert (metadata.error_type, metadata.error_message) == ("TimeoutError", "socket")
+
+
+class TextExitsError(Exception):
+    """Its text ends programs."""
+
+    def __str__(self) -> str:
+        """End the program."""
+        raise SystemExit(3)
+
+
+class HiddenCauseError(Exception):
+    """Its cause cannot be looked at."""
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        """Cancel whoever looks."""
+        raise asyncio.CancelledError
+
+
+class NamelessType(type):
+    """A type whose name cannot be looked at."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        """Interrupt whoever asks for the name."""
+        if name == "__qualname__":
+            raise KeyboardInterrupt
+        return super().__getattribute__(name)
+
+
+class NamelessError(Exception, metaclass=NamelessType):
+    """Of such a type."""
+
+
+@pytest.mark.parametrize(
+    "error", [TextExitsError(), HiddenCauseError(), NamelessError()], ids=["text", "cause", "type"]
+)
+async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(error: BaseException) -> None:
+    """Its own code runs when it is judged: that must neither end the worker nor be met again for ever."""
+    out, metadata = the(await deliver_once(make_context(failing(error)), make_record()))
+    assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
+    assert metadata.error_type.endswith("UnprintableError")
+
+
+async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_worker() -> None:
+    """It asks for its own cancellation and returns: that was its last await."""
+
+    async def handler(_value: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async def worker() -> Turn:
+        turn = await deliver_once(make_context(handler), make_record())
+        await asyncio.sleep(0)
+        return turn
+
+    assert (await asyncio.create_task(worker())).next_offset == 43
+
+
+async def test_a_run_that_is_given_up_has_no_outcome() -> None:
+    """The handler is cancelled; whatever it then does counts for nothing."""
+
+    async def stubborn(_value: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            return
+
+    for handler in (stubborn, failing(BankDownError())):
+        runs: list[Run] = []
+        delivery = asyncio.create_task(deliver_once(make_context(handler), make_record(), on_run=runs.append))
+        await settle() if handler is stubborn else await asyncio.sleep(0)
+        runs[0].abort()
+        with pytest.raises(RunAbortedError):
+            await delivery
 
 
 async def test_a_task_that_is_cancelled_after_its_handler_spares_the_runner() -> None:
@@ -100,7 +183,7 @@ async def test_records_that_are_fine_at_once_are_settled_together() -> None:
         assert orders.waiting == {"5m": 1}
 
 
-async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner(make_station: MakeStation) -> None:
+async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> None:
     """Its runner goes on with other records: it must not be taken for one that hangs, two seconds later."""
     runs: list[Run] = []
 
@@ -110,20 +193,20 @@ async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner(make_sta
         task.cancel()  # so the end of the run lets go of a cancellation, which takes a turn of the event loop
         asyncio.get_running_loop().call_soon(runs[0].abort)
 
-    station = make_station(handler)
+    context = make_context(handler)
     pool, owner = DeliveryPool(1, "pool"), Owner()
     pool.start()
-    runs.append(Run(owner, station, Record("orders", 0, 0, 1, None, b"v")))
+    runs.append(Run(owner, context, Record("orders", 0, 0, 1, None, b"v")))
     pool.submit(runs[0])
     try:
         for _ in range(20):
             await asyncio.sleep(0)
-        assert isinstance(station.clock, VirtualClock)
-        station.clock.advance(10_000)
+        assert isinstance(context.clock, VirtualClock)
+        context.clock.advance(10_000)
         for _ in range(20):
             await asyncio.sleep(0)
         assert owner.ends == 1
-        assert (len(station.handler.orphans), station.handler.orphans.total) == (0, 0)
+        assert (len(context.handler.orphans), context.handler.orphans.total) == (0, 0)
     finally:
         await pool.stop(0.0)
 
