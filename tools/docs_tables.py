@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from retryapp.core.alerts import alerts, rules_text
+import yaml
+
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, TopicSpec, topic_specs
@@ -162,15 +163,18 @@ def log_events() -> str:
 
 def alert_rules() -> str:
     """Alerts, what they mean and what to do."""
+    (group,) = yaml.safe_load((ROOT / "docs" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
     rows = (
-        (f"`{each.name}`", each.urgency.value, each.meaning, re.sub(r"'(retryapp [^']*)'", r"`\1`", each.action))
-        for each in alerts()
+        (
+            f"`{rule['alert']}`",
+            rule["labels"]["severity"],
+            rule["annotations"]["description"],
+            re.sub(r"'(retryapp [^']*)'", r"`\1`", rule["annotations"]["action"]),
+        )
+        for rule in group["rules"]
     )
     return table(("alert", "severity", "meaning", "what to do"), rows)
 
-
-FILES: dict[str, Callable[[], str]] = {"docs/alerts.yml": rules_text}
-"""Whole files that say what the code says."""
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
@@ -205,10 +209,9 @@ def documents() -> list[Path]:
 def main(words: list[str]) -> int:
     """Renew or check all documents."""
     wanted = {path: renewed(path.read_text(encoding="utf-8")) for path in documents()}
-    wanted |= {ROOT / name: make() for name, make in FILES.items()}
     stale = []
     for path, text in wanted.items():
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
+        if path.read_text(encoding="utf-8") == text:
             continue
         stale.append(path.relative_to(ROOT).as_posix())
         if "--check" not in words:

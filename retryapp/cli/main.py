@@ -21,7 +21,6 @@ SUBCOMMANDS = {
     "topics": "Make an app's topics.",
     "doctor": "Look at everything that a worker depends on.",
     "top": "Watch a running group.",
-    "alerts": "Print alert rules for Prometheus.",
     "pending": "Look at records that wait.",
     "dead": "Look at dead letters.",
     "ledger": "Count what has become of every record.",
