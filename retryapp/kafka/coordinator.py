@@ -31,7 +31,9 @@ def describe_group(client: AdminClient, group: str, *, timeout_s: float) -> Any:
     """
     budget_s = timeout_s
     while True:
-        (future,) = client.describe_consumer_groups([group], request_timeout=timeout_s).values()
+        (future,) = client.describe_consumer_groups(
+            [group], include_authorized_operations=True, request_timeout=timeout_s
+        ).values()
         try:
             return future.result(timeout_s * 2)
         except KafkaException as error:
