@@ -1,4 +1,4 @@
-"""``retryapp topics``: make an application's topics."""
+"""``retryapp topics``: create an application's topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retryapp.kafka import ensure_topics, plan_topics
 
 @click.group(name="topics")
 def command() -> None:
-    """Make an application's topics."""
+    """Create an application's topics."""
 
 
 @command.command()
@@ -23,10 +23,10 @@ def command() -> None:
 def create(
     *, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, as_json: bool
 ) -> ExitCode:
-    """Make the topics that are missing and mark whose they are. Safe to repeat, and beside workers that start.
+    """Create missing topics and write their owner marks. Safe to repeat, and while workers start.
 
-    A topic that is there is never changed: one that does not serve is an error (exit code 3), and nothing is made.
-    'retryapp plan' shows all of it beforehand.
+    An existing topic is never changed: if one is not as required, nothing is created (exit code 3). 'retryapp plan'
+    shows everything beforehand.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def create(
     before = plan_topics(admin, application.topologies, options)
     after = ensure_topics(admin, application.topologies, options)
     created = [step.topic for step in before.to_create]
-    text = [f"made {topic}" for topic in created]
-    text.append(f"{len(after.steps)} topics are as they have to be on {after.bootstrap}")
+    text = [f"created {topic}" for topic in created]
+    text.append(f"{len(after.steps)} topics are as required on {after.bootstrap}")
     emit({"created": created, **plan_facts(after)}, "\n".join(text), as_json=as_json)
     return ExitCode.FINE

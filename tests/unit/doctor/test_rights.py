@@ -1,14 +1,14 @@
-"""The rights that an application needs, the lines that grant them, and what is missing."""
+"""The rights that an application needs, the commands that grant them, and what is missing."""
 
 from __future__ import annotations
 
 import shlex
 
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor.acls import Pattern, Resource, acl_commands, needed_acls
 from retryapp.doctor.cluster import ReplicaFacts
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.rights import judge_rights
+from retryapp.kafka.acls import Pattern, Resource, acl_commands, needed_acls
 
 ORDERS = HandlerTopology(group="billing", main="orders")
 CARDS = HandlerTopology(group="billing", main="cards")
@@ -41,12 +41,6 @@ def test_a_main_topic_that_is_to_be_made_needs_the_right_to() -> None:
     made = {(a.name, a.operation) for a in needed_acls([ORDERS], create_main=True) if a.pattern is Pattern.LITERAL}
     assert ("orders", "Create") in made
     assert ("orders", "Create") not in {(a.name, a.operation) for a in needed_acls([ORDERS])}
-
-
-def test_without_transactions_nobody_needs_them() -> None:
-    """`delivery="at_least_once"`."""
-    resources = {acl.resource for acl in needed_acls([ORDERS], transactions=False)}
-    assert resources == {Resource.TOPIC, Resource.GROUP, Resource.CLUSTER}
 
 
 def test_the_lines_grant_all_of_it() -> None:
@@ -92,7 +86,7 @@ def test_what_is_missing_is_named() -> None:
         needed_acls([ORDERS]), topics=topics, group=frozenset({"DESCRIBE"}), cluster=frozenset({"DESCRIBE"})
     )
     assert found.severity is Severity.PROBLEM
-    assert found.seen == ("not allowed: WRITE on topic billing.orders.dlq, READ on topic orders, READ on group billing")
+    assert found.seen == ("not allowed: WRITE on topic billing.orders.dlq, READ on topic orders, READ on the group")
     assert "plan --acls" in found.remedy
     assert cluster.severity is Severity.NOTE
     assert cluster.seen == "not allowed: DESCRIBE_CONFIGS, IDEMPOTENT_WRITE"
