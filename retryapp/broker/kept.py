@@ -20,7 +20,6 @@ from retryapp.broker.node import STOP_TIMEOUT_S, Broker, BrokerFailedError, stop
 from retryapp.broker.probe import LOOPBACK, broker_count
 from retryapp.jvm import Progress, kafka_jars
 
-DEFAULT_PORT = 9092
 _POLL_S = 0.02
 _STATE = "broker.json"
 
@@ -53,7 +52,7 @@ class KeptBroker:
 
 
 def start_kept_broker(
-    cache_dir: Path, data: Path, *, port: int = DEFAULT_PORT, progress: Progress | None = None
+    cache_dir: Path, data: Path, *, port: int, progress: Progress | None = None
 ) -> tuple[KeptBroker, bool]:
     """Start a broker that outlives this process; return once it serves clients.
 
