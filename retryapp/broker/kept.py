@@ -1,16 +1,14 @@
-"""The broker that stays: started by one command, found and stopped by another.
+"""A broker that keeps running: started by one command, found and stopped by another.
 
-Its data folder holds ``broker.json`` with process id, start time of that process and port. The start time tells a
-recycled process id from the broker.
+Its data folder holds ``broker.json`` with process id, start time of that process and port. The start time distinguishes
+the broker from another process with a recycled id.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import psutil
 
 from retryapp.broker.node import STOP_TIMEOUT_S, Broker, BrokerFailedError, stop_process
 from retryapp.broker.probe import LOOPBACK, broker_count
-from retryapp.jvm import Progress, kafka_jars
+from retryapp.jvm import Progress, kafka_jars, one_process_at_a_time
 
 _POLL_S = 0.02
 _STATE = "broker.json"
@@ -26,7 +24,7 @@ _STATE = "broker.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBroker:
-    """A broker that runs."""
+    """A running broker."""
 
     pid: int
     started_s: float
@@ -43,11 +41,11 @@ class KeptBroker:
 
     @property
     def ready(self) -> bool:
-        """Tell whether it serves clients now; asks it."""
+        """Whether it serves clients now; asks it."""
         return broker_count(self.port) > 0
 
     def as_dict(self) -> dict[str, object]:
-        """Return the fields for JSON."""
+        """The fields for JSON."""
         return {**asdict(self), "bootstrap": self.bootstrap}
 
 
@@ -56,24 +54,19 @@ def start_kept_broker(
 ) -> tuple[KeptBroker, bool]:
     """Start a broker that outlives this process; return once it serves clients.
 
-    Args:
-        cache_dir: where the jars are kept.
-        data: its folder.
-        port: for clients.
-        progress: called for each jar that is downloaded.
-
     Returns:
         The broker, and whether it was started now (False: it ran already).
 
     Raises:
         BrokerFailedError: one runs on this folder with another port, or it did not start.
-        EnvironmentFault: as :meth:`Broker.start`.
+        EnvironmentFault: as `Broker.start`.
     """
-    with _one_at_a_time(data):
+    data.mkdir(parents=True, exist_ok=True)
+    with one_process_at_a_time(data / ".start.lock"):  # else two commands start two brokers on one folder
         running = broker_status(data)
         if running is not None and running.port != port:
             raise BrokerFailedError(
-                f"of {data} runs already, on port {running.port}: stop it first or use that port", running.log
+                f"of {data} is already running on port {running.port}: stop it first or use that port", running.log
             )
         if running is not None:
             return running, False
@@ -85,10 +78,10 @@ def start_kept_broker(
 
 
 def write_state(broker: Broker) -> KeptBroker:
-    """Note a running broker in its data folder, so that other commands find it."""
+    """Write a running broker's state to its data folder, so that other commands find it."""
     pid = broker.pid
     if pid is None:
-        raise BrokerFailedError("ended right after it was ready", str(broker.log))
+        raise BrokerFailedError("exited right after it was ready", str(broker.log))
     kept = KeptBroker(
         pid=pid,
         started_s=psutil.Process(pid).create_time(),
@@ -104,11 +97,7 @@ def write_state(broker: Broker) -> KeptBroker:
 
 
 def broker_status(data: Path) -> KeptBroker | None:
-    """Find the broker of a data folder.
-
-    Returns:
-        The broker whose process lives, or None.
-    """
+    """Return the running broker of a data folder, if any."""
     try:
         kept = KeptBroker(**json.loads((data / _STATE).read_text()))
         process = psutil.Process(kept.pid)
@@ -119,11 +108,7 @@ def broker_status(data: Path) -> KeptBroker | None:
 
 
 def stop_kept_broker(data: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> KeptBroker | None:
-    """Stop the broker of a data folder.
-
-    Returns:
-        What was stopped, or None when none ran.
-    """
+    """Stop the broker of a data folder; return it, or None when none ran."""
     kept = broker_status(data)
     if kept is not None:
         process = psutil.Process(kept.pid)
@@ -141,12 +126,3 @@ def _gone(process: psutil.Process, timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-@contextlib.contextmanager
-def _one_at_a_time(data: Path) -> Iterator[None]:
-    """Hold a lock, so that two commands do not start two brokers on one folder."""
-    data.mkdir(parents=True, exist_ok=True)
-    with (data / ".start.lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
