@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import wraps
 from itertools import groupby
 from typing import Any, TypeVar, cast
 
@@ -21,43 +22,46 @@ from retryapp.kafka.acls import Pattern, acl_commands, needed_acls
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def plan_choices(command: F) -> F:
-    """Add options that change the plan: ``create_main``, ``allow_low_replication`` and ``adopt``."""
-    command = click.option(
-        "--adopt",
-        is_flag=True,
-        help="Take over changelogs that have records but no owner mark; check what they hold first.",
-    )(command)
-    command = click.option(
-        "--allow-low-replication",
-        is_flag=True,
-        help="Accept fewer than 3 replicas on 3 or more brokers: losing one broker may lose waiting records.",
-    )(command)
-    return click.option(
+def planned(command: F) -> F:
+    """Add ``-A`` and the options that change the plan; the command gets ``application`` and ``options``."""
+
+    @app_option(required=True)
+    @click.option(
         "--create-main",
         type=click.IntRange(1, 100_000),
         metavar="PARTITIONS",
         help="Create missing main topics with this many partitions. [default: a missing main topic is an error]",
-    )(command)
-
-
-def chosen_options(
-    application: Application, *, create_main: int | None, allow_low_replication: bool, adopt: bool
-) -> PlanOptions:
-    """Return the application's options with those of the command line on top."""
-    options = application.plan_options
-    if create_main is not None:
-        options = replace(options, create_main_partitions=create_main)
-    return replace(
-        options,
-        allow_low_replication=allow_low_replication or options.allow_low_replication,
-        adopt=adopt or options.adopt,
     )
+    @click.option(
+        "--allow-low-replication",
+        is_flag=True,
+        help="Accept fewer than 3 replicas on 3 or more brokers: losing one broker may lose waiting records.",
+    )
+    @click.option(
+        "--adopt",
+        is_flag=True,
+        help="Take over changelogs that have records but no owner mark; check what they hold first.",
+    )
+    @json_option
+    @wraps(command)
+    def wrapped(
+        *, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any
+    ) -> Any:
+        application = load_handlers(app_spec)
+        own = application.plan_options
+        options = replace(
+            own,
+            create_main_partitions=create_main or own.create_main_partitions,
+            allow_low_replication=allow_low_replication or own.allow_low_replication,
+            adopt=adopt or own.adopt,
+        )
+        return command(application=application, options=options, **more)
+
+    return cast("F", wrapped)
 
 
 @click.command(name="plan")
-@app_option(required=True)
-@plan_choices
+@planned
 @click.option("--why", is_flag=True, help="Show the reason for each setting.")
 @click.option("--acls", is_flag=True, help="Show the rights that workers need instead of topics. Needs no broker.")
 @click.option(
@@ -71,13 +75,10 @@ def chosen_options(
     multiple=True,
     help="With --acls: a topic that handlers publish to with record.publish. Repeatable.",
 )
-@json_option
 def command(
     *,
-    app_spec: str,
-    create_main: int | None,
-    allow_low_replication: bool,
-    adopt: bool,
+    application: Application,
+    options: PlanOptions,
     why: bool,
     acls: bool,
     principal: str | None,
@@ -103,10 +104,6 @@ def command(
       retryapp plan -A billing --acls --principal User:billing
       retryapp plan -A billing --acls --publishes receipts --publishes audit
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    application = load_handlers(app_spec)
-    options = chosen_options(
-        application, create_main=create_main, allow_low_replication=allow_low_replication, adopt=adopt
-    )
     if acls:
         return _show_acls(application, options, principal, publishes, as_json=as_json)
     if principal is not None or publishes:
@@ -166,21 +163,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "ok": plan.ok,
         "to_create": [step.topic for step in plan.to_create],
         "refused": [step.topic for step in plan.refused],
-        "topics": [
-            {
-                "topic": step.topic,
-                "role": step.role,
-                "action": step.action.value,
-                "group": step.group,
-                "main": step.main,
-                "partitions": step.partitions,
-                "replication": step.replication,
-                "config": dict(step.config),
-                "why": dict(step.why),
-                "problems": [asdict(problem) for problem in step.problems],
-            }
-            for step in plan.steps
-        ],
+        "topics": [{name: value for name, value in asdict(step).items() if name != "spec"} for step in plan.steps],
     }
 
 
@@ -232,18 +215,14 @@ def _reasons(plan: Plan) -> str:
     seen: dict[tuple[str, str, str], list[str]] = {}
     for step in plan.steps:
         for setting, reason in step.why.items():
-            value = step.config.get(setting) or _number(step, setting)
+            number = step.partitions if setting == "partitions" else step.replication
+            value = step.config.get(setting) or str(number or "-")
             seen.setdefault((setting, value, reason), []).append(step.role)
     rows = [
         (setting, value, ", ".join(dict.fromkeys(roles)), reason)
         for (setting, value, reason), roles in sorted(seen.items())
     ]
     return table(("setting", "value", "for", "why"), rows)
-
-
-def _number(step: PlanStep, setting: str) -> str:
-    known = step.partitions if setting == "partitions" else step.replication
-    return "-" if known is None else str(known)
 
 
 def _summary(plan: Plan) -> str:
