@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.doctor.cluster import ClusterFacts
+from retryapp.doctor.cluster import ClusterFacts, ReplicaFacts
 from retryapp.doctor.findings import Finding, Severity, note, ok, problem, warning
 from retryapp.engine.lane import LaneLimits
 
@@ -24,16 +24,6 @@ INTERNAL: Final = {
     "__consumer_offsets": "offsets.topic.replication.factor",
 }
 """Kafka's own topics that every hand-off goes through → the setting for the number of their replicas."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What the settings are compared with."""
-
-    downtime_ms: int
-    """How long all workers may be down."""
-    session_timeout_ms: int
-    """The application's ``broker_session_timeout``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +61,16 @@ class _Rule:
         )
 
 
-def _rules(needs: Needs, brokers: int) -> tuple[_Rule, ...]:
+def _rules(brokers: int, downtime_ms: int, session_timeout_ms: int) -> tuple[_Rule, ...]:
     session = " (the app's broker_session_timeout)"
     return (
         _Rule(
             "offsets.retention.minutes",
             "least",
-            -(-needs.downtime_ms // MINUTE_MS),
+            -(-downtime_ms // MINUTE_MS),
             Severity.WARNING,
             "a group that is down for longer loses its offsets",
-            f" (downtime {format_duration_ms(needs.downtime_ms)})",
+            f" (downtime {format_duration_ms(downtime_ms)})",
         ),
         _Rule(
             "transactional.id.expiration.ms",
@@ -113,7 +103,7 @@ def _rules(needs: Needs, brokers: int) -> tuple[_Rule, ...]:
         _Rule(
             "group.min.session.timeout.ms",
             "most",
-            needs.session_timeout_ms,
+            session_timeout_ms,
             Severity.PROBLEM,
             "the group refuses members with so short a session",
             session,
@@ -121,7 +111,7 @@ def _rules(needs: Needs, brokers: int) -> tuple[_Rule, ...]:
         _Rule(
             "group.max.session.timeout.ms",
             "least",
-            needs.session_timeout_ms,
+            session_timeout_ms,
             Severity.PROBLEM,
             "the group refuses members with so long a session",
             session,
@@ -144,13 +134,16 @@ def _rules(needs: Needs, brokers: int) -> tuple[_Rule, ...]:
     )
 
 
-def judge_brokers(facts: ClusterFacts, needs: Needs, internal: Mapping[str, int]) -> Iterator[Finding]:
+def judge_brokers(
+    facts: ClusterFacts, replicas: Mapping[str, ReplicaFacts], *, downtime_ms: int, session_timeout_ms: int
+) -> Iterator[Finding]:
     """Judge number and settings of the brokers.
 
     Args:
         facts: what the cluster reported.
-        needs: what it is compared with.
-        internal: Kafka's own topics that exist and that we may see → replicas.
+        replicas: the topics that exist and that we may see, Kafka's own among them.
+        downtime_ms: how long all workers may be down.
+        session_timeout_ms: the application's ``broker_session_timeout``.
     """
     count, expected = len(facts.brokers), f"{SAFE_BROKERS} or more in production"
     if count >= SAFE_BROKERS:
@@ -165,7 +158,7 @@ def judge_brokers(facts: ClusterFacts, needs: Needs, internal: Mapping[str, int]
             remedy="Ask an operator to run the doctor once, with --client-config",
         )
         return
-    for rule in _rules(needs, count):
+    for rule in _rules(count, downtime_ms, session_timeout_ms):
         values = {broker: s[rule.setting] for broker, s in facts.settings.items() if rule.setting in s}
         if values:
             yield rule.judge(values)
@@ -180,7 +173,8 @@ def judge_brokers(facts: ClusterFacts, needs: Needs, internal: Mapping[str, int]
         )
     for topic, setting in INTERNAL.items():
         if setting in first:
-            yield _internal(topic, setting, int(first[setting]), internal.get(topic), count)
+            existing = replicas[topic].replication if topic in replicas else None
+            yield _internal(topic, setting, int(first[setting]), existing, count)
 
 
 def _internal(topic: str, setting: str, configured: int, existing: int | None, brokers: int) -> Finding:

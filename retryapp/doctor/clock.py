@@ -68,16 +68,11 @@ def judge_measured(measured: Measured) -> Finding:
 
 
 def measure(
-    connection: KafkaConnection, *, group: str, topic: str, wall_ms: Callable[[], int], timeout_s: float
+    connection: KafkaConnection, group: str, topic: str, *, wall_ms: Callable[[], int], timeout_s: float
 ) -> Measured:
-    """Write one record to a topic of ours in a transaction, and abort it.
+    """Write one record to a topic with LogAppendTime in a transaction, and abort it; each step may take `timeout_s`.
 
-    Args:
-        connection: the cluster.
-        group: its transactional id begins with it, as the workers' do.
-        topic: a topic with LogAppendTime, partition 0.
-        wall_ms: this machine's clock.
-        timeout_s: for each step.
+    The transactional id begins with the group, as the workers' do, so the same rights are tried.
 
     Raises:
         AccessDeniedError: transactions or the topic are not allowed.

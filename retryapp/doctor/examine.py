@@ -12,7 +12,7 @@ from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMis
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
-from retryapp.doctor.brokers import INTERNAL, Needs, judge_brokers
+from retryapp.doctor.brokers import INTERNAL, judge_brokers
 from retryapp.doctor.cluster import ClusterReader, ReplicaFacts
 from retryapp.doctor.findings import Finding, note, ok, problem
 from retryapp.doctor.group import Trace, judge_group, judge_offsets
@@ -133,9 +133,9 @@ class _Cluster:
             self.topologies = self._handlers(names)
         yield from self._step("topics", self._topics)
         self.replicas = self.reader.replicas([*_names(self.topologies), *INTERNAL])
-        internal = {name: self.replicas.pop(name).replication for name in INTERNAL if name in self.replicas}
-        needs = Needs(downtime_ms=subject.options.downtime_ms, session_timeout_ms=subject.session_timeout_ms)
-        yield from judge_brokers(facts, needs, internal)
+        times = {"downtime_ms": subject.options.downtime_ms, "session_timeout_ms": subject.session_timeout_ms}
+        yield from judge_brokers(facts, self.replicas, **times)
+        self.replicas = _without_internal(self.replicas)
         yield from judge_replicas(self.replicas, self.states)
         yield from self._step(f"group {subject.group}", self._group)
         acls = needed_acls(self.topologies, create_main=subject.options.create_main_partitions is not None)
@@ -241,11 +241,7 @@ class _Cluster:
             return
         try:
             measured = clock.measure(
-                subject.connection,
-                group=subject.group,
-                topic=topic,
-                wall_ms=self.wall_ms,
-                timeout_s=subject.timeout_s,
+                subject.connection, subject.group, topic, wall_ms=self.wall_ms, timeout_s=subject.timeout_s
             )
         except (KafkaRequestError, BrokerUnreachableError) as error:
             self._reach()
@@ -293,9 +289,9 @@ def quick_findings(
         reader = ClusterReader(connection, timeout_s)
         facts = reader.cluster()
         replicas = reader.replicas([*_names(topologies), *INTERNAL])
-        internal = {name: replicas.pop(name).replication for name in INTERNAL if name in replicas}
-        needs = Needs(downtime_ms=options.downtime_ms, session_timeout_ms=session_timeout_ms)
-        found += judge_brokers(facts, needs, internal)
+        times = {"downtime_ms": options.downtime_ms, "session_timeout_ms": session_timeout_ms}
+        found += judge_brokers(facts, replicas, **times)
+        replicas = _without_internal(replicas)
         found += judge_replicas(replicas, states)
         found += judge_rights(needed_acls(topologies), topics=replicas, group=None, cluster=None)
         found.append(_judge_newest(reader, topologies, replicas, wall_ms))
@@ -308,6 +304,10 @@ def _names(topologies: Sequence[HandlerTopology]) -> list[str]:
     return [name for topology in topologies for name in (topology.main, *topology.owned)]
 
 
+def _without_internal(replicas: Mapping[str, ReplicaFacts]) -> dict[str, ReplicaFacts]:
+    return {name: facts for name, facts in replicas.items() if name not in INTERNAL}
+
+
 def _judge_newest(
     reader: ClusterReader,
     topologies: Sequence[HandlerTopology],
@@ -316,5 +316,4 @@ def _judge_newest(
 ) -> Finding:
     """Compare clocks by the newest record of our topics, whose timestamps are the broker's."""
     stamped = {name: replicas[name].partitions for t in topologies for name in t.owned if name in replicas}
-    newest_ms = reader.newest_append_ms(stamped)
-    return clock.judge_newest(newest_ms, wall_ms())
+    return clock.judge_newest(reader.newest_append_ms(stamped), wall_ms())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp.doctor.brokers import TRANSACTION_TIMEOUT_MS, VERIFICATION, Needs, judge_brokers
-from retryapp.doctor.cluster import ClusterFacts
+from retryapp.doctor.brokers import TRANSACTION_TIMEOUT_MS, VERIFICATION, judge_brokers
+from retryapp.doctor.cluster import ClusterFacts, ReplicaFacts
 from retryapp.doctor.findings import Finding, Severity
 from retryapp.runtime import publisher
 
 DAY_MS = 86_400_000
-NEEDS = Needs(downtime_ms=7 * DAY_MS, session_timeout_ms=15_000)
+NEEDS = {"downtime_ms": 7 * DAY_MS, "session_timeout_ms": 15_000}
 GOOD = {
     "offsets.retention.minutes": "10080",
     "transactional.id.expiration.ms": str(7 * DAY_MS),
@@ -35,7 +35,11 @@ def judged(
     if changes and any("replication.factor" in name for name in changes):
         settings[0].update(changes)
     facts = ClusterFacts(brokers=tuple(range(brokers)), settings=settings, operations=None)
-    return {finding.name: finding for finding in judge_brokers(facts, NEEDS, internal or {})}
+    replicas = {
+        name: ReplicaFacts(partitions=8, replication=count, leaderless=(), lagging={}, operations=None)
+        for name, count in (internal or {}).items()
+    }
+    return {finding.name: finding for finding in judge_brokers(facts, replicas, **NEEDS)}
 
 
 def test_good_brokers_are_fine() -> None:
@@ -99,14 +103,14 @@ def test_replicas_that_exist_count_more_than_the_setting() -> None:
 
 def test_settings_that_are_not_shown() -> None:
     """Many clusters show applications none; brokers before 3.6 do not know one of them."""
-    number, settings = judge_brokers(ClusterFacts(brokers=(1, 2, 3), settings={}, operations=None), NEEDS, {})
+    number, settings = judge_brokers(ClusterFacts(brokers=(1, 2, 3), settings={}, operations=None), {}, **NEEDS)
     assert (number.severity, settings.severity) == (Severity.OK, Severity.NOTE)
     old = {name: value for name, value in GOOD.items() if name != VERIFICATION}
     facts = ClusterFacts(brokers=(1, 2, 3), settings={1: old}, operations=None)
-    (found,) = [finding for finding in judge_brokers(facts, NEEDS, {}) if finding.counts]
+    (found,) = [finding for finding in judge_brokers(facts, {}, **NEEDS) if finding.counts]
     assert (found.severity, found.expected) == (Severity.WARNING, "Kafka 3.6 or newer (KIP-890)")
     some = ClusterFacts(brokers=(1,), settings={1: {"log.cleaner.enable": "true"}}, operations=None)
-    assert not [finding for finding in judge_brokers(some, NEEDS, {}) if finding.counts]
+    assert not [finding for finding in judge_brokers(some, {}, **NEEDS) if finding.counts]
 
 
 def test_the_transaction_timeout_is_the_publishers() -> None:
