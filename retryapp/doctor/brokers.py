@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from retryapp.core.durations import format_duration_ms
 from retryapp.doctor.cluster import ClusterFacts, ReplicaFacts
-from retryapp.doctor.findings import Finding, Severity, note, ok, problem, warning
+from retryapp.doctor.findings import Finding, note, ok, problem, warning
 from retryapp.engine.lane import LaneLimits
 
 SAFE_BROKERS: Final = 3
 MINUTE_MS: Final = 60_000
-WEEK_MS: Final = 7 * 86_400_000
 TRANSACTION_TIMEOUT_MS: Final = 15_000
 """Timeout of a lane's transactions; a test compares it with the publisher's."""
 _RENEWED_MS: Final = int(2 * LaneLimits().renew_s * 1000)
@@ -26,111 +24,59 @@ INTERNAL: Final = {
 """Kafka's own topics that every hand-off goes through → the setting for the number of their replicas."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One setting and its bound."""
-
-    setting: str
-    bound: Literal["is", "least", "most"]
-    value: int | str
-    severity: Severity
-    why: str
-    because: str = ""
-    """Where the bound comes from."""
-
-    def serves(self, value: str) -> bool:
-        if self.bound == "is":
-            return value.lower() == self.value
-        return int(value) >= int(self.value) if self.bound == "least" else int(value) <= int(self.value)
-
-    def judge(self, values: Mapping[int, str]) -> Finding:
-        """Judge the values, broker id → value."""
-        bad = {broker: value for broker, value in values.items() if not self.serves(value)}
-        where = f" (broker {', '.join(map(str, sorted(bad)))})" if len(bad) < len(values) else ""
-        direction = {"is": "", "least": " or more", "most": " or less"}[self.bound]
-        name, expected = f"setting {self.setting}", f"{self.value}{direction}{self.because}"
-        if not bad:
-            return ok(name, ", ".join(sorted(set(values.values()))), expected)
-        return Finding(
-            name=name,
-            severity=self.severity,
-            seen=f"{', '.join(sorted(set(bad.values())))}{where}",
-            expected=expected,
-            why=self.why,
-            remedy=f"Set {self.setting}={self.value} in each broker's server.properties, and restart them one by one",
-        )
+_FENCED: Final = "a late write of a fenced worker can leave a transaction open, which blocks committed readers"
+_RULES: Final = {
+    "offsets.retention.minutes": (warning, "a group that is down for longer loses its offsets"),
+    "transactional.id.expiration.ms": (warning, "an idle lane uses its id once a day; if it expires, the lane reopens"),
+    "transaction.max.timeout.ms": (problem, "lanes request a transaction timeout of 15 s and are refused"),
+    VERIFICATION: (warning, _FENCED),
+    "auto.create.topics.enable": (warning, "a deleted or mistyped topic is created with settings that lose records"),
+    "group.min.session.timeout.ms": (problem, "the group refuses members with so short a session"),
+    "group.max.session.timeout.ms": (problem, "the group refuses members with so long a session"),
+    "transaction.state.log.min.isr": (problem, "no transaction can be committed"),
+    "log.cleaner.enable": (warning, "changelogs are never compacted: disks fill, and recovery takes longer and longer"),
+}
+"""Setting → how bad a wrong value is, and why."""
 
 
-def _rules(brokers: int, downtime_ms: int, session_timeout_ms: int) -> tuple[_Rule, ...]:
+def _bounds(brokers: int, downtime_ms: int, session_timeout_ms: int) -> dict[str, tuple[str, int | str, str]]:
+    """Return setting → ``is``, ``least`` or ``most``, the bound, and where it comes from."""
     session = " (the app's broker_session_timeout)"
-    return (
-        _Rule(
-            "offsets.retention.minutes",
-            "least",
-            -(-downtime_ms // MINUTE_MS),
-            Severity.WARNING,
-            "a group that is down for longer loses its offsets",
-            f" (downtime {format_duration_ms(downtime_ms)})",
-        ),
-        _Rule(
-            "transactional.id.expiration.ms",
-            "least",
-            _RENEWED_MS + MINUTE_MS,
-            Severity.WARNING,
-            "an idle lane renews its transactional id every day; if it expires before, the lane must reopen",
-        ),
-        _Rule(
-            "transaction.max.timeout.ms",
-            "least",
-            TRANSACTION_TIMEOUT_MS,
-            Severity.PROBLEM,
-            "lanes request a transaction timeout of 15 s and are refused",
-        ),
-        _Rule(
-            VERIFICATION,
-            "is",
-            "true",
-            Severity.WARNING,
-            "a late write of a fenced worker can leave a transaction open, which blocks committed readers",
-        ),
-        _Rule(
-            "auto.create.topics.enable",
-            "is",
-            "false",
-            Severity.WARNING,
-            "a deleted topic of ours, or a mistyped name, is created with settings that lose records",
-        ),
-        _Rule(
-            "group.min.session.timeout.ms",
-            "most",
-            session_timeout_ms,
-            Severity.PROBLEM,
-            "the group refuses members with so short a session",
-            session,
-        ),
-        _Rule(
-            "group.max.session.timeout.ms",
-            "least",
-            session_timeout_ms,
-            Severity.PROBLEM,
-            "the group refuses members with so long a session",
-            session,
-        ),
-        _Rule(
-            "transaction.state.log.min.isr",
-            "most",
-            max(1, brokers),
-            Severity.PROBLEM,
-            "no transaction can be committed",
-            " (brokers)",
-        ),
-        _Rule(
-            "log.cleaner.enable",
-            "is",
-            "true",
-            Severity.WARNING,
-            "changelogs are never compacted: disks fill, and recovery takes longer and longer",
-        ),
+    downtime = f" (downtime {format_duration_ms(downtime_ms)})"
+    return {
+        "offsets.retention.minutes": ("least", -(-downtime_ms // MINUTE_MS), downtime),
+        "transactional.id.expiration.ms": ("least", _RENEWED_MS + MINUTE_MS, ""),
+        "transaction.max.timeout.ms": ("least", TRANSACTION_TIMEOUT_MS, ""),
+        VERIFICATION: ("is", "true", ""),
+        "auto.create.topics.enable": ("is", "false", ""),
+        "group.min.session.timeout.ms": ("most", session_timeout_ms, session),
+        "group.max.session.timeout.ms": ("least", session_timeout_ms, session),
+        "transaction.state.log.min.isr": ("most", max(1, brokers), " (brokers)"),
+        "log.cleaner.enable": ("is", "true", ""),
+    }
+
+
+def _serves(value: str, kind: str, bound: int | str) -> bool:
+    if kind == "is":
+        return value.lower() == bound
+    return int(value) >= int(bound) if kind == "least" else int(value) <= int(bound)
+
+
+def _judge(setting: str, kind: str, bound: int | str, because: str, values: Mapping[int, str]) -> Finding:
+    """Judge the values of a setting, broker id → value."""
+    bad = {broker: value for broker, value in values.items() if not _serves(value, kind, bound)}
+    direction = {"is": "", "least": " or more", "most": " or less"}[kind]
+    expected = f"{bound}{direction}{because}"
+    seen = ", ".join(sorted(set((bad or values).values())))
+    if not bad:
+        return ok(f"setting {setting}", seen, expected)
+    finding, why = _RULES[setting]
+    return finding(
+        f"setting {setting}",
+        f"{seen} (broker {', '.join(map(str, sorted(bad)))})" if len(bad) < len(values) else seen,
+        expected=expected,
+        why=why,
+        remedy=f"Set {setting}={bound} in each broker's server.properties, and restart them one by one",
     )
 
 
@@ -158,17 +104,17 @@ def judge_brokers(
             remedy="Ask an operator to run the doctor once, with --client-config",
         )
         return
-    for rule in _rules(count, downtime_ms, session_timeout_ms):
-        values = {broker: s[rule.setting] for broker, s in facts.settings.items() if rule.setting in s}
+    for setting, (kind, bound, because) in _bounds(count, downtime_ms, session_timeout_ms).items():
+        values = {broker: known[setting] for broker, known in facts.settings.items() if setting in known}
         if values:
-            yield rule.judge(values)
+            yield _judge(setting, kind, bound, because, values)
     first = facts.settings[min(facts.settings)]
     if VERIFICATION not in first and "transaction.max.timeout.ms" in first:
         yield warning(
             f"setting {VERIFICATION}",
             "the brokers do not have it",
             expected="Kafka 3.6 or newer (KIP-890)",
-            why="a late write of a fenced worker can leave a transaction open, which blocks committed readers",
+            why=_FENCED,
             remedy="Upgrade the brokers; until then find such transactions with kafka-transactions.sh find-hanging",
         )
     for topic, setting in INTERNAL.items():
