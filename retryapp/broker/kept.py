@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from retryapp.broker.node import STOP_TIMEOUT_S, Broker, BrokerFailedError, stop_process
+from retryapp.broker.node import Broker, BrokerFailedError, stop_process
 from retryapp.broker.probe import LOOPBACK, broker_count
 from retryapp.jvm import Progress, kafka_jars, one_process_at_a_time
 
@@ -65,9 +65,8 @@ def start_kept_broker(
     with one_process_at_a_time(data / ".start.lock"):  # else two commands start two brokers on one folder
         running = broker_status(data)
         if running is not None and running.port != port:
-            raise BrokerFailedError(
-                f"of {data} is already running on port {running.port}: stop it first or use that port", running.log
-            )
+            problem = f"of {data} is already running on port {running.port}: stop it first or use that port"
+            raise BrokerFailedError(problem, running.log)
         if running is not None:
             return running, False
         broker = Broker(cache_dir, port=port, data=data)
@@ -107,13 +106,13 @@ def broker_status(data: Path) -> KeptBroker | None:
     return kept if alive else None
 
 
-def stop_kept_broker(data: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> KeptBroker | None:
+def stop_kept_broker(data: Path) -> KeptBroker | None:
     """Stop the broker of a data folder; return it, or None when none ran."""
     kept = broker_status(data)
     if kept is not None:
         process = psutil.Process(kept.pid)
         with contextlib.suppress(psutil.NoSuchProcess):
-            stop_process(process.send_signal, lambda seconds: _gone(process, seconds), timeout_s=timeout_s)
+            stop_process(process.send_signal, lambda seconds: _gone(process, seconds))
     (data / _STATE).unlink(missing_ok=True)
     return kept
 

@@ -16,7 +16,7 @@ from typing import Self
 
 from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
-from retryapp.jvm import Java, Progress, disk_errors_named, ensure_jars, find_java, jar_folder, kafka_jars
+from retryapp.jvm import Java, Progress, disk_errors_named, ensure_jars, find_java, jar_folder
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
@@ -57,7 +57,7 @@ class Broker:
         data: folder to keep; None for a temporary one.
         log: log file; None for ``broker.log`` in the data folder.
         heap_mb: Java heap, in megabytes.
-        settings: broker settings on top of ours.
+        settings: broker settings in addition to ours.
     """
 
     def __init__(
@@ -109,12 +109,8 @@ class Broker:
         """Its log file."""
         return self._log or self.data / "broker.log"
 
-    def start(self, *, timeout_s: float = START_TIMEOUT_S, progress: Progress | None = None) -> None:
-        """Start and return once clients are served.
-
-        Args:
-            timeout_s: longest time from process start to ready.
-            progress: called for each jar that is downloaded.
+    def start(self, *, progress: Progress | None = None) -> None:
+        """Start and return once clients are served; `progress` is called for each jar that is downloaded.
 
         Raises:
             JavaMissingError: no Java 17 or newer.
@@ -129,9 +125,9 @@ class Broker:
         jars = ensure_jars(self._cache_dir, progress=progress)
         self._prepare_folder()
         with self._alone():
-            self._start(java, jars, timeout_s)
+            self._start(java, jars)
 
-    def _start(self, java: Java, jars: tuple[Path, ...], timeout_s: float) -> None:
+    def _start(self, java: Java, jars: tuple[Path, ...]) -> None:
         config.ensure_formatted(self.data, java, jars, jar_folder(self._cache_dir))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             controller_port = self._choose_ports()
@@ -141,7 +137,7 @@ class Broker:
             file = config.write_files(self.data, settings, self.log)
             command = config.java_command(java, jars, self.data, heap_mb=self._heap_mb, main_class="kafka.Kafka")
             try:
-                self._launch([*command, str(file)], timeout_s)
+                self._launch([*command, str(file)])
             except PortTakenError:  # somebody was quicker; only a port that we chose may be chosen again
                 if self._fixed_port or attempt == _PORT_ATTEMPTS:
                     raise
@@ -149,10 +145,10 @@ class Broker:
             else:
                 return
 
-    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    def stop(self) -> None:
         """Stop: SIGTERM, wait, then kill. Data stays; a killed broker checks its files at the next start."""
         if self._process is not None:
-            stop_process(self._process.send_signal, self._wait, timeout_s=timeout_s)
+            stop_process(self._process.send_signal, self._wait)
             self._process = None
 
     def kill(self) -> None:
@@ -234,7 +230,7 @@ class Broker:
     def _port_taken(self) -> PortTakenError:
         return PortTakenError(probe.LOOPBACK, self.port, "Stop what listens there, or choose another with --port")
 
-    def _launch(self, command: list[str], timeout_s: float) -> None:
+    def _launch(self, command: list[str]) -> None:
         already = self.log.stat().st_size if self.log.exists() else 0
         with (self.data / _OUTPUT).open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - all words of the command are ours
@@ -246,40 +242,24 @@ class Broker:
                 cwd=self.data,
             )
         try:
-            self._await_ready(timeout_s, already)
+            self._await_ready(already)
         except BaseException:  # also Ctrl-C: nothing may be left running
             self.kill()
             raise
 
-    def _await_ready(self, timeout_s: float, log_offset: int) -> None:
-        deadline = time.monotonic() + timeout_s
-        versions: set[str] = set()
-        while not versions:  # on a busy machine it answers before it logs its version
+    def _await_ready(self, log_offset: int) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not probe.broker_count(self.port, timeout_s=_PROBE_S):
             if self._process is None or self._process.poll() is not None:
                 raise self._reason_of_end(log_offset)
-            answers = probe.broker_count(self.port, timeout_s=_PROBE_S) > 0
-            if time.monotonic() > deadline:
-                what = "logged no version" if answers else "was not ready"
-                raise BrokerFailedError(f"{what} within {timeout_s:g} s", str(self.log))
-            if answers:
-                versions = set(re.findall(r"Kafka version: (\S+)\s", self._logged_since(log_offset)))
-                time.sleep(0 if versions else _PROBE_S / 4)
-        if versions != {kafka_jars().version}:
-            found = ", ".join(sorted(versions))
-            raise BrokerFailedError(f"is not version {kafka_jars().version}, its log names: {found}", str(self.log))
-
-    def _logged_since(self, offset: int) -> str:
-        try:
-            with self.log.open("rb") as file:
-                file.seek(offset)
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+            if time.monotonic() > deadline_s:
+                raise BrokerFailedError(f"was not ready within {START_TIMEOUT_S:g} s", str(self.log))
 
     def _reason_of_end(self, log_offset: int) -> EnvironmentFault:
         code = self._process.returncode if self._process is not None else None
-        output = (self.data / _OUTPUT).read_text(errors="replace") if (self.data / _OUTPUT).exists() else ""
-        text = self._logged_since(log_offset) + output
+        text = ""
+        for file, offset in ((self.log, log_offset), (self.data / _OUTPUT, 0)):
+            text += file.read_bytes()[offset:].decode(errors="replace") if file.exists() else ""
         if "Address already in use" in text:
             return self._port_taken()
         if "No space left on device" in text:
@@ -308,15 +288,9 @@ class Broker:
         return True
 
 
-def stop_process(send: Callable[[int], None], wait: Callable[[float], bool], *, timeout_s: float) -> None:
-    """End a process: TERM, wait, KILL.
-
-    Args:
-        send: sends a signal.
-        wait: waits up to so many seconds; returns whether the process has ended.
-        timeout_s: between TERM and KILL.
-    """
+def stop_process(send: Callable[[int], None], wait: Callable[[float], bool]) -> None:
+    """End a process: SIGTERM, wait, SIGKILL; `wait` returns whether it has ended within so many seconds."""
     send(signal.SIGTERM)
-    if not wait(timeout_s):
+    if not wait(STOP_TIMEOUT_S):
         send(signal.SIGKILL)
         wait(10.0)

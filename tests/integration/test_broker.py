@@ -48,26 +48,6 @@ def test_a_started_broker_serves_clients(broker: Broker) -> None:
     assert [f"{node.host}:{node.port}" for node in metadata.brokers.values()] == [broker.bootstrap]
 
 
-def test_a_broker_that_answers_before_it_says_its_version(
-    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its log says so at the very end of its start: under load clients are served seconds earlier."""
-    made, looks = Broker(cache_dir, data=tmp_path / "data"), 0
-    real = Broker._logged_since
-
-    def late(broker: Broker, offset: int) -> str:
-        nonlocal looks
-        looks += 1
-        return real(broker, offset) if looks > 3 else ""
-
-    monkeypatch.setattr(Broker, "_logged_since", late)
-    try:
-        made.start()
-        assert looks > 3
-    finally:
-        made.kill()
-
-
 def test_it_listens_on_loopback_only(broker: Broker) -> None:
     """No development broker is reachable from another machine."""
     pid = broker.pid
