@@ -10,44 +10,42 @@ import pytest
 
 from retryapp.core.errors import JavaMissingError
 from retryapp.doctor import machine
-from retryapp.doctor.findings import Severity
+from retryapp.doctor.findings import Finding, Severity
 
 
-def test_the_programs_of_this_installation_serve() -> None:
-    """Ranges come from our own distribution; each library has a version and a range."""
-    found = {finding.name: finding for finding in machine.judge_programs()}
+def programs() -> dict[str, Finding]:
+    """Check this installation."""
+    return {finding.name: finding for finding in machine.judge_programs()}
+
+
+def test_the_programs_of_this_installation_are_fine() -> None:
+    """Ranges come from our own distribution."""
+    found = programs()
     for name in machine.LIBRARIES:
         assert found[f"library {name}"].severity is Severity.OK
-        assert found[f"library {name}"].expected.count(",") == 1, "a range of our own distribution"
+        assert found[f"library {name}"].expected.count(",") == 1
     assert found["python"].seen.startswith("3.")
-    assert found["library librdkafka"].seen.startswith("2.")
 
 
-def test_a_library_outside_of_its_range_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that is missing a problem, each with the command."""
+def test_libraries_outside_of_their_range_and_missing_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning and a problem, each with the command; Java is optional."""
     real = machine.metadata.version
-    monkeypatch.setattr(machine.metadata, "version", lambda name: "9.9" if name == "aiokafka" else real(name))
-    found = {finding.name: finding for finding in machine.judge_programs()}["library aiokafka"]
-    assert (found.severity, found.seen) == (Severity.WARNING, "9.9")
-    assert found.remedy == f"pip install 'aiokafka{found.expected}'"
 
-    def missing(name: str) -> str:
-        raise machine.metadata.PackageNotFoundError(name)
+    def version(name: str) -> str:
+        if name == "rocksdict":
+            raise machine.metadata.PackageNotFoundError(name)
+        return "9.9" if name == "aiokafka" else real(name)
 
-    monkeypatch.setattr(machine.metadata, "version", missing)
-    assert {f.severity for f in machine.judge_programs() if f.name in {"library rocksdict", "library aiokafka"}} == {
-        Severity.PROBLEM
-    }
-
-
-def test_no_java_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers do without."""
-
-    def none(*_: object) -> None:
+    def no_java(*_: object) -> None:
         raise JavaMissingError(17, None)
 
-    monkeypatch.setattr(machine, "find_java", none)
-    (java,) = [finding for finding in machine.judge_programs() if finding.name == "java"]
+    monkeypatch.setattr(machine.metadata, "version", version)
+    monkeypatch.setattr(machine, "find_java", no_java)
+    found = programs()
+    other, missing, java = found["library aiokafka"], found["library rocksdict"], found["java"]
+    assert (other.severity, other.seen) == (Severity.WARNING, "9.9")
+    assert other.remedy == f"pip install 'aiokafka{other.expected}'"
+    assert (missing.severity, missing.seen) == (Severity.PROBLEM, "not installed")
     assert (java.severity, java.seen) == (Severity.NOTE, "none")
 
 
