@@ -186,33 +186,29 @@ def test_topics_that_handlers_publish_to(retryapp, group, tmp_path):
 
 
 @pytest.fixture
-def start_worker(tmp_path: Path) -> Iterator[Callable[[str], Worker]]:
-    """Start workers that end with the test."""
+def worker(group: str, tmp_path: Path) -> Iterator[Callable[[], Worker]]:
+    """Start the worker of the module; it ends with the test."""
     started: list[Worker] = []
 
-    def start(module: str) -> Worker:
-        log_file = tmp_path / f"worker{len(started)}.log"
+    def start() -> Worker:
+        log_file = tmp_path / "worker.log"
+        command = [sys.executable, "-m", "retryapp.cli.main", "worker", group]
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "retryapp.cli.main", "worker", module],
-                cwd=tmp_path,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         started.append(Worker("worker", process, log_file))
         return started[-1]
 
     yield start
-    for worker in started:
-        if worker.process.poll() is None:
-            worker.kill()
-        print(worker.log[-6000:])  # noqa: T201 - for the failure report
+    for each in started:
+        if each.process.poll() is None:
+            each.kill()
+        print(each.log[-6000:])  # noqa: T201 - for the failure report
 
 
 @pytest.mark.broker
-def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_path, start_worker):
+def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_path, worker):
     """The needed rights alone: topics, a success, a retry, a dead letter; it publishes once --publishes says so."""
     main, out = f"orders-{group}", f"payments-{group}"
     write_app(tmp_path, group, secured.secured)
@@ -227,7 +223,7 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
 
     acls = retryapp("plan", "-A", group, "--acls", "--json").json["acls"]
     secured.grant([acl for acl in acls if acl["needed"]])
-    worker = start_worker(group)
+    running = worker()
     producer = Producer({"bootstrap.servers": secured.bootstrap})
 
     def send(number: int, **more: str) -> None:
@@ -239,7 +235,7 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
     topology = HandlerTopology(group=group, main=main)
 
     def dead() -> list[str]:
-        assert worker.process.poll() is None, worker.log[-3000:]
+        assert running.process.poll() is None, running.log[-3000:]
         if topology.dlq not in operator.describe_topics([topology.dlq]):
             return []
         found = (decode_metadata(record.headers) for record in read_topic(connection, topology.dlq))
@@ -266,8 +262,8 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
     assert "rights on the cluster" not in found
     assert found[f"group {group}"]["seen"].startswith("stable, 1 member")
     assert fine.code == 0, fine.out
-    assert "AuthorizationFailed" not in worker.log
-    assert "retryapp.lane_failed" not in worker.log
+    assert "AuthorizationFailed" not in running.log
+    assert "retryapp.lane_failed" not in running.log
 
 
 @pytest.mark.broker

@@ -84,10 +84,10 @@ def test_what_cannot_work_is_refused_by_name(
     ("words", "expected"),
     [
         (["wk_good"], ["-A", "wk_good", "worker", "--loglevel", "info"]),
-        (["-A", "wk_good:app", "-l", "WARN"], ["-A", "wk_good:app", "worker", "--loglevel", "warn"]),
-        (["wk_good", "--without-web"], ["-A", "wk_good", "worker", "--loglevel", "info", "--without-web"]),
+        (["-A", "wk_good:app", "-l", "WARN", "--without-web"],
+         ["-A", "wk_good:app", "worker", "--loglevel", "warn", "--without-web"]),
     ],
-)
+)  # fmt: skip
 def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_over: list[list[str]]) -> None:
     """With its own options."""
     assert run(["worker", *words]) == ExitCode.FINE
@@ -116,13 +116,8 @@ def test_a_taken_port_is_named(handed_over: list[list[str]], capsys: pytest.Capt
 
 def test_the_configured_app_refuses_under_faust(folder: Path) -> None:
     """`faust -A retryapp.main worker` ends in the same way, and takes no folder."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "faust", "-A", "retryapp.main", "worker"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-m", "faust", "-A", "retryapp.main", "worker"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.startswith("retryapp: retryapp.main has no handlers")
     assert "'retryapp worker MODULE'" in ended.stderr

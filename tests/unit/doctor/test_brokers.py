@@ -71,16 +71,9 @@ def test_a_wrong_setting_is_found(setting: str, value: str, severity: Severity) 
     finding = found.pop(f"setting {setting}")
     assert finding.severity is severity
     assert value in finding.seen
-    assert finding.expected
-    assert finding.why
-    assert finding.remedy
+    assert "replication.factor" in setting or finding.seen.endswith(" (broker 1)")
+    assert finding.expected and finding.why and finding.remedy  # noqa: PT018 - one sentence
     assert {other.severity for other in found.values()} == {Severity.OK}
-
-
-def test_the_broker_that_differs_is_named() -> None:
-    """Only where others are right."""
-    assert judged({"auto.create.topics.enable": "true"})["setting auto.create.topics.enable"].seen == "true (broker 1)"
-    assert judged({"log.cleaner.enable": "false"}, brokers=1)["setting log.cleaner.enable"].seen == "false"
 
 
 def test_one_broker_is_a_note_and_needs_one_replica() -> None:
@@ -93,12 +86,8 @@ def test_one_broker_is_a_note_and_needs_one_replica() -> None:
     assert judged({**one, factor: "3"}, brokers=1)[f"setting {factor}"].severity is Severity.PROBLEM
     existing = judged({**one, factor: "3"}, brokers=1, internal={"__transaction_state": 1})
     assert existing[f"setting {factor}"].severity is Severity.OK, "the setting only matters until the topic exists"
-
-
-def test_replicas_that_exist_count_more_than_the_setting() -> None:
-    """On three brokers."""
-    found = judged(internal={"__consumer_offsets": 1})["setting offsets.topic.replication.factor"]
-    assert (found.severity, found.seen) == (Severity.WARNING, "replicas of __consumer_offsets: 1")
+    three = judged(internal={"__consumer_offsets": 1})["setting offsets.topic.replication.factor"]
+    assert (three.severity, three.seen) == (Severity.WARNING, "replicas of __consumer_offsets: 1")
 
 
 def test_settings_that_are_not_shown() -> None:

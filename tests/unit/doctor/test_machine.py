@@ -49,21 +49,11 @@ def test_libraries_outside_of_their_range_and_missing_ones(monkeypatch: pytest.M
     assert (java.severity, java.seen) == (Severity.NOTE, "none")
 
 
-@pytest.mark.parametrize(
-    ("version", "wanted", "fits"),
-    [
-        ("0.15.3", ">=0.15.3,<0.16", True),
-        ("0.15.2", ">=0.15.3,<0.16", False),
-        ("0.16.0", ">=0.15.3,<0.16", False),
-        ("0.16", "<0.16,>=0.15.3", False),
-        ("2.16.1+local.3", ">=2.6,<3", True),
-        ("3.0.0", ">=2.6,<3", False),
-        ("1.0", "", True),
-    ],
-)
-def test_ranges(version: str, wanted: str, fits: bool) -> None:
+def test_ranges() -> None:
     """By numbers, not by text."""
-    assert machine.fits(version, wanted) is fits
+    for version, fits in (("0.15.3", True), ("0.15.10+local.3", True), ("0.15.2", False), ("0.16.0", False)):
+        assert machine.fits(version, "<0.16,>=0.15.3") is fits
+    assert machine.fits("1.0", "")
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
