@@ -54,7 +54,10 @@ def run_processes(command: Sequence[str], count: int) -> int:
     sent: signal.Signals | None = None
     try:
         for number in range(1, count + 1):
-            process = _start(command)
+            try:
+                process = _start(command)
+            except OSError as error:  # no memory, too many processes
+                raise EnvironmentFault(f"cannot start process {number} of {count}: {error}") from error
             processes.append(process)
             threading.Thread(target=_follow, args=(process, f"process-{number}", lock, events), daemon=True).start()
         while len(codes) < count:
@@ -71,8 +74,6 @@ def run_processes(command: Sequence[str], count: int) -> int:
                 click.echo(f"retryapp: {name} ended with {ending}; the others are stopped", err=True)
             for process in processes:
                 process.send_signal(sent)  # does nothing if it has ended
-    except OSError as error:  # no memory, too many processes
-        raise EnvironmentFault(f"cannot start process {len(processes) + 1} of {count}: {error}") from error
     finally:
         for process in processes:
             process.kill()  # after an error of our own; otherwise all have ended

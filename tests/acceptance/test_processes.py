@@ -50,10 +50,10 @@ def ready(url: str) -> bool:
 
 
 def places(worker: Worker, count: int) -> list[tuple[str, str, str, str]]:
-    """Wait until so many processes have said where they are (all starts of the run), and the last of each is ready."""
-    found = wait_for(lambda: (m := PLACE.findall(worker.log))[count - 1 :] and m, f"{count} places are told")
+    """Wait until so many processes have logged their places and are ready."""
+    found = wait_for(lambda: (m := PLACE.findall(worker.log))[count - 1 :] and m, f"{count} places are logged")
     assert len(found) == count, worker.log
-    for url in {name: url for name, _, _, url in found}.values():
+    for *_, url in found:
         wait_for(lambda url=url: ready(url), f"{url} is ready", timeout_s=60)
     return found
 
