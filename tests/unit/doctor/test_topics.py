@@ -55,9 +55,6 @@ def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ..
     return ReplicaFacts(partitions=12, replication=3, leaderless=leaderless, lagging=lagging or {}, operations=None)
 
 
-UNCLEAN = "unclean.leader.election.enable"
-
-
 @pytest.mark.parametrize(
     ("facts", "config", "severity", "words"),
     [
@@ -66,7 +63,7 @@ UNCLEAN = "unclean.leader.election.enable"
         (replicas({0: 2, 5: 2}), {"min.insync.replicas": "2"}, Severity.WARNING, "out of sync of partition 0, 5"),
         (replicas({0: 2, 5: 1}), {"min.insync.replicas": "2"}, Severity.PROBLEM, "fewer than 2 replicas in sync of pa"),
         (replicas(dict.fromkeys(range(12), 2)), {}, Severity.WARNING, "8, 9 and 2 more"),
-        (replicas(), {UNCLEAN: "true"}, Severity.WARNING, f"{UNCLEAN}=true"),
+        (replicas(), {"unclean.leader.election.enable": "true"}, Severity.WARNING, "election.enable=true"),
     ],
 )
 def test_replicas_and_leaders(facts: ReplicaFacts, config: dict[str, str], severity: Severity, words: str) -> None:
