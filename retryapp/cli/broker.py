@@ -35,7 +35,7 @@ def _broker_options(command: F) -> F:
     return click.option(
         "--port",
         type=click.IntRange(0, 65_535),
-        help=f"Port for clients, on 127.0.0.1. [default: {DEFAULT_PORT}; of a running broker: any]",
+        help=f"Port for clients, on 127.0.0.1. [default: the running broker's, else {DEFAULT_PORT}]",
     )(command)
 
 
@@ -62,9 +62,10 @@ def start(*, port: int | None, data: Path, as_json: bool) -> None:
 
     Does nothing if it runs already. Topics stay in the data folder.
     """
-    cache_dir, port = current_settings().cache_dir, _kept_port(port)
+    running = broker_status(data)
+    wanted = running.port if running is not None and port is None else _kept_port(port)
     with download_progress() as progress:
-        kept, started = start_kept_broker(cache_dir, data, port=port, progress=progress)
+        kept, started = start_kept_broker(current_settings().cache_dir, data, port=wanted, progress=progress)
     facts = {**kept.as_dict(), "state": "running", "started": started}
     emit(facts, _line(kept, "is ready" if started else "is already running"), as_json=as_json)
 

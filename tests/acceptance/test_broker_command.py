@@ -51,7 +51,7 @@ def test_start_status_stop(data: str) -> None:
         True,
         f"127.0.0.1:{port}",
     )
-    code, again = retryapp("broker", "start", "--data", data, "--port", port)
+    code, again = retryapp("broker", "start", "--data", data)
     assert (code, again["started"], again["pid"]) == (0, False, started["pid"])
     code, status = retryapp("broker", "status", "--data", data)
     assert (code, status["state"], status["pid"]) == (0, "running", started["pid"])
