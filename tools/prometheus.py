@@ -1,10 +1,9 @@
-"""Get Prometheus, with which the alert rules are tested: ``python tools/prometheus.py``, for the Makefile.
+"""Fetch promtool, which tests the alert rules: ``python tools/prometheus.py``, for the Makefile.
 
-1. Where ``prometheus`` and ``promtool`` are on ``PATH`` or were fetched before, end without output.
-2. Where Debian's packages can be had (``apt-get``, ``dpkg-deb``), fetch the one of Prometheus, checked by its
-   signatures, and keep its two programs in the cache folder. Nothing is installed, no service starts, no right is
-   needed.
-3. Elsewhere say what is missing. The tests that need it are then skipped.
+1. If ``promtool`` is on ``PATH`` or was fetched before, exit without output.
+2. On Debian (``apt-get``, ``dpkg-deb``) fetch the package of Prometheus, checked by its signatures, and keep promtool
+   in the cache folder. Nothing is installed, no service starts, no right is needed.
+3. Elsewhere print what is missing. The tests that need it are then skipped.
 """
 
 from __future__ import annotations
@@ -19,31 +18,30 @@ from pathlib import Path
 
 from retryapp.settings import load_settings
 
-PROGRAMS = ("prometheus", "promtool")
+PROGRAM = "promtool"
 PACKAGE = "prometheus"
 LONGEST_S = 120
-"""Longest time for each of the steps: a machine without network must not hold its tests up."""
+"""Timeout of each step: a machine without network must not delay its tests."""
 PATIENCE = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=15", "-o", "Acquire::https::Timeout=15"]
 DOWNLOAD_MB = 20
-"""The package, in megabytes, rounded up; where the machine has no lists of packages, these come on top."""
+"""Size of the package in megabytes, rounded up; package lists are extra where the machine has none."""
 
 
 def folder() -> Path:
-    """Where the programs are kept."""
+    """Where the program is kept."""
     return load_settings().cache_dir / "prometheus"
 
 
 def find() -> dict[str, Path] | None:
-    """Return the programs, or None when one is missing."""
-    kept = {name: folder() / name for name in PROGRAMS}
-    if all(path.is_file() for path in kept.values()):
-        return kept
-    found = {name: shutil.which(name) for name in PROGRAMS}
-    return {name: Path(path) for name, path in found.items() if path} if all(found.values()) else None
+    """Return the program by its name, or None when it is missing."""
+    cached, on_path = folder() / PROGRAM, shutil.which(PROGRAM)
+    if cached.is_file():
+        return {PROGRAM: cached}
+    return {PROGRAM: Path(on_path)} if on_path else None
 
 
 def main() -> int:
-    """Run the three steps; what is missing is told and is no error.
+    """Run the three steps; a missing program is reported and is no error.
 
     Returns:
         0.
@@ -52,25 +50,23 @@ def main() -> int:
         return 0
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg-deb")
     if apt is None or dpkg is None:
-        _tell("install Prometheus (its programs prometheus and promtool have to be on PATH)")
+        _report("install Prometheus, so that promtool is on PATH")
         return 0
-    print(
-        f"retryapp: fetching Prometheus (at most {DOWNLOAD_MB} MB, Debian's package), for the alert rules", flush=True
-    )
+    print(f"retryapp: fetching promtool (at most {DOWNLOAD_MB} MB, Debian's package), for the alert rules", flush=True)
     try:
         with tempfile.TemporaryDirectory(prefix="retryapp-prometheus-") as place:
             _unpack(dpkg, _download(apt, Path(place)))
     except (OSError, subprocess.SubprocessError, tarfile.TarError, LookupError) as error:
-        _tell(f"fetching it failed ({error})")
+        _report(f"fetching it failed ({error})")
     return 0
 
 
-def _tell(what: str) -> None:
-    print(f"retryapp: the tests that run the alert rules need Prometheus: {what}", file=sys.stderr)
+def _report(problem: str) -> None:
+    print(f"retryapp: the tests of the alert rules need promtool: {problem}", file=sys.stderr)
 
 
 def _download(apt: str, place: Path) -> Path:
-    """Download the package by the machine's own lists, or by lists made for this."""
+    """Download the package with the machine's own package lists, or with lists made for this."""
     try:
         return _fetch([apt], place)
     except subprocess.CalledProcessError:
@@ -90,18 +86,17 @@ def _fetch(apt: list[str], place: Path) -> Path:
 
 
 def _unpack(dpkg: str, package: Path) -> None:
-    """Put the two programs into the cache, each whole or not at all."""
-    told = subprocess.run([dpkg, "--fsys-tarfile", str(package)], check=True, capture_output=True)
+    """Put the program into the cache, whole or not at all."""
+    done = subprocess.run([dpkg, "--fsys-tarfile", str(package)], check=True, capture_output=True)
     folder().mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(told.stdout)) as files:
-        for name in PROGRAMS:
-            content = files.extractfile(f"./usr/bin/{name}")
-            if content is None:
-                raise LookupError(name)
-            with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as made:
-                shutil.copyfileobj(content, made)
-            Path(made.name).chmod(0o755)
-            Path(made.name).replace(folder() / name)
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
+        content = files.extractfile(f"./usr/bin/{PROGRAM}")
+        if content is None:
+            raise LookupError(PROGRAM)
+        with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as partial:
+            shutil.copyfileobj(content, partial)
+    Path(partial.name).chmod(0o755)
+    Path(partial.name).replace(folder() / PROGRAM)
 
 
 if __name__ == "__main__":

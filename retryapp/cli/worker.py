@@ -1,11 +1,10 @@
-"""``retryapp worker``: Faust's worker of an app with handlers: checked first, in several processes, started again."""
+"""``retryapp worker``: Faust's worker of an app with handlers, checked first, in one process or several."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 import click
 
 from retryapp.cli._app import Application, app_option, load_application
-from retryapp.cli._supervisor import Relay, Restarts, Supervisor, stop_with
+from retryapp.cli._processes import run_processes, stop_with_parent
 from retryapp.cli.console import ExitCode
 from retryapp.core.errors import NoHandlersError, PortTakenError
 from retryapp.runtime.place import MAX_WORKERS, free_port
@@ -37,16 +36,6 @@ class _Processes(click.ParamType):
         return int(click.IntRange(1, MAX_WORKERS).convert(value, param, ctx))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """What a worker process is told."""
-
-    spec: str
-    loglevel: str
-    port: int | None
-    without_web: bool
-
-
 @click.command(name="worker")
 @click.argument("app_argument", metavar="[MODULE[:APP]]", required=False)
 @app_option(required=False)
@@ -56,7 +45,7 @@ class _Options:
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     default="info",
     show_default=True,
-    help="Least level of log lines.",
+    help="Lowest level of log lines.",
 )
 @click.option(
     "--datadir",
@@ -76,14 +65,9 @@ class _Options:
     metavar="N|auto",
     default=1,
     show_default=True,
-    help="Worker processes to run; auto: one for each core that may be used. More than partitions have nothing to do.",
+    help="Worker processes to run; auto: one per usable core. Processes beyond the number of partitions stay idle.",
 )
-@click.option(
-    "--restart",
-    is_flag=True,
-    help="Start a process again when it crashes or asks for it, after 1 s to 30 s. Exit codes 0 and 2 end it.",
-)
-@click.option("--supervisor", type=int, hidden=True, help="Process id of the command that started this one.")
+@click.option("--parent", type=int, hidden=True, help="Process id of the command that started this one.")
 def command(
     *,
     app_argument: str | None,
@@ -93,41 +77,42 @@ def command(
     port: int | None,
     without_web: bool,
     processes: int,
-    restart: bool,
-    supervisor: int | None,
+    parent: int | None,
 ) -> int:
     """Run a worker of an app: its handlers, its own agents and its pages. Start several for scale.
 
     The same as 'faust -A MODULE[:APP] worker -l info', with the app checked first. SIGTERM and Ctrl-C stop it within
-    RETRYAPP_GRACE and a few seconds.
+    RETRYAPP_GRACE and a few seconds. It is not restarted: let systemd, compose or an orchestrator do that.
 
-    With --processes each has a folder and a port of its own, and its lines begin with its name. One signal stops all.
-    When one ends, the others are stopped and its exit code is the command's; with --restart it is started again by
-    itself.
+    With --processes each process has its own folder and port, and its lines begin with its name. One signal stops all.
+    When one ends, the others are stopped and its exit code is the command's.
 
     \b
-    Exit codes: 0 stopped, 1 crashed, 2 configuration, 3 environment (broker, topics, disk, port), 4 start me again.
+    Exit codes: 0 stopped, 1 crashed, 2 configuration, 3 environment (broker, topics, disk, port), 4 restart needed.
 
     \b
     Examples:
       retryapp worker billing
-      retryapp worker -A shop.billing:app --restart
-      retryapp worker billing --processes auto --restart
+      retryapp worker -A shop.billing:app
+      retryapp worker billing --processes auto
       RETRYAPP_GRACE=60s retryapp worker billing --loglevel warn --datadir /var/lib/billing
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     spec = _one_spec(app_argument, app_spec)
     if port is not None and without_web:
-        raise click.UsageError("--port and --without-web: give one of them")
+        raise click.UsageError("--port and --without-web exclude each other")
     if datadir is not None:
         # read when the worker takes its place; the child's too
         os.environ["RETRYAPP_DATADIR"] = str(datadir.absolute())
-    options = _Options(spec=spec, loglevel=loglevel, port=port, without_web=without_web)
-    if restart or processes > 1:
-        return _supervise(options, processes=processes, restart=restart)
-    if supervisor is not None:
-        stop_with(supervisor)
+    words = ["--loglevel", loglevel, *(["--without-web"] if without_web else [])]
+    if processes > 1:
+        if port is not None:
+            os.environ["RETRYAPP_WEB_PORT"] = str(port)  # where each process begins to look for its own
+        own = [sys.executable, "-m", "retryapp.cli.main", "worker", "-A", spec, "--parent", str(os.getpid())]
+        return run_processes([*own, *words], processes)
+    if parent is not None:
+        stop_with_parent(parent)
     _check(spec, port)
-    return _run(["-A", spec, "worker", *_faust_options(options)])
+    return _run(["-A", spec, "worker", *words, *(["--web-port", str(port)] if port is not None else [])])
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
@@ -144,24 +129,15 @@ def usable_cores(quota: Path = _QUOTA) -> int:
 
 def _one_spec(argument: str | None, option: str | None) -> str:
     if argument is not None and option is not None and argument != option:
-        raise click.UsageError(f"two apps are named, {argument} and {option}: give one of them")
+        raise click.UsageError(f"two apps are given, {argument} and {option}: give one")
     spec = argument if argument is not None else option
     if spec is None:
-        raise click.UsageError("say which app to run: 'retryapp worker MODULE[:APP]'")
+        raise click.UsageError("no app is given: 'retryapp worker MODULE[:APP]'")
     return spec
 
 
-def _faust_options(options: _Options) -> list[str]:
-    words = ["--loglevel", options.loglevel]
-    if options.without_web:
-        words.append("--without-web")
-    if options.port is not None:
-        words += ["--web-port", str(options.port)]
-    return words
-
-
 def _check(spec: str, port: int | None) -> None:
-    """Refuse by name what Faust would tell in a traceback, or not at all.
+    """Refuse with a clear error what Faust would answer with a traceback, or not at all.
 
     Raises:
         ConfigurationError: no such app, no `Retries`, no handlers, or a setting that cannot be used.
@@ -175,7 +151,7 @@ def _check(spec: str, port: int | None) -> None:
         try:
             free_port(settings.web_bind, port, attempts=1)
         except PortTakenError as error:
-            remedy = "Stop what listens there, or leave --port out: the next free one is taken then"
+            remedy = "Stop what listens there, or omit --port to take the next free one"
             raise PortTakenError(settings.web_bind, port, remedy) from error
 
 
@@ -195,21 +171,3 @@ def _run(arguments: list[str]) -> int:
     faust_cli: Any = import_module("faust.cli.faust").cli  # loads Faust, so only when a worker runs
     faust_cli.main(args=arguments, prog_name="faust", standalone_mode=False)
     return ExitCode.FINE
-
-
-def _supervise(options: _Options, *, processes: int, restart: bool) -> int:
-    words = [sys.executable, "-m", "retryapp.cli.main", "worker", "-A", options.spec, "--loglevel", options.loglevel]
-    words += ["--supervisor", str(os.getpid())]
-    if options.without_web:
-        words.append("--without-web")
-    if options.port is not None and processes == 1:
-        words += ["--port", str(options.port)]
-    elif options.port is not None:
-        os.environ["RETRYAPP_WEB_PORT"] = str(options.port)  # where each of them begins to look for its own
-    return Supervisor(
-        words,
-        say=lambda line: click.echo(f"retryapp: {line}", err=True),
-        processes=processes,
-        restarts=Restarts() if restart else None,
-        relay=Relay(sys.stdout.buffer, sys.stderr.buffer) if processes > 1 else None,
-    ).run()

@@ -1,97 +1,78 @@
-"""This machine's clock against the brokers'.
+"""This machine's clock, compared with the brokers'.
 
-Kafka has no question for the time. Two things tell it:
+Kafka has no request for the time, so there are two ways:
 
-* the append time of the newest record in our topics, which is the broker's (LogAppendTime): that moment has passed, so
-  a broker whose newest record lies in this machine's future is ahead by at least so much. It bounds the difference on
-  one side only, and closely only while records flow;
-* a record that is written now (:func:`measure`): its append time lies between sending and acknowledgement. The record
-  is in a transaction that is aborted, so no committed reader ever sees it.
+* the append time of the newest record in our topics (LogAppendTime) has passed on the broker. If it is in the future
+  here, the broker is ahead by at least that much. It bounds the difference on one side only;
+* a record that is written now (`measure`): its append time is between sending and acknowledgement. Its transaction is
+  aborted, so no committed reader sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
 
-from retryapp.doctor.findings import Finding, Severity, note, ok
+from retryapp.doctor.findings import Finding, note, ok, warning
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import named_error
 
 MOST_SKEW_MS: Final = 1_000
-"""Beyond it a record comes early by somebody's clock (DESIGN's bound for firing)."""
-
+"""With a larger difference workers deliver no retries until they have measured it again."""
 EXPECTED: Final = f"within {MOST_SKEW_MS} ms"
-REMEDY: Final = "Run NTP (chrony, systemd-timesyncd) on brokers and workers, and look with 'chronyc tracking'"
+REMEDY: Final = "Run NTP (chrony, systemd-timesyncd) on brokers and workers, and check with 'chronyc tracking'"
 WHY: Final = (
-    "workers correct for it by the broker's acknowledgements, and fire nothing while the two suddenly disagree by "
-    "more; logs and other programs on the machine that is wrong do not"
+    "workers correct for it with the broker's acknowledgements, and deliver no retries while the two suddenly differ "
+    "by more; logs and other programs on the machine with the wrong clock do not"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One record written for its append time."""
+    """The result of one record written for its append time."""
 
     ahead_ms: int
-    """The broker's clock minus ours; negative: it is behind."""
+    """The broker's clock minus ours."""
     within_ms: int
     """How wrong that can be: half of the round trip."""
 
 
-def judge_newest(newest_ms: int | None, now_ms: int) -> Iterator[Finding]:
-    """Say what the newest record's append time tells.
+def judge_newest(newest_ms: int | None, now_ms: int) -> Finding:
+    """Judge the newest record's append time.
 
     Args:
         newest_ms: epoch milliseconds by the broker's clock; None: our topics are empty.
-        now_ms: epoch milliseconds by this machine's, read after the question was answered.
+        now_ms: epoch milliseconds by this machine's, read after the answer.
     """
-    how = "--write measures it"
     if newest_ms is None:
-        yield note("clock", "not compared: our topics have no record yet", expected=EXPECTED, remedy=how)
-    elif newest_ms - now_ms > MOST_SKEW_MS:
-        yield Finding(
-            name="clock",
-            severity=Severity.WARNING,
-            seen=f"the broker is ahead by {newest_ms - now_ms} ms at least",
-            expected=EXPECTED,
-            why=WHY,
-            remedy=REMEDY,
-        )
-    else:
-        age_ms = max(0, now_ms - newest_ms)
-        yield note(
-            "clock",
-            f"the broker is not ahead, and behind by {age_ms} ms at most (age of the newest record)",
-            expected=EXPECTED,
-            remedy="" if age_ms <= MOST_SKEW_MS else how,
-        )
+        remedy = "Measure it with --write"
+        return note("clock", "not compared: our topics have no record yet", expected=EXPECTED, remedy=remedy)
+    if newest_ms - now_ms > MOST_SKEW_MS:
+        seen = f"the broker is ahead by at least {newest_ms - now_ms} ms"
+        return warning("clock", seen, expected=EXPECTED, why=WHY, remedy=REMEDY)
+    age_ms = max(0, now_ms - newest_ms)
+    seen = f"the broker is not ahead, and at most {age_ms} ms slow (age of the newest record)"
+    return note("clock", seen, expected=EXPECTED, remedy="" if age_ms <= MOST_SKEW_MS else "Measure it with --write")
 
 
-def judge_measured(measured: Measured) -> Iterator[Finding]:
-    """Say what a written record told."""
-    words = "ahead" if measured.ahead_ms >= 0 else "behind"
-    seen = f"the broker is {words} by {abs(measured.ahead_ms)} ms, give or take {measured.within_ms} ms"
+def judge_measured(measured: Measured) -> Finding:
+    """Judge a measured difference; only what exceeds the uncertainty counts."""
+    word = "ahead" if measured.ahead_ms >= 0 else "slow"
+    seen = f"the broker is {abs(measured.ahead_ms)} ms {word}, give or take {measured.within_ms} ms"
     if abs(measured.ahead_ms) - measured.within_ms <= MOST_SKEW_MS:
-        yield ok("clock", seen, EXPECTED)
-    else:
-        yield Finding(name="clock", severity=Severity.WARNING, seen=seen, expected=EXPECTED, why=WHY, remedy=REMEDY)
+        return ok("clock", seen, EXPECTED)
+    return warning("clock", seen, expected=EXPECTED, why=WHY, remedy=REMEDY)
 
 
 def measure(
-    connection: KafkaConnection, *, group: str, topic: str, wall_ms: Callable[[], int], timeout_s: float
+    connection: KafkaConnection, group: str, topic: str, *, wall_ms: Callable[[], int], timeout_s: float
 ) -> Measured:
-    """Write one record to a topic of ours in a transaction, and abort it.
+    """Write one record to a topic with LogAppendTime in a transaction, and abort it; each step may take `timeout_s`.
 
-    Args:
-        connection: the cluster.
-        group: its transactional id begins with it, as the workers' do.
-        topic: a topic with LogAppendTime, partition 0.
-        wall_ms: this machine's clock.
-        timeout_s: for each step.
+    The transactional id begins with the group, as the workers' do, so the same rights are tried.
 
     Raises:
         AccessDeniedError: transactions or the topic are not allowed.
@@ -124,9 +105,8 @@ def measure(
     except KafkaException as error:
         raise named_error(error, connection, doing=doing, topic=topic, tried_s=timeout_s) from error
     if not acknowledged or acknowledged[0][0].timestamp()[0] != TIMESTAMP_LOG_APPEND_TIME:
-        raise named_error(
-            KafkaException("no acknowledgement with the broker's time"), connection, doing=doing, tried_s=timeout_s
-        )
+        silence = KafkaException("no acknowledgement with the broker's time")
+        raise named_error(silence, connection, doing=doing, tried_s=timeout_s)
     message, acked_ms = acknowledged[0]
     middle_ms = (sent_ms + acked_ms) // 2
     return Measured(ahead_ms=message.timestamp()[1] - middle_ms, within_ms=max(1, (acked_ms - sent_ms + 1) // 2))

@@ -1,18 +1,17 @@
-"""Facts about the cluster: brokers and their settings, replicas, rights, the group, its offsets. Asks; changes nothing.
+"""Facts about the cluster: brokers and their settings, replicas, rights, the group. Changes nothing.
 
-What a login may not see is None or missing, never an error: most clusters tell an application little about themselves.
+What a login may not see is None or missing, not an error: most clusters show an application little about themselves.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public names, which it does not list
     AdminClient,
@@ -24,15 +23,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 from retryapp.kafka import KafkaConnection, KafkaRequestError
 from retryapp.kafka.connection import named_error
+from retryapp.kafka.positions import describe_group
 
 T = TypeVar("T")
 
 NEWEST: Final[OffsetSpec] = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
-PASSING: Final = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
-"""Names of errors that mean: ask the coordinator again."""
-PAUSE_S: Final = 0.1
 MOST_BROKERS: Final = 12
-"""Brokers whose settings are read; a larger cluster is sampled, the lowest ids first."""
+"""Brokers whose settings are read; of a larger cluster those with the lowest ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +38,23 @@ class ClusterFacts:
 
     brokers: tuple[int, ...]
     """Ids of those that are up."""
-    settings: Mapping[int, Mapping[str, str]] | None
-    """Broker id → settings; None: we may not read them."""
+    settings: Mapping[int, Mapping[str, str]]
+    """Broker id → settings; empty when we may not read them."""
     operations: frozenset[str] | None
-    """What this login may do to the cluster, in Kafka's words (``DESCRIBE``); None: not told."""
+    """What this login may do to the cluster, in Kafka's words (``DESCRIBE``); None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
-    """One topic's copies, and what this login may do to it."""
+    """One topic's replicas, and what this login may do to it."""
 
     partitions: int
     replication: int
-    """Copies of the partition that has the fewest."""
+    """Replicas of the partition that has the fewest."""
     leaderless: tuple[int, ...]
-    """Partitions that nobody leads."""
+    """Partitions without a leader."""
     lagging: Mapping[int, int]
-    """Partition → copies in sync, where these are fewer than its copies."""
+    """Partition → replicas in sync, where these are fewer than its replicas."""
     operations: frozenset[str] | None
 
 
@@ -68,7 +65,7 @@ class GroupFacts:
     state: str
     """Kafka's word: ``stable``, ``empty``, ``dead``, ``preparing_rebalancing``, ``completing_rebalancing``."""
     kind: str
-    """``classic`` or ``consumer`` (KIP-848); ``unknown`` where it is not told."""
+    """``classic`` or ``consumer`` (KIP-848); ``unknown`` on older brokers."""
     protocol: str
     """Name of the assignor that the members agreed on; empty without members."""
     hosts: tuple[str, ...]
@@ -78,7 +75,7 @@ class GroupFacts:
 
 @dataclass(slots=True)
 class ClusterReader:
-    """Asks one cluster; every question ends within ``timeout_s``, or raises a named error."""
+    """Asks one cluster; every request ends within ``timeout_s``, or raises a named error."""
 
     connection: KafkaConnection
     timeout_s: float = 10.0
@@ -97,65 +94,62 @@ class ClusterReader:
             BrokerUnreachableError: no broker answered.
         """
         future = self._client.describe_cluster(include_authorized_operations=True, request_timeout=self.timeout_s)
-        described: Any = self._answer(future, doing="describe the cluster")
+        described: Any = self._result(future, doing="describe the cluster")
         ids = tuple(sorted(node.id for node in described.nodes))
         return ClusterFacts(
             brokers=ids,
-            settings=self._broker_settings(ids[:MOST_BROKERS]),
+            settings=self._settings(ids[:MOST_BROKERS]),
             operations=_operations(described.authorized_operations),
         )
 
-    def _broker_settings(self, ids: Iterable[int]) -> dict[int, dict[str, str]] | None:
+    def _settings(self, ids: Iterable[int]) -> dict[int, dict[str, str]]:
         resources = {ConfigResource(ResourceType.BROKER, str(number)): number for number in ids}
-        if not resources:
-            return None
         settings: dict[int, dict[str, str]] = {}
+        if not resources:
+            return settings
         answers = self._client.describe_configs(list(resources), request_timeout=self.timeout_s)
         for resource, future in answers.items():
             try:
-                entries: Any = self._answer(future, doing=f"read the settings of broker {resources[resource]}")
+                entries: Any = self._result(future, doing=f"read the settings of broker {resources[resource]}")
             except KafkaRequestError:
                 continue  # a right that many clusters give to operators only
             settings[resources[resource]] = {
                 name: entry.value for name, entry in entries.items() if entry.value is not None
             }
-        return settings or None
+        return settings
 
     def replicas(self, names: Iterable[str]) -> dict[str, ReplicaFacts]:
         """Return those of the named topics that exist and that we may see."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return {}
+        topics = sorted(set(names))
+        replicas: dict[str, ReplicaFacts] = {}
+        if not topics:
+            return replicas
         answers = self._client.describe_topics(
-            TopicCollection(wanted), include_authorized_operations=True, request_timeout=self.timeout_s
+            TopicCollection(topics), include_authorized_operations=True, request_timeout=self.timeout_s
         )
-        found: dict[str, ReplicaFacts] = {}
         for name, future in answers.items():
             try:
-                topic: Any = self._answer(future, doing=f"describe topic {name}")
+                topic: Any = self._result(future, doing=f"describe topic {name}")
             except BrokerUnreachableError:
                 raise
             except RetryAppError:
-                continue  # not there, or not for us: the plan and the rights say so
-            found[name] = ReplicaFacts(
+                continue  # missing or not allowed: the plan and the rights report it
+            replicas[name] = ReplicaFacts(
                 partitions=len(topic.partitions),
                 replication=min((len(p.replicas) for p in topic.partitions), default=0),
                 leaderless=tuple(p.id for p in topic.partitions if p.leader is None or p.leader.id < 0),
                 lagging={p.id: len(p.isr) for p in topic.partitions if len(p.isr) < len(p.replicas)},
                 operations=_operations(topic.authorized_operations),
             )
-        return found
+        return replicas
 
     def group(self, name: str) -> GroupFacts:
-        """Return a consumer group; one that was never there is ``dead``."""
-
-        def ask() -> Future[Any]:
-            answers: Mapping[str, Future[Any]] = self._client.describe_consumer_groups(
-                [name], include_authorized_operations=True, request_timeout=self.timeout_s
-            )
-            return answers[name]
-
-        described = self._patiently(ask, doing=f"describe group {name}")
+        """Return a consumer group; one that never existed is ``dead``."""
+        doing = f"describe group {name}"
+        try:
+            described = describe_group(self._client, name, timeout_s=self.timeout_s)
+        except (KafkaException, FutureTimeoutError) as error:
+            raise self._named(error, doing=doing) from error
         return GroupFacts(
             state=described.state.name.lower(),
             kind=str(getattr(getattr(described, "type", None), "name", "unknown")).lower(),
@@ -164,87 +158,35 @@ class ClusterReader:
             operations=_operations(described.authorized_operations),
         )
 
-    def committed(self, group: str, partitions: Mapping[str, int]) -> dict[str, dict[int, int]]:
-        """Return the committed offsets of a group.
-
-        Args:
-            group: its name.
-            partitions: topic → how many partitions to ask for.
-
-        Returns:
-            Topic → partition → offset, without the partitions that have none.
-        """
-        places = [ClientTopicPartition(topic, p) for topic, count in partitions.items() for p in range(count)]
-        if not places:
-            return {}
-
-        def ask() -> Future[Any]:
-            request = ConsumerGroupTopicPartitions(group, places)
-            answers = self._client.list_consumer_group_offsets([request], request_timeout=self.timeout_s)
-            return answers[group]
-
-        self.group(group)  # the coordinator is there then: see `describe_group`
-        answer = self._patiently(ask, doing=f"read the offsets of group {group}")
-        found: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
-        for place in answer.topic_partitions:
-            if place.error is None and place.offset >= 0:
-                found[place.topic][place.partition] = place.offset
-        return found
-
     def newest_append_ms(self, topics: Mapping[str, int]) -> int | None:
         """Return the latest record timestamp of some topics, epoch milliseconds; None when they are empty.
 
         Args:
-            topics: topic → how many partitions.
-        """
-        return max(self.newest_appends(topics).values(), default=None)
-
-    def newest_appends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        """Return the latest record timestamp by topic and partition, epoch milliseconds, without those that are empty.
-
-        Args:
-            topics: topic → how many partitions.
+            topics: topic → number of partitions.
         """
         places = {ClientTopicPartition(topic, p): NEWEST for topic, count in topics.items() for p in range(count)}
         if not places:
-            return {}
+            return None
         answers = self._client.list_offsets(
             places, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self.timeout_s
         )
-        newest = {
-            (place.topic, place.partition): int(
-                getattr(self._answer(future, doing="read the time of the newest record"), "timestamp", -1)
-            )
-            for place, future in answers.items()
-        }
-        return {place: stamp for place, stamp in newest.items() if stamp >= 0}
+        doing = "read the time of the newest record"
+        stamps = [int(getattr(self._result(future, doing=doing), "timestamp", -1)) for future in answers.values()]
+        return max((stamp for stamp in stamps if stamp >= 0), default=None)
 
-    def _patiently(self, ask: Callable[[], Future[T]], *, doing: str) -> T:
-        """Ask until the group's coordinator is there: a broker that has just started still loads it."""
-        budget_s = self.timeout_s
-        while True:
-            future = ask()
-            try:
-                return future.result(self.timeout_s * 2)
-            except KafkaException as error:
-                if error.args[0].name() not in PASSING or budget_s <= 0:
-                    return self._answer(future, doing=doing)
-            except FutureTimeoutError:
-                return self._answer(future, doing=doing)
-            threading.Event().wait(PAUSE_S)
-            budget_s -= PAUSE_S
-
-    def _answer(self, future: Future[T], *, doing: str) -> T:
+    def _result(self, future: Future[T], *, doing: str) -> T:
         try:
             return future.result(self.timeout_s * 2)
-        except KafkaException as error:
-            raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
-        except FutureTimeoutError as error:
-            raise BrokerUnreachableError(
-                self.connection.bootstrap, f"could not {doing} within {self.timeout_s * 2:g} s"
-            ) from error
+        except (KafkaException, FutureTimeoutError) as error:
+            raise self._named(error, doing=doing) from error
+
+    def _named(self, error: KafkaException | FutureTimeoutError, *, doing: str) -> RetryAppError:
+        if isinstance(error, KafkaException):
+            return named_error(error, self.connection, doing=doing, tried_s=self.timeout_s)
+        problem = f"could not {doing} within {self.timeout_s * 2:g} s"
+        return BrokerUnreachableError(self.connection.bootstrap, problem)
 
 
 def _operations(listed: Iterable[Any] | None) -> frozenset[str] | None:
-    """Return operations by name. Brokers without an authorizer tell all, and some brokers tell nothing."""
+    """Return operations by name. Brokers without an authorizer list all; some brokers list none."""
     return None if listed is None else frozenset(operation.name for operation in listed)

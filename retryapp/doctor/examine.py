@@ -1,8 +1,7 @@
-"""All checks in their order, and the few of them that a worker runs at its start."""
+"""All checks in their order, and the few of them that a worker runs when it starts."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,58 +11,54 @@ from retryapp.core import marks
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor import clock, machine, stores
-from retryapp.doctor.acls import needed_acls
-from retryapp.doctor.brokers import INTERNAL, Needs, judge_brokers
-from retryapp.doctor.cluster import ClusterFacts, ClusterReader, GroupFacts, ReplicaFacts
-from retryapp.doctor.findings import Finding, Severity, looked_at, note, ok, unanswered
-from retryapp.doctor.groups import Trace, judge_group, judge_offsets
-from retryapp.doctor.lanes import judge_lanes
-from retryapp.doctor.orphans import find_old_tiers, find_orphans, judge_orphans
-from retryapp.doctor.releases import ask_features, judge_release
+from retryapp.doctor import clock, machine
+from retryapp.doctor.brokers import INTERNAL, judge_brokers
+from retryapp.doctor.cluster import ClusterReader, ReplicaFacts
+from retryapp.doctor.findings import Finding, note, ok, problem
+from retryapp.doctor.group import Trace, judge_group, judge_offsets
 from retryapp.doctor.rights import REMEDY, judge_rights
-from retryapp.doctor.topics import judge_main_retention, judge_plan, judge_replicas, known_tiers
+from retryapp.doctor.topics import (
+    judge_main_retention,
+    judge_old_handler,
+    judge_old_retry_topic,
+    judge_plan,
+    judge_replicas,
+    known_tiers,
+    old_retry_topics,
+)
 from retryapp.kafka import (
     KafkaAdmin,
     KafkaConnection,
     KafkaRequestError,
     OffsetRange,
-    Plan,
     PlanOptions,
+    Positions,
     TopicState,
     find_handlers,
+    fold_changelog,
     plan_topics,
     read_topic,
 )
+from retryapp.kafka.acls import needed_acls
 
 DEFAULT_SESSION_MS: Final = 15_000
-"""Session time-out that apps get from us unless they choose one."""
+"""Session timeout of apps that choose none."""
 REACH_S: Final = 5.0
 """How long a broker may take to answer at all."""
-VERIFICATION: Final = "transaction.partition.verification.enable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is to be looked at."""
+    """What to examine."""
 
     connection: KafkaConnection
     group: str
     topologies: tuple[HandlerTopology, ...] | None
-    """The handlers; None: no application tells them, their topics do."""
+    """The handlers; None: without the application, by their topics."""
     options: PlanOptions = field(default_factory=PlanOptions)
     session_timeout_ms: int = DEFAULT_SESSION_MS
     datadir: Path
     """Where the ``worker-N`` folders of the group are."""
-    web_bind: str
-    web_port: int | None
-    """First port for pages; None: no pages."""
-    store_format: int
-    """Format of the local stores that workers of this version write."""
-    protocols: frozenset[str]
-    """Names under which its workers may join the group."""
-    transactions: bool = True
-    """Its hand-offs are transactions."""
     write: bool = False
     """Write one record, in a transaction that is aborted, to compare clocks and to try the rights."""
     timeout_s: float = 10.0
@@ -71,7 +66,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found."""
+    """All findings."""
 
     findings: tuple[Finding, ...]
     reachable: bool
@@ -79,229 +74,188 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nobody has to act."""
+        """Whether nobody must act."""
         return not any(finding.counts for finding in self.findings)
 
 
 def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
-    """Look at everything; changes nothing unless the subject says ``write``.
+    """Run all checks; changes nothing unless the subject says ``write``.
 
     Args:
-        subject: what to look at.
+        subject: what to examine.
         wall_ms: this machine's clock, epoch milliseconds.
 
     Raises:
         TopicMissingError: the handlers were to be found by their topics, and the group has none.
     """
-    findings = [
-        *machine.judge_programs(),
-        *machine.judge_ports(subject.web_bind, subject.web_port),
-        *machine.judge_room(subject.datadir),
-    ]
-    cluster = _Cluster(subject, wall_ms)
-    reachable = True
+    findings = [*machine.judge_programs(), *machine.judge_folder(subject.datadir)]
     try:
-        for finding in cluster.look():
-            findings.append(finding)  # noqa: PERF402 - what was found before a broker went silent is kept
+        for finding in _Cluster(subject, wall_ms).check():
+            findings.append(finding)  # noqa: PERF402 - findings before a broker went silent are kept
     except (BrokerUnreachableError, KafkaRequestError) as error:
-        reachable = False
         findings.append(
-            Finding(
-                name="broker",
-                severity=Severity.PROBLEM,
-                seen=error.problem if isinstance(error, BrokerUnreachableError) else str(error),
-                expected=f"a broker at {error.bootstrap} that lets us in",
-                why="nothing about the cluster could be looked at",
+            problem(
+                "broker",
+                _text(error),
+                expected=f"a broker at {error.bootstrap} that accepts this client",
+                why="nothing about the cluster could be checked",
                 remedy="Start it ('retryapp broker start' for development), or correct address and security settings",
             )
         )
-    folders = stores.inspect_folders(subject.datadir)
-    findings += stores.judge_folders(
-        folders, cluster.topologies, cluster.states, store_format=subject.store_format, now_ms=wall_ms()
-    )
-    if cluster.names is not None:
-        findings += stores.judge_neighbours(subject.datadir, subject.group, cluster.names)
-    return Report(tuple(findings), reachable)
+        return Report(tuple(findings), reachable=False)
+    return Report(tuple(findings), reachable=True)
+
+
+def _text(error: RetryAppError) -> str:
+    return error.problem if isinstance(error, BrokerUnreachableError) else str(error)
 
 
 class _Cluster:
-    """The part that asks brokers; what it learns about handlers and topics serves the stores too."""
+    """The checks that ask brokers."""
 
     def __init__(self, subject: Subject, wall_ms: Callable[[], int]) -> None:
         self.subject = subject
         self.wall_ms = wall_ms
-        self.states: dict[str, TopicState] = {}
+        self.states: Mapping[str, TopicState] = {}
+        self.replicas: dict[str, ReplicaFacts] = {}
+        self.group_rights: frozenset[str] | None = None
         self.admin = KafkaAdmin(subject.connection, timeout_s=subject.timeout_s)
         self.reader = ClusterReader(subject.connection, subject.timeout_s)
         self.topologies = subject.topologies or ()
-        self.names: Sequence[str] | None = None
-        """All topics; None: nobody could be asked."""
 
-    def look(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[Finding]:
         subject = self.subject
         self._reach()
         facts = self.reader.cluster()
         yield ok("broker", f"{subject.connection.bootstrap} answers")
-        features = ask_features(subject.connection, timeout_s=subject.timeout_s)
-        yield from judge_release(features, _first_setting(facts, VERIFICATION))
+        names = self.admin.topic_names()
         if subject.topologies is None:
-            self.topologies = self._found()
+            self.topologies = self._handlers(names)
         yield from self._step("topics", self._topics)
-        replicas = self.reader.replicas([*_names(self.topologies), *INTERNAL])
-        internal = {name: replicas.pop(name).replication for name in INTERNAL if name in replicas}
-        needs = _needs(facts, subject.options, subject.session_timeout_ms, self.states.values())
-        yield from judge_brokers(facts, needs, internal)
-        yield from judge_replicas(replicas, self.states)
-        group: list[GroupFacts] = []
-        yield from self._step(f"group {subject.group}", lambda: self._group(group))
-        yield from judge_rights(
-            needed_acls(
-                self.topologies,
-                create_main=subject.options.create_main_partitions is not None,
-                transactions=subject.transactions,
-            ),
-            topics=replicas,
-            group=group[0].operations if group else None,
-            cluster=facts.operations,
-        )
-        yield from self._step("offsets", lambda: self._offsets(replicas, running=bool(group and group[0].hosts)))
-        yield from self._step("orphans", self._orphans)
-        yield from self._step("clock", lambda: self._clock(replicas))
+        self.replicas = self.reader.replicas([*_names(self.topologies), *INTERNAL])
+        times = {"downtime_ms": subject.options.downtime_ms, "session_timeout_ms": subject.session_timeout_ms}
+        yield from judge_brokers(facts, self.replicas, **times)
+        self.replicas = _without_internal(self.replicas)
+        yield from judge_replicas(self.replicas, self.states)
+        yield from self._step(f"group {subject.group}", self._group)
+        acls = needed_acls(self.topologies, create_main=subject.options.create_main_partitions is not None)
+        yield from judge_rights(acls, topics=self.replicas, group=self.group_rights, cluster=facts.operations)
+        yield from self._step("offsets", self._offsets)
+        if subject.topologies is not None:
+            yield from self._step("former handlers", lambda: self._leftovers(names))
+        yield from self._step("clock", self._clock)
 
     def _reach(self) -> None:
-        KafkaAdmin(self.subject.connection, timeout_s=REACH_S).topic_names()  # its error has the client's words on why
+        KafkaAdmin(self.subject.connection, timeout_s=REACH_S).topic_names()  # its error has the client's reason
 
-    def _step(self, name: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-        """Yield what a check finds. A question that is not answered while others are is a finding too.
+    def _step(self, name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+        """Yield the findings of a check; its failure is a finding too, as long as brokers answer other requests.
 
         Raises:
-            BrokerUnreachableError: nothing is answered any more.
+            BrokerUnreachableError: no broker answers any more.
         """
         try:
-            yield from looked_at(name, look)
+            yield from check()
         except BrokerUnreachableError as error:
             self._reach()
-            yield unanswered(name, error)
+            yield problem(
+                name,
+                error.problem,
+                expected="an answer",
+                why="brokers answer other requests, so a coordinator or some of the brokers are missing",
+                remedy="See the brokers' logs and the findings about their settings",
+            )
+        except RetryAppError as error:
+            yield problem(name, str(error), expected="an answer", remedy="Fix what the error names, and try again")
 
-    def _found(self) -> tuple[HandlerTopology, ...]:
+    def _handlers(self, names: Sequence[str]) -> tuple[HandlerTopology, ...]:
         group = self.subject.group
         found = find_handlers(self.admin, group)
         if not found:
             remedy = f"Group {group!r} has no handlers there: correct the group (the Faust app's id) or the address"
             raise TopicMissingError(f"{group}.*.pending.changelog", self.subject.connection.bootstrap, remedy)
-        names = self.admin.topic_names()
         return tuple(known_tiers(topology, names) for topology in found)
 
     def _topics(self) -> Iterator[Finding]:
-        plan: Plan = plan_topics(self.admin, self.topologies, self.subject.options)
-        self.states.update(plan.states)
+        plan = plan_topics(self.admin, self.topologies, self.subject.options)
+        self.states = plan.states
         known = self.subject.topologies is not None
         yield from judge_plan(plan, waits_known=known)
         if known:
             yield from judge_main_retention(self.topologies, self.states, self.subject.options.downtime_ms)
 
-    def _group(self, told: list[GroupFacts]) -> Iterator[Finding]:
+    def _group(self) -> Iterator[Finding]:
         facts = self.reader.group(self.subject.group)
-        told.append(facts)
+        self.group_rights = facts.operations
         mains = [self.states[t.main].partitions for t in self.topologies if t.main in self.states]
-        yield from judge_group(
-            self.subject.group, facts, partitions=max(mains, default=0), protocols=self.subject.protocols
-        )
+        yield judge_group(self.subject.group, facts, partitions=max(mains, default=0))
 
-    def _offsets(self, replicas: Mapping[str, ReplicaFacts], *, running: bool) -> Iterator[Finding]:
-        consumed = {name for topology in self.topologies for name in topology.consumed if name in replicas}
-        partitions = {name: replicas[name].partitions for name in sorted(consumed)}
-        committed = self.reader.committed(self.subject.group, partitions)
-        ranges = {name: self.admin.offsets(name) for name in partitions}
+    def _offsets(self) -> Iterator[Finding]:
+        topics = {name for topology in self.topologies for name in topology.consumed if name in self.replicas}
+        ranges = {name: self.admin.offsets(name) for name in sorted(topics)}
+        yield from judge_offsets(self.topologies, self._committed(ranges), ranges, self._trace)
 
-        def traced(topology: HandlerTopology, partition: int) -> Trace:
-            changelog = topology.pending_changelog
-            if changelog not in replicas or partition >= replicas[changelog].partitions:
-                return Trace()
-            rows, mark = False, b""
-            for record in read_topic(self.subject.connection, changelog, partitions=[partition]):
-                rows |= len(record.key or b"") == ROW_KEY_BYTES
-                mark = record.value or b"" if record.key == marks.PROGRESS else mark
-            main = self.states.get(topology.main)
-            return Trace(rows=rows, written=marks.read_progress(mark, main.topic_id if main else "", topology.main))
+    def _committed(self, ranges: Mapping[str, Mapping[int, OffsetRange]]) -> dict[str, dict[int, int]]:
+        subject, places = self.subject, [(topic, number) for topic, kept in ranges.items() for number in kept]
+        positions = Positions(subject.connection, timeout_s=subject.timeout_s, transaction_s=subject.timeout_s)
+        committed: dict[str, dict[int, int]] = {topic: {} for topic in ranges}
+        if places:
+            for (topic, number), offset in positions.group_offsets(subject.group, [places]).items():
+                if offset is not None:
+                    committed[topic][number] = offset
+        return committed
 
-        yield from judge_offsets(self.topologies, committed, ranges, traced)
-        if running:
-            yield from self._lanes(replicas, committed, ranges)
+    def _trace(self, topology: HandlerTopology, partition: int) -> Trace:
+        changelog = topology.pending_changelog
+        if changelog not in self.replicas or partition >= self.replicas[changelog].partitions:
+            return Trace()
+        rows, mark = False, b""
+        for record in read_topic(self.subject.connection, changelog, partitions=[partition]):
+            rows |= len(record.key or b"") == ROW_KEY_BYTES
+            mark = record.value or b"" if record.key == marks.PROGRESS else mark
+        main = self.states.get(topology.main)
+        return Trace(rows=rows, written=marks.read_progress(mark, main.topic_id if main else "", topology.main))
 
-    def _lanes(
-        self,
-        replicas: Mapping[str, ReplicaFacts],
-        committed: Mapping[str, Mapping[int, int]],
-        ranges: Mapping[str, Mapping[int, OffsetRange]],
-    ) -> Iterator[Finding]:
-        changelogs = {
-            name: replicas[name].partitions for t in self.topologies if (name := t.pending_changelog) in replicas
-        }
-        unread: Counter[tuple[str, int]] = Counter()
-        for topology in self.topologies:
-            for topic in topology.consumed:
-                for number, kept in ranges.get(topic, {}).items():
-                    at = committed.get(topic, {}).get(number, kept.begin)
-                    unread[topology.main, number] += max(0, kept.end - at)
-        partitions = {t.main: replicas[t.main].partitions for t in self.topologies if t.main in replicas}
-        newest_ms = self.reader.newest_appends(changelogs)
-        yield from judge_lanes(self.topologies, partitions, newest_ms, unread, now_ms=self.wall_ms())
+    def _leftovers(self, names: Sequence[str]) -> Iterator[Finding]:
+        mains = {topology.main for topology in self.topologies}
+        for former in find_handlers(self.admin, self.subject.group):
+            if former.main not in mains and former.pending_changelog in names:
+                rows = fold_changelog(self.subject.connection, former.pending_changelog, lambda _key, _value: None)
+                yield judge_old_handler(former.main, len(rows))
+        old = old_retry_topics(self.topologies, names)
+        ranges = {topic: self.admin.offsets(topic) for topic in old}
+        committed = self._committed(ranges)
+        for topic, main in old.items():
+            unread = sum(
+                max(0, kept.end - committed[topic].get(number, kept.begin)) for number, kept in ranges[topic].items()
+            )
+            yield judge_old_retry_topic(topic, main, unread)
 
-    def _orphans(self) -> Iterator[Finding]:
-        subject, names = self.subject, self.admin.topic_names()
-        self.names = names
-
-        def unread(topics: Sequence[str]) -> Mapping[str, int]:
-            ranges = {topic: self.admin.offsets(topic) for topic in topics}
-            committed = self.reader.committed(subject.group, {topic: len(kept) for topic, kept in ranges.items()})
-            return {
-                topic: sum(max(0, each.end - committed[topic].get(n, each.begin)) for n, each in kept.items())
-                for topic, kept in ranges.items()
-            }
-
-        orphans = tuple(find_orphans(self.admin, self.reader, subject.group, self.topologies, names))
-        tiers = () if subject.topologies is None else find_old_tiers(self.topologies, names, unread)
-        yield from judge_orphans(orphans, tiers)
-
-    def _clock(self, replicas: Mapping[str, ReplicaFacts]) -> Iterator[Finding]:
-        measured: list[clock.Measured] = []
-        yield self._transaction(replicas, measured)
-        if measured:
-            yield from clock.judge_measured(measured[0])
-            return
-        yield from _newest(self.reader, self.topologies, replicas, self.wall_ms)
-
-    def _transaction(self, replicas: Mapping[str, ReplicaFacts], measured: list[clock.Measured]) -> Finding:
-        """Try one transaction where that is wanted, and say what is known about the right to."""
+    def _clock(self) -> Iterator[Finding]:
         subject, name = self.subject, "rights on transactions"
-        if not subject.transactions:
-            why = "--write needs them" if subject.write else "nothing needs them"
-            return note(name, "this app works without transactions", why=why)
-        written = next((t.events for t in self.topologies if t.events in replicas), None)
-        if not subject.write or written is None:
+        topic = next((t.events for t in self.topologies if t.events in self.replicas), None)
+        if not subject.write or topic is None:
             why = "--write tries one transaction" if not subject.write else "there is no events topic to write to yet"
-            return note(name, "not tried", why=f"Kafka cannot be asked; {why}")
+            yield note(name, "not tried", why=f"Kafka does not report them; {why}")
+            yield _judge_newest(self.reader, self.topologies, self.replicas, self.wall_ms)
+            return
         try:
-            told = clock.measure(
-                subject.connection,
-                group=subject.group,
-                topic=written,
-                wall_ms=self.wall_ms,
-                timeout_s=subject.timeout_s,
+            measured = clock.measure(
+                subject.connection, subject.group, topic, wall_ms=self.wall_ms, timeout_s=subject.timeout_s
             )
         except (KafkaRequestError, BrokerUnreachableError) as error:
             self._reach()
-            return Finding(
-                name=name,
-                severity=Severity.PROBLEM,
-                seen=error.problem if isinstance(error, BrokerUnreachableError) else str(error),
+            yield problem(
+                name,
+                _text(error),
                 expected="a transaction that can be begun, written in and aborted",
                 why="no lane opens",
-                remedy=f"{REMEDY}; a broker that stays silent cannot make or reach __transaction_state",
+                remedy=f"{REMEDY}; if there was no answer, the broker cannot create or reach __transaction_state",
             )
-        measured.append(told)
-        return ok(name, "one transaction was begun and aborted")
+            yield _judge_newest(self.reader, self.topologies, self.replicas, self.wall_ms)
+        else:
+            yield ok(name, "one transaction was begun and aborted")
+            yield clock.judge_measured(measured)
 
 
 def quick_findings(
@@ -315,9 +269,9 @@ def quick_findings(
     wall_ms: Callable[[], int],
     timeout_s: float = 5.0,
 ) -> tuple[Finding, ...]:
-    """Return what a worker should say at its start; five requests, and never an error.
+    """Return the warnings and problems that a worker logs when it starts; a few requests, and never an error.
 
-    Topics are not looked at again: a start has just compared them. What the cluster does not tell is left out.
+    Topics are not compared again: a start has just done so. What the cluster does not report is left out.
 
     Args:
         connection: the cluster.
@@ -328,26 +282,21 @@ def quick_findings(
         datadir: the worker's own folder, or where it will be.
         wall_ms: this machine's clock, epoch milliseconds.
         timeout_s: for each request.
-
-    Returns:
-        Warnings and problems only.
     """
     found: list[Finding] = []
     try:
         found.append(machine.judge_disk(machine.nearest(datadir)))
         reader = ClusterReader(connection, timeout_s)
         facts = reader.cluster()
-        features = ask_features(connection, timeout_s=timeout_s)
-        found += judge_release(features, _first_setting(facts, VERIFICATION))
         replicas = reader.replicas([*_names(topologies), *INTERNAL])
-        needs = _needs(facts, options, session_timeout_ms, states.values())
-        internal = {name: replicas.pop(name).replication for name in INTERNAL if name in replicas}
-        found += judge_brokers(facts, needs, internal)
+        times = {"downtime_ms": options.downtime_ms, "session_timeout_ms": session_timeout_ms}
+        found += judge_brokers(facts, replicas, **times)
+        replicas = _without_internal(replicas)
         found += judge_replicas(replicas, states)
         found += judge_rights(needed_acls(topologies), topics=replicas, group=None, cluster=None)
-        found += _newest(reader, topologies, replicas, wall_ms)
+        found.append(_judge_newest(reader, topologies, replicas, wall_ms))
     except (RetryAppError, OSError):
-        pass  # the start has its own checks and its own patience; this one only adds to them
+        pass  # the start has its own checks and its own patience
     return tuple(finding for finding in found if finding.counts)
 
 
@@ -355,26 +304,16 @@ def _names(topologies: Sequence[HandlerTopology]) -> list[str]:
     return [name for topology in topologies for name in (topology.main, *topology.owned)]
 
 
-def _needs(facts: ClusterFacts, options: PlanOptions, session_timeout_ms: int, states: Iterable[TopicState]) -> Needs:
-    return Needs(
-        brokers=len(facts.brokers),
-        downtime_ms=options.downtime_ms,
-        session_timeout_ms=session_timeout_ms,
-        largest_bytes=max((int(state.config.get("max.message.bytes", 0)) for state in states), default=0),
-    )
+def _without_internal(replicas: Mapping[str, ReplicaFacts]) -> dict[str, ReplicaFacts]:
+    return {name: facts for name, facts in replicas.items() if name not in INTERNAL}
 
 
-def _first_setting(facts: ClusterFacts, name: str) -> str | None:
-    return next((settings[name] for settings in (facts.settings or {}).values() if name in settings), None)
-
-
-def _newest(
+def _judge_newest(
     reader: ClusterReader,
     topologies: Sequence[HandlerTopology],
     replicas: Mapping[str, ReplicaFacts],
     wall_ms: Callable[[], int],
-) -> Iterator[Finding]:
+) -> Finding:
     """Compare clocks by the newest record of our topics, whose timestamps are the broker's."""
     stamped = {name: replicas[name].partitions for t in topologies for name in t.owned if name in replicas}
-    newest_ms = reader.newest_append_ms(stamped)
-    yield from clock.judge_newest(newest_ms, wall_ms())
+    return clock.judge_newest(reader.newest_append_ms(stamped), wall_ms())

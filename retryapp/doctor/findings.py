@@ -1,38 +1,35 @@
-"""What a check has to say."""
+"""Findings: what a check reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-
-from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 
 
 class Severity(StrEnum):
     """How bad it is. ``warning`` and ``problem`` make a command end with 1."""
 
     OK = "ok"
-    """As it has to be."""
+    """As required."""
     NOTE = "note"
-    """Worth knowing, nothing to be done; or something that could not be looked at."""
+    """Worth knowing and nothing to do, or something that could not be checked."""
     WARNING = "warning"
-    """Works now, and goes wrong under a condition that the finding names."""
+    """Works now and fails under a condition that the finding names."""
     PROBLEM = "problem"
-    """A worker does not start, does not go on, or loses something."""
+    """A worker does not start, does not continue, or loses something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
-    """What was looked at, as ``disk`` or ``setting offsets.retention.minutes``; the same for the same thing."""
+    """What was checked, as ``disk`` or ``setting offsets.retention.minutes``; stable."""
     severity: Severity
     seen: str
     """What is there."""
     expected: str = ""
-    """What should be; empty where nothing special is."""
+    """What should be; empty for nothing in particular."""
     why: str = ""
     """What would go wrong, as a clause."""
     remedy: str = ""
@@ -40,65 +37,39 @@ class Finding:
 
     @property
     def counts(self) -> bool:
-        """Whether somebody has to act."""
+        """Whether somebody must act."""
         return self.severity in {Severity.WARNING, Severity.PROBLEM}
 
     @property
     def text(self) -> str:
         """One line for a log."""
-        wanted = f", expected is {self.expected}" if self.expected else ""
+        expected = f", expected {self.expected}" if self.expected else ""
         why = f": {self.why}" if self.why else ""
-        return f"{self.name}: {self.seen}{wanted}{why}." + (f" {self.remedy}." if self.remedy else "")
+        return f"{self.name}: {self.seen}{expected}{why}." + (f" {self.remedy}." if self.remedy else "")
 
 
 def ok(name: str, seen: str, expected: str = "") -> Finding:
-    """Return that something is as it has to be."""
+    """Report that something is as required."""
     return Finding(name=name, severity=Severity.OK, seen=seen, expected=expected)
 
 
 def note(name: str, seen: str, *, expected: str = "", why: str = "", remedy: str = "") -> Finding:
-    """Return something worth knowing."""
+    """Report something worth knowing."""
     return Finding(name=name, severity=Severity.NOTE, seen=seen, expected=expected, why=why, remedy=remedy)
 
 
-def looked_at(name: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield what a check finds; where it fails by a named error, that error is the finding.
-
-    Args:
-        name: of the finding that stands for the failure.
-        look: the check.
-
-    Raises:
-        BrokerUnreachableError: passed on: nothing that comes after could be asked either.
-    """
-    try:
-        yield from look()
-    except BrokerUnreachableError:
-        raise
-    except RetryAppError as error:
-        yield Finding(
-            name=name,
-            severity=Severity.PROBLEM,
-            seen=str(error),
-            expected="an answer",
-            remedy="Mend what it names, and look again",
-        )
+def warning(name: str, seen: str, *, expected: str = "", why: str, remedy: str) -> Finding:
+    """Report what fails under a condition."""
+    return Finding(name=name, severity=Severity.WARNING, seen=seen, expected=expected, why=why, remedy=remedy)
 
 
-def unanswered(name: str, error: BrokerUnreachableError) -> Finding:
-    """Return that one question was not answered, by brokers that answer others."""
-    return Finding(
-        name=name,
-        severity=Severity.PROBLEM,
-        seen=error.problem,
-        expected="an answer",
-        why="brokers answer other questions, so a part of them is missing: a coordinator, or one of several brokers",
-        remedy="Look at the brokers' logs, and at the findings about their settings",
-    )
+def problem(name: str, seen: str, *, expected: str = "", why: str = "", remedy: str) -> Finding:
+    """Report what stops a worker or loses something."""
+    return Finding(name=name, severity=Severity.PROBLEM, seen=seen, expected=expected, why=why, remedy=remedy)
 
 
 def counted(count: int, noun: str) -> str:
-    """Say a number of things.
+    """Return a number of things in words.
 
     >>> counted(1, "topic"), counted(2, "topic")
     ('1 topic', '2 topics')
@@ -106,10 +77,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def mebibytes(count: int) -> str:
-    """Say a number of bytes.
-
-    >>> mebibytes(300 << 20), mebibytes(5 << 30)
-    ('300 MiB', '5.0 GiB')
-    """
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
+def numbers(partitions: list[int]) -> str:
+    """Return partition numbers in words, the first ten of them."""
+    more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
+    return ", ".join(map(str, sorted(partitions)[:10])) + more

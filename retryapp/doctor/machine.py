@@ -1,4 +1,4 @@
-"""This machine: programs and libraries, ports, the data folder and the room in it. Looks; leaves nothing behind."""
+"""This machine: programs and libraries, the data folder and the room in it. Leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,16 +15,11 @@ from typing import Final
 from confluent_kafka import libversion
 
 from retryapp.core.errors import JavaMissingError
-from retryapp.doctor.findings import Finding, Severity, mebibytes, note, ok
+from retryapp.doctor.findings import Finding, note, ok, problem, warning
 from retryapp.jvm import MINIMUM_JAVA, find_java
 
-DISTRIBUTION: Final = "retryapp"
 LIBRARIES: Final = ("faust-streaming", "aiokafka", "confluent-kafka", "rocksdict")
-"""Those whose insides a worker depends on: a version outside of the tested range is worth a warning."""
-
-PORTS_TRIED: Final = 200
-"""How many ports a worker tries."""
-
+"""Libraries whose internals a worker depends on."""
 FEW_BYTES: Final = 256 << 20
 """Below it a start is likely to fail: a store's write-ahead log alone may take 64 MiB."""
 SCARCE_BYTES: Final = 1 << 30
@@ -33,55 +27,43 @@ SCARCE_BYTES: Final = 1 << 30
 
 
 def judge_programs() -> Iterator[Finding]:
-    """Say which Python, libraries and Java are here."""
+    """Check Python, the libraries against the ranges that we declare, and Java."""
     yield ok("python", f"{platform.python_version()} ({sys.platform}, {platform.machine()})", "3.11 or newer")
-    wanted = _requirements()
+    ranges = _ranges()
     for name in LIBRARIES:
-        have = _version(name)
-        found = ok(f"library {name}", have or "-", wanted.get(name, ""))
-        if have is None or not fits(have, wanted.get(name, "")):
-            found = Finding(
-                name=f"library {name}",
-                severity=Severity.PROBLEM if have is None else Severity.WARNING,
-                seen=have or "not installed",
-                expected=wanted.get(name, ""),
-                why="workers reach into its insides, which other versions may change",
-                remedy=f"pip install '{name}{wanted.get(name, '')}'",
-            )
-        yield found
+        wanted = ranges.get(name, "")
+        subject, why, remedy = f"library {name}", "workers depend on its internals", f"pip install '{name}{wanted}'"
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield problem(subject, "not installed", expected=wanted, why=why, remedy=remedy)
+            continue
+        if fits(version, wanted):
+            yield ok(subject, version, wanted)
+        else:
+            yield warning(subject, version, expected=wanted, why=why, remedy=remedy)
     yield ok("library librdkafka", libversion()[0])
-    yield _java()
-
-
-def _java() -> Finding:
-    expected = f"{MINIMUM_JAVA} or newer, for 'retryapp broker' only"
+    expected = f"{MINIMUM_JAVA} or newer, for 'retryapp broker' and Spark"
     try:
         java = find_java()
     except JavaMissingError as error:
-        return note("java", error.found or "none", expected=expected, why="workers do without")
-    return ok("java", f"{java.major} ({java.path})", expected)
+        yield note("java", error.found or "none", expected=expected, why="workers do not need it")
+    else:
+        yield ok("java", f"{java.major} ({java.path})", expected)
 
 
-def _requirements() -> dict[str, str]:
+def _ranges() -> dict[str, str]:
     """Return library → range of versions, as our own distribution declares them."""
     try:
-        declared = metadata.requires(DISTRIBUTION) or []
+        declared = metadata.requires("retryapp") or []
     except metadata.PackageNotFoundError:
         return {}
     ranges: dict[str, str] = {}
     for line in declared:
-        name, _, rest = line.partition(";")[0].partition("[")
-        found = re.match(r"([A-Za-z0-9_.-]+?)\s*((?:[<>=!~].*)?)$", (name + rest.partition("]")[2]).strip())
-        if found is not None:
-            ranges.setdefault(found.group(1).lower(), found.group(2))
+        match = re.match(r"([\w.-]+)(?:\[.*?\])?\s*([<>=!~][^;]*)?", line)
+        if match is not None:
+            ranges.setdefault(match.group(1).lower(), (match.group(2) or "").strip())
     return ranges
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def fits(version: str, wanted: str) -> bool:
@@ -90,92 +72,55 @@ def fits(version: str, wanted: str) -> bool:
     >>> fits("0.15.3", ">=0.15.3,<0.16"), fits("0.16.0", "<0.16,>=0.15.3")
     (True, False)
     """
-    have = _numbers(version)
+
+    def numeric(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+
     for bound in filter(None, wanted.split(",")):
-        if bound.startswith(">=") and have < _numbers(bound[2:]):
+        if bound.startswith(">=") and numeric(version) < numeric(bound):
             return False
-        if bound.startswith("<") and not bound.startswith("<=") and have >= _numbers(bound[1:]):
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
-
-
-def judge_ports(host: str, first: int | None) -> Iterator[Finding]:
-    """Say which port a worker that starts now would get for its pages.
-
-    Args:
-        host: address that pages listen on.
-        first: the first port to try; None: the app serves no pages.
-    """
-    if first is None:
-        yield ok("web port", "the app serves no pages")
-        return
-    last = min(first + PORTS_TRIED, 65_536) - 1
-    free = next((port for port in range(first, last + 1) if _is_free(host, port)), None)
-    if free == first:
-        yield ok("web port", f"{free} on {host} is free")
-    elif free is not None:
-        yield ok("web port", f"{free} on {host} is free; {first} to {free - 1} are in use")
-    else:
-        yield Finding(
-            name="web port",
-            severity=Severity.PROBLEM,
-            seen=f"none of {first} to {last} on {host} is free",
-            expected="a free port",
-            why="no worker starts",
-            remedy="Set RETRYAPP_WEB_PORT to another range, or correct RETRYAPP_WEB_BIND",
-        )
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
+        if bound.startswith("<") and not bound.startswith("<=") and numeric(version) >= numeric(bound):
             return False
     return True
 
 
-def judge_room(base: Path) -> Iterator[Finding]:
-    """Say whether a worker can make and fill its folder below `base`; makes nothing.
+def judge_folder(base: Path) -> Iterator[Finding]:
+    """Check that a worker can make and fill its folder below `base`; creates nothing.
 
     Args:
         base: where the ``worker-N`` folders of the group are, or will be.
     """
-    there = nearest(base)
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    if not writable:
-        yield Finding(
-            name="data folder",
-            severity=Severity.PROBLEM,
-            seen=f"{there} {'cannot be written by this user' if there.is_dir() else 'is no folder'}",
+    parent = nearest(base)
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        yield ok("data folder", f"{base}{'' if parent == base.absolute() else ' (does not exist yet)'}")
+    else:
+        yield problem(
+            "data folder",
+            f"{parent} {'is not writable' if parent.is_dir() else 'is not a folder'}",
             expected="a folder that workers can write",
             why="no worker starts",
-            remedy="Give the user the right, or set RETRYAPP_DATADIR",
+            remedy="Grant this user the right, or set RETRYAPP_DATADIR",
         )
-    else:
-        yield ok("data folder", f"{base}{'' if there == base.absolute() else ' (not made yet)'}")
-    yield judge_disk(there)
+    yield judge_disk(parent)
 
 
 def judge_disk(folder: Path) -> Finding:
-    """Say how much room the disk of an existing folder has."""
+    """Check the room on the disk of an existing folder."""
     free = shutil.disk_usage(folder).free
-    expected = f"{mebibytes(SCARCE_BYTES)} or more"
+    seen, expected = f"{_size(free)} free", f"{_size(SCARCE_BYTES)} or more"
     if free >= SCARCE_BYTES:
-        return ok("disk", f"{mebibytes(free)} free", expected)
-    return Finding(
-        name="disk",
-        severity=Severity.PROBLEM if free < FEW_BYTES else Severity.WARNING,
-        seen=f"{mebibytes(free)} free",
+        return ok("disk", seen, expected)
+    return (problem if free < FEW_BYTES else warning)(
+        "disk",
+        seen,
         expected=expected,
-        why="a store that cannot be written closes its lane: the partition stands still until there is room",
-        remedy=f"Make room on the disk of {folder}, or set RETRYAPP_DATADIR",
+        why="a store that cannot be written closes its lane: its partition stops until there is room",
+        remedy=f"Free space on the disk of {folder}, or set RETRYAPP_DATADIR",
     )
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
 def nearest(path: Path) -> Path:

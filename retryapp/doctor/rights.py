@@ -1,12 +1,12 @@
-"""What this login may do against what workers need."""
+"""What this login may do, compared with what workers need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from retryapp.doctor.acls import Acl, Pattern, Resource
 from retryapp.doctor.cluster import ReplicaFacts
-from retryapp.doctor.findings import Finding, Severity, counted, note, ok
+from retryapp.doctor.findings import Finding, counted, note, ok, problem
+from retryapp.kafka.acls import Acl, Pattern, Resource
 
 REMEDY = "Grant them: 'retryapp plan --acls' prints the kafka-acls.sh lines"
 
@@ -18,57 +18,50 @@ def judge_rights(
     group: frozenset[str] | None,
     cluster: frozenset[str] | None,
 ) -> Iterator[Finding]:
-    """Compare the rights that are needed with those that the brokers told.
+    """Compare the required rights with those that the brokers report.
 
-    Kafka tells them for what exists: topics, the group, the cluster. It has no such question for transactional ids.
+    Kafka reports them for existing topics, groups and the cluster, not for transactional ids.
 
     Args:
         acls: what is needed.
         topics: the topics that exist and that we may see.
-        group: operations that are allowed on the group; None: not told.
+        group: operations allowed on the group; None: unknown.
         cluster: the same of the cluster.
     """
-    told = {name: facts.operations for name, facts in topics.items() if facts.operations is not None}
-    if not told and group is None and cluster is None:
-        yield note("rights", "not told by the brokers", why="nothing exists yet, or they tell no rights")
+    allowed = {name: facts.operations for name, facts in topics.items() if facts.operations is not None}
+    if not allowed and group is None and cluster is None:
+        yield note("rights", "not reported by the brokers", why="nothing exists yet, or they report no rights")
         return
-    ours = {acl.code for acl in acls if acl.resource is Resource.TOPIC and acl.pattern is Pattern.PREFIXED}
-    ours.discard("CREATE")  # of an existing topic nobody needs it
-    mains: dict[str, set[str]] = {}
-    for acl in acls:
-        if acl.resource is Resource.TOPIC and acl.pattern is Pattern.LITERAL:
-            mains.setdefault(acl.name, set()).add(acl.code)
-    missing: list[str] = []
-    for name, allowed in sorted(told.items()):
-        wanted = mains[name] - {"CREATE"} if name in mains else ours
-        missing += [f"{operation} on topic {name}" for operation in sorted(wanted - allowed)]
-    missing += _lacking(acls, Resource.GROUP, group)
+
+    def required(resource: Resource, name: str | None = None) -> set[str]:
+        """Return operations; on our own topics, which share a prefix, unless a topic is named."""
+        return {
+            acl.code
+            for acl in acls
+            if acl.resource is resource
+            and (resource is not Resource.TOPIC or (acl.name == name if name else acl.pattern is Pattern.PREFIXED))
+        }
+
+    missing = []
+    for topic, operations in sorted(allowed.items()):
+        wanted = required(Resource.TOPIC, topic) or required(Resource.TOPIC)
+        missing += [f"{code} on topic {topic}" for code in sorted(wanted - {"CREATE"} - operations)]  # it exists
+    if group is not None:
+        missing += [f"{code} on the group" for code in sorted(required(Resource.GROUP) - group)]
     if missing:
-        yield Finding(
-            name="rights",
-            severity=Severity.PROBLEM,
-            seen=f"not allowed: {', '.join(missing)}",
+        yield problem(
+            "rights",
+            f"not allowed: {', '.join(missing)}",
             expected="what workers do",
-            why="a worker ends at its start, or its partitions stand still",
+            why="a worker exits at its start, or its partitions stop",
             remedy=REMEDY,
         )
     else:
-        yield ok(
-            "rights", f"{counted(len(told), 'topic')} and the group: all that workers do is allowed", "what workers do"
-        )
-    spare = _lacking(acls, Resource.CLUSTER, cluster)
+        yield ok("rights", f"{counted(len(allowed), 'topic')} and the group: all allowed", "what workers do")
+    spare = sorted(required(Resource.CLUSTER) - cluster) if cluster is not None else []
     if spare:
         yield note(
             "rights on the cluster",
             f"not allowed: {', '.join(spare)}",
-            why="workers do without; too few copies are then not refused, and the doctor sees less",
+            why="workers do not need them; without them too few replicas are not refused, and the doctor sees less",
         )
-
-
-def _lacking(acls: Sequence[Acl], resource: Resource, allowed: frozenset[str] | None) -> list[str]:
-    if allowed is None:
-        return []
-    wanted = {acl.code: acl for acl in acls if acl.resource is resource}
-    if resource is Resource.CLUSTER:
-        return [code for code in sorted(wanted) if code not in allowed]
-    return [f"{code} on {resource.value.lower()} {acl.name}" for code, acl in wanted.items() if code not in allowed]

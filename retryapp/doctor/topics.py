@@ -1,93 +1,76 @@
-"""The topics: what the plan says, the copies that are in sync, and what only a look at the main topic shows."""
+"""The topics: the plan's differences, replicas, the main topic's retention, and what nobody reads any more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final
 
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.doctor.cluster import ReplicaFacts
-from retryapp.doctor.findings import Finding, Severity, counted, note, ok
+from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
 from retryapp.kafka import Action, Plan, PlanStep, TopicState
-
-RETRY_INFIX: Final = ".retry."
 
 
 def known_tiers(topology: HandlerTopology, names: Sequence[str]) -> HandlerTopology:
     """Return a handler that was found by its topics alone, with the delays that its retry topics are named after.
 
     Args:
-        topology: as `find_handlers` gives it: names only.
+        topology: as `find_handlers` returns it: names only.
         names: all topics of the cluster.
     """
-    prefix = f"{topology.prefix}{RETRY_INFIX}"
+    prefix = f"{topology.prefix}.retry."
     delays = []
     for name in names:
         if name.startswith(prefix):
             try:
                 delays.append(parse_duration_ms(name.removeprefix(prefix)))
             except InvalidDurationError:
-                continue  # somebody's topic that only looks like ours
+                continue  # a topic that only looks like ours
     if not delays:
         return topology
     return HandlerTopology(topology.group, topology.main, Tiers.PER_DELAY, tuple(delays))
 
 
 def judge_plan(plan: Plan, *, waits_known: bool = True) -> Iterator[Finding]:
-    """Say what the plan says: one line for each handler's topics, and one for each that does not serve.
+    """Report the plan: one line for each handler's topics, and one for each topic that does not serve.
 
     Args:
         plan: what was compared.
-        waits_known: the longest wait of each policy is in it; False: the handlers were found by their topics.
+        waits_known: it has the longest wait of each policy; False: the handlers were found by their topics.
     """
     for main, listed in groupby(plan.steps, key=lambda step: step.main):
         steps = list(listed)
-        to_create = [step.topic for step in steps if step.action is Action.CREATE]
+        name = f"topics of {main}"
+        missing = [step.topic for step in steps if step.action is Action.CREATE]
         fine = [step for step in steps if step.action is Action.OK]
-        kept = _kept(steps) if waits_known else ", retention not measured against the longest wait: say -A"
         if fine:
+            waits = _retention(steps) if waits_known else ", retention not compared with the longest wait: use -A"
             partitions = counted(steps[0].partitions or 0, "partition")
-            yield ok(
-                f"topics of {main}",
-                f"{len(fine)} of {len(steps)} as they have to be, {partitions}{kept}",
-                "names, partitions, clean-up, retention, sizes, copies as 'retryapp plan' says",
-            )
-        if to_create:
-            yield note(
-                f"topics of {main}",
-                f"not there yet: {', '.join(to_create)}",
-                remedy="A worker makes them at its start, and so does 'retryapp topics create'",
-            )
+            seen = f"{len(fine)} of {len(steps)} ok, {partitions}{waits}"
+            yield ok(name, seen, "names, partitions, clean-up, retention, sizes, replicas as in 'retryapp plan'")
+        if missing:
+            remedy = "A worker creates them when it starts; 'retryapp topics create' does too"
+            yield note(name, f"missing: {', '.join(missing)}", remedy=remedy)
         for step in steps:
             yield from _refused(step)
 
 
 def _refused(step: PlanStep) -> Iterator[Finding]:
+    name = f"topic {step.topic}"
     if step.action is Action.MISSING:
-        yield Finding(
-            name=f"topic {step.topic}",
-            severity=Severity.PROBLEM,
-            seen="it does not exist",
-            expected="the main topic of a handler",
-            why="no worker starts",
-            remedy=step.why["partitions"],
+        remedy = step.why["partitions"]
+        yield problem(
+            name, "does not exist", expected="the main topic of a handler", why="no worker starts", remedy=remedy
         )
-    for problem in step.problems:
-        yield Finding(
-            name=f"topic {step.topic}",
-            severity=Severity.PROBLEM,
-            seen=f"{problem.setting}={problem.have}",
-            expected=problem.want,
-            why=problem.why,
-            remedy=problem.remedy,
-        )
+    for found in step.problems:
+        seen = f"{found.setting}={found.have}"
+        yield problem(name, seen, expected=found.want, why=found.why, remedy=found.remedy)
 
 
-def _kept(steps: Sequence[PlanStep]) -> str:
-    """Say the retention of the retry topics: the allowed downtime plus the longest wait."""
+def _retention(steps: Sequence[PlanStep]) -> str:
+    """Return the retention of the retry topics in words: the allowed downtime plus the longest wait."""
     retention = next((s.config["retention.ms"] for s in steps if s.role == "retry" and "retention.ms" in s.config), "")
     return f", retries kept for {format_duration_ms(int(retention))}" if retention.isdigit() else ""
 
@@ -95,93 +78,119 @@ def _kept(steps: Sequence[PlanStep]) -> str:
 def judge_main_retention(
     topologies: Sequence[HandlerTopology], states: Mapping[str, TopicState], downtime_ms: int
 ) -> Iterator[Finding]:
-    """Say which main topics forget records before workers that are down for as long as is allowed read them.
+    """Report main topics that delete records before workers that are down as long as allowed read them.
 
     Args:
         topologies: the handlers.
         states: the topics that exist.
         downtime_ms: longest time that all workers may be down.
     """
-    for topology in topologies:
-        config = states[topology.main].config if topology.main in states else {}
-        kept_ms = int(config.get("retention.ms", "-1"))
-        if "delete" not in config.get("cleanup.policy", "") or not 0 <= kept_ms < downtime_ms:
+    for main in [topology.main for topology in topologies if topology.main in states]:
+        config = states[main].config
+        retention_ms = int(config.get("retention.ms", "-1"))
+        if "delete" not in config.get("cleanup.policy", "") or not 0 <= retention_ms < downtime_ms:
             continue
-        down = format_duration_ms(downtime_ms)
-        yield Finding(
-            name=f"retention of {topology.main}",
-            severity=Severity.WARNING,
-            seen=f"retention.ms={kept_ms}",
-            expected=f"{downtime_ms} or more (downtime {down})",
-            why="records that nobody has read are deleted before workers that are down for so long are back",
-            remedy=f"Set it: kafka-configs.sh --alter --topic {topology.main} --add-config retention.ms={downtime_ms}; "
-            "or say downtime= of Retries as long as you allow",
+        yield warning(
+            f"retention of {main}",
+            f"retention.ms={retention_ms}",
+            expected=f"{downtime_ms} or more (downtime {format_duration_ms(downtime_ms)})",
+            why="unread records are deleted before workers that are down for that long are back",
+            remedy=f"Set it: kafka-configs.sh --alter --topic {main} --add-config retention.ms={downtime_ms}; "
+            "or set downtime= of Retries to what you allow",
         )
 
 
 def judge_replicas(topics: Mapping[str, ReplicaFacts], states: Mapping[str, TopicState]) -> Iterator[Finding]:
-    """Say where copies lag or nobody leads, and where a topic may choose a leader that lacks records.
+    """Report missing leaders, replicas out of sync, and topics that may elect a leader that lacks records.
 
     Args:
         topics: the topics that exist.
         states: their settings.
     """
     fine = 0
-    for name, facts in sorted(topics.items()):
-        state = states.get(name)
-        least = int(state.config.get("min.insync.replicas", "1")) if state is not None else 1
-        found = [*_copies(name, facts, least), *_elections(name, state, facts)]
+    for topic, facts in sorted(topics.items()):
+        config = states[topic].config if topic in states else {}
+        found = list(_replicas(f"topic {topic}", topic, facts, config))
         fine += not found
         yield from found
     if fine:
-        yield ok("replicas", f"{counted(fine, 'topic')} with a leader and every copy in sync")
+        yield ok("replicas", f"{counted(fine, 'topic')} with a leader and all replicas in sync")
 
 
-def _copies(name: str, facts: ReplicaFacts, least: int) -> Iterator[Finding]:
+def _replicas(name: str, topic: str, facts: ReplicaFacts, config: Mapping[str, str]) -> Iterator[Finding]:
     if facts.leaderless:
-        yield Finding(
-            name=f"topic {name}",
-            severity=Severity.PROBLEM,
-            seen=f"no leader of partition {_numbers(facts.leaderless)}",
+        yield problem(
+            name,
+            f"no leader of partition {numbers(list(facts.leaderless))}",
             expected="a leader for each partition",
-            why="it can neither be read nor written",
+            why="it can be neither read nor written",
             remedy="Bring the brokers that have it back",
         )
+    least = int(config.get("min.insync.replicas", "1"))
     short = [number for number, in_sync in facts.lagging.items() if in_sync < least]
     if short:
-        yield Finding(
-            name=f"topic {name}",
-            severity=Severity.PROBLEM,
-            seen=f"fewer than {least} copies in sync of partition {_numbers(short)}",
+        yield problem(
+            name,
+            f"fewer than {least} replicas in sync of partition {numbers(short)}",
             expected=f"min.insync.replicas={least} or more",
-            why="writes are refused until a copy is back",
+            why="writes are refused until a replica is back",
             remedy="Bring the brokers that have them back",
         )
     elif facts.lagging:
-        yield Finding(
-            name=f"topic {name}",
-            severity=Severity.WARNING,
-            seen=f"copies behind of partition {_numbers(facts.lagging)}",
-            expected="every copy in sync",
-            why="one broker more that is lost may stop it",
+        yield warning(
+            name,
+            f"replicas out of sync of partition {numbers(list(facts.lagging))}",
+            expected="every replica in sync",
+            why="losing one more broker may stop it",
             remedy="Look for a broker that is down or slow; after its start it takes a while",
+        )
+    setting = "unclean.leader.election.enable"
+    if facts.replication > 1 and config.get(setting, "false").lower() == "true":
+        yield warning(
+            name,
+            f"{setting}=true",
+            expected="false",
+            why="a replica that lacks records may become leader: acknowledged records and offsets are lost",
+            remedy=f"Set it: kafka-configs.sh --alter --topic {topic} --add-config {setting}=false",
         )
 
 
-def _elections(name: str, state: TopicState | None, facts: ReplicaFacts) -> Iterator[Finding]:
-    setting = "unclean.leader.election.enable"
-    if state is None or facts.replication < 2 or state.config.get(setting, "false").lower() != "true":
-        return
-    yield Finding(
-        name=f"topic {name}",
-        severity=Severity.WARNING,
-        seen=f"{setting}=true",
-        expected="false",
-        why="a copy that lacks records may become leader: acknowledged records and offsets go back",
-        remedy=f"Set it: kafka-configs.sh --alter --topic {name} --add-config {setting}=false",
+def old_retry_topics(topologies: Sequence[HandlerTopology], names: Sequence[str]) -> dict[str, str]:
+    """Return the retry topics that the handlers' policies have no more → their main topic.
+
+    Args:
+        topologies: the handlers, with the delays of their policies.
+        names: all topics.
+    """
+    old: dict[str, str] = {}
+    for topology in topologies:
+        plain = HandlerTopology(group=topology.group, main=topology.main)
+        retry_topics = {f"{topology.prefix}.retry", *known_tiers(plain, names).retry_topics}
+        old |= dict.fromkeys(sorted((retry_topics & {*names}) - {*topology.owned}), topology.main)
+    return old
+
+
+def judge_old_retry_topic(topic: str, main: str, unread: int) -> Finding:
+    """Report a retry topic that a policy has no more; a warning where up to so many records in it are unread."""
+    if not unread:
+        remedy = "Delete it: kafka-topics.sh --delete"
+        return note(f"topic {topic}", f"the policy of {main} has no such delay any more; all is read", remedy=remedy)
+    return warning(
+        f"topic {topic}",
+        f"the policy of {main} has no such delay any more, and up to {counted(unread, 'record')} in it are unread",
+        why="no worker reads it, so they do not come back",
+        remedy="Run the former schedule and tiers= until it is read, then change them again",
     )
 
 
-def _numbers(partitions: Sequence[int] | Mapping[int, int] | tuple[int, ...]) -> str:
-    numbers = sorted(partitions)
-    return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+def judge_old_handler(main: str, waiting: int) -> Finding:
+    """Report the topics of a handler that the application has no more; a warning where records wait in its table."""
+    name, seen = f"handler of {main}", "this app has no such handler"
+    if not waiting:
+        return note(name, f"{seen}, but its topics exist; nothing waits in them", remedy="Delete its topics")
+    return warning(
+        name,
+        f"{seen}, and {counted(waiting, 'record')} wait in its table",
+        why="they come back only when the handler does",
+        remedy="Run that handler until nothing waits, or delete its topics to give the records up",
+    )

@@ -156,7 +156,7 @@ class Positions:
         doing = f"read the offsets of group {group}"
         try:
             with self._answering(doing):
-                _await_coordinator(self._client, group, timeout_s=self.timeout_s)
+                describe_group(self._client, group, timeout_s=self.timeout_s)
         except KafkaException as error:
             raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
 
@@ -202,8 +202,8 @@ class Positions:
             ) from error
 
 
-def _await_coordinator(client: AdminClient, group: str, *, timeout_s: float) -> None:
-    """Wait until the coordinator of a group answers, for at most about `timeout_s`.
+def describe_group(client: AdminClient, group: str, *, timeout_s: float) -> Any:
+    """Return a group as its coordinator describes it, once there is one: waits at most about `timeout_s`.
 
     Call it before asking for a group's offsets: if the coordinator is not known yet, the client library crashes the
     process on that question (a null pointer in librdkafka 2.16, its issue 5040), but not on this one.
@@ -214,14 +214,14 @@ def _await_coordinator(client: AdminClient, group: str, *, timeout_s: float) -> 
     """
     budget_s = timeout_s
     while True:
-        (future,) = client.describe_consumer_groups([group], request_timeout=timeout_s).values()
+        (future,) = client.describe_consumer_groups(
+            [group], include_authorized_operations=True, request_timeout=timeout_s
+        ).values()
         try:
-            future.result(timeout_s * 2)
+            return future.result(timeout_s * 2)
         except KafkaException as error:
             if error.args[0].name() not in COORDINATOR_COMING or budget_s <= 0:
                 raise
-        else:
-            return
         threading.Event().wait(PAUSE_S)
         budget_s -= PAUSE_S
 

@@ -28,11 +28,13 @@ from retryapp.ports import Event, Observation, Observer, PartitionInfo
 LATENESS_BUCKETS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-"""Upper bounds of the lateness histogram, in seconds: fine for a healthy scheduler, coarse after a fault."""
+"""Upper bounds of the lateness histogram, in seconds: fine where lateness lies while healthy, coarse after a fault."""
+
 RETRY_AGE_BUCKETS_S: Final = (
     1.0, 10.0, 60.0, 600.0, 3_600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0, 1_209_600.0, 2_592_000.0,
 )  # fmt: skip
-"""Upper bounds of the retry age histogram, in seconds: 1 s to 10 m, 1 h, 4 h, 12 h, 1 d, 3 d, 7 d, 14 d, 30 d."""
+"""Upper bounds of ``retryapp_retry_age_seconds``, in seconds; the age limit in docs/alerts.yml must be one of them."""
+
 REBALANCE_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the rebalance histogram, in seconds."""
 MAX_LABELS: Final = 100

@@ -51,13 +51,16 @@ def test_start_status_stop(data: str) -> None:
         True,
         f"127.0.0.1:{port}",
     )
-    code, again = retryapp("broker", "start", "--data", data, "--port", port)
+    code, again = retryapp("broker", "start", "--data", data)
     assert (code, again["started"], again["pid"]) == (0, False, started["pid"])
     code, status = retryapp("broker", "status", "--data", data)
     assert (code, status["state"], status["pid"]) == (0, "running", started["pid"])
     code, refused = retryapp("broker", "start", "--data", f"{data}-2", "--port", port)
     assert (code, refused["error"]["type"]) == (3, "PortTakenError")
-    assert retryapp("broker", "stop", "--data", data) == (0, {"state": "stopped", "was_running": True})
+    code, other = retryapp("broker", "stop", "--data", data, "--port", str(int(port) + 1))
+    assert (code, other["error"]["type"]) == (2, "UsageError"), "a port that is given must be the broker's"
+    same = ("broker", "stop", "--data", data, "--port", port)
+    assert retryapp(*same) == (0, {"state": "stopped", "was_running": True})
     assert retryapp("broker", "stop", "--data", data) == (0, {"state": "stopped", "was_running": False})
 
 
@@ -86,4 +89,4 @@ def test_run_says_when_the_broker_dies() -> None:
         os.kill(running["pid"], signal.SIGKILL)
         last = json.loads(process.stdout.readline())
         assert process.wait(10) == 3
-    assert "ended by itself with exit code -9" in last["error"]["message"]
+    assert "exited with code -9" in last["error"]["message"]

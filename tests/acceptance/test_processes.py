@@ -35,10 +35,10 @@ def ready(url: str) -> bool:
 
 
 def places(worker: Worker, count: int) -> list[tuple[str, str, str, str]]:
-    """Wait until so many processes have said where they are (all starts of the run), and the last of each is ready."""
-    found = wait_for(lambda: (m := PLACE.findall(worker.log))[count - 1 :] and m, f"{count} places are told")
+    """Wait until so many processes have logged their places and are ready."""
+    found = wait_for(lambda: (m := PLACE.findall(worker.log))[count - 1 :] and m, f"{count} places are logged")
     assert len(found) == count, worker.log
-    for url in {name: url for name, _, _, url in found}.values():
+    for *_, url in found:
         wait_for(lambda url=url: ready(url), f"{url} is ready", timeout_s=60)
     return found
 
@@ -93,7 +93,7 @@ def test_two_processes_share_the_work_and_one_signal_stops_both(stage: Stage) ->
 
 
 def test_one_that_dies_stops_the_other(stage: Stage) -> None:
-    """Without --restart: what it held is not left to half the processes in silence; the code is the dead one's."""
+    """Fewer processes than asked for would go unnoticed; the code is the dead one's."""
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic))
     worker = start(stage, "--processes", "2")
@@ -105,32 +105,11 @@ def test_one_that_dies_stops_the_other(stage: Stage) -> None:
     assert re.search(r"^retryapp: process-\d ended with SIGKILL; the others are stopped$", worker.log, re.MULTILINE)
 
 
-def test_one_that_dies_is_started_again_by_itself(stage: Stage) -> None:
-    """With --restart the other runs on; the new one takes a place; nothing is lost or handed on twice."""
+def test_workers_stop_when_their_starter_is_killed(stage: Stage) -> None:
+    """They stop as on SIGTERM and give their records back; nothing is left behind."""
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic))
-    worker = start(stage, "--processes", "2", "--restart")
-    before = places(worker, 2)
-    first, second = children(worker)
-    stage.produce(topic, [{"id": n, "fail": 1} for n in range(40)])
-    first.kill()
-    after = places(worker, 3)
-    assert after[2][0] in {name for name, *_ in before}
-    assert second.pid in {child.pid for child in children(worker)}
-    assert len(children(worker)) == 2
-    stage.produce(topic, [{"id": n} for n in range(40, 80)])
-    wait_for(lambda: stage.service.done(topic) == set(range(80)), "all are done")
-    stage.wait_settled(topic)
-    assert not stage.evidence(topic).repeated_handoffs()
-    assert re.search(r"^retryapp: process-\d ended with SIGKILL; it is started again in \S+$", worker.log, re.MULTILINE)
-    assert worker.stop() == 0
-
-
-def test_workers_stop_when_their_supervisor_is_killed(stage: Stage) -> None:
-    """Nobody would start them again or hear them: they stop as on SIGTERM and give their records back."""
-    topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic))
-    worker = start(stage, "--processes", "2", "--restart")
+    worker = start(stage, "--processes", "2")
     places(worker, 2)
     left = children(worker)
     stage.produce(topic, [{"id": n} for n in range(20)])
@@ -139,13 +118,3 @@ def test_workers_stop_when_their_supervisor_is_killed(stage: Stage) -> None:
     worker.wait(5)
     assert gone(left, 12)
     assert stage.evidence(topic).unsettled([topic]) == 0
-
-
-def test_a_wrong_program_ends_at_once(stage: Stage) -> None:
-    """Exit 2 with and without --restart: a new start would say the same."""
-    (stage.folder / "app.py").write_text("import faust\napp = faust.App('plain', broker='kafka://localhost:1')\n")
-    for options in (("--processes", "2"), ("--processes", "2", "--restart")):
-        worker = start(stage, *options)
-        assert worker.wait(30) == 2
-        assert "has no Retries" in worker.log
-        assert "Traceback" not in worker.log

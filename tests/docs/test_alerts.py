@@ -1,97 +1,110 @@
-"""docs/alerts.yml and what docs/operating.md says of it."""
+"""docs/alerts.yml: rules over series that workers and the archive really have, evaluated by Prometheus' own tool."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from samples import partition
 
-from retryapp.cli.main import run
-from retryapp.core.alerts import alerts, rules_text
+from retryapp.pipeline.metrics import PipelineMetrics
+from retryapp.ports import Event, Observation
+from retryapp.runtime.metrics import MetricsObserver, Retention, Sources
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-RULES = ROOT / "docs" / "alerts.yml"
-SECTION = (ROOT / "docs" / "operating.md").read_text().split("### Alerts")[1].split("### Logs")[0]
-
-
-def printed(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    """Return what `retryapp alerts` prints."""
-    assert run(["alerts", *options]) == 0
-    return capsys.readouterr().out
-
-
-def test_the_file_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever takes it from the repository has the same rules. `python tools/docs_tables.py` writes it."""
-    assert RULES.read_text() == rules_text() == printed(capsys)
+HERE = Path(__file__).resolve().parent
+FILE = HERE.parent.parent / "docs" / "alerts.yml"
+(GROUP,) = yaml.safe_load(FILE.read_text())["groups"]
+RULES: list[dict[str, Any]] = GROUP["rules"]
+CASES: dict[str, Any] = yaml.safe_load((HERE / "alerts_test.yml").read_text())
+SCRAPED = {"job", "instance"}
+"""Labels that Prometheus puts on every series."""
 
 
-def test_limits_of_the_command_reach_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    """As text and as JSON."""
-    options = ("--late", "5m", "--dead-share", "0.5%", "--retry-age", "7d", "--rebalance", "2m", "--growth", "3")
-    rules = {rule["alert"]: rule["expr"] for rule in yaml.safe_load(printed(capsys, *options))["groups"][0]["rules"]}
-    assert rules["RetryAppRecordsOverdue"].endswith("> 300")
-    assert "> 0.005\n" in rules["RetryAppDeadLetterRate"]
-    assert "604800" in rules["RetryAppRetriesLastLong"]
-    assert rules["RetryAppRebalanceLong"].endswith("> 120")
-    told: dict[str, Any] = json.loads(printed(capsys, *options, "--json"))
-    assert {each["name"]: each["expr"] for each in told["alerts"]} == rules
-    assert told["limits"]["late_s"] == 300
+def nodes(expr: str, kind: type) -> list[Any]:
+    """Return the parts of an expression that are of a kind, as a real parser reads it."""
+    found: list[Any] = []
+    promql_parser.walk(promql_parser.parse(expr), found.append)
+    return [node for node in found if isinstance(node, kind)]
 
 
-@pytest.mark.parametrize(
-    "words", [("--retry-age", "2d"), ("--dead-share", "0"), ("--dead-share", "much"), ("--late", "x")]
-)
-def test_limits_that_make_no_sense_are_refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """With the choice where there is one."""
-    assert run(["alerts", *words]) == 2
-    told = capsys.readouterr().err
-    assert words[0] in told
-    assert ("1d, 3d, 7d" in told) == (words[0] == "--retry-age")
+@pytest.fixture(scope="module")
+def shown() -> dict[str, list[dict[str, str]]]:
+    """Every series that a worker or the archive shows, by name: its labels."""
+    info = partition(0, pending=1, pending_by_tier={"5m": 1}, next_due_ms=1, looked_ms=1)
+    retention = Retention(longest_wait_s=1, needed_s=1, topics_s={"billing.orders.retry": 1})
+    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": [info]}, retentions=lambda: {"orders": retention}))
+    metrics.begin("orders", ["5m"])
+    metrics.observe(Observation(event=Event.DEAD, handler="orders", reason="exhausted", error_type="E"))
+    archive = PipelineMetrics()
+    times = {"began_ms": 0, "ended_ms": 1, "gaps": 0}
+    archive.round_ended("archive", "billing", read={}, ends={}, retention_ms={}, **times)
+    series: dict[str, list[dict[str, str]]] = {}
+    text = metrics.text().decode() + generate_latest(archive.registry).decode()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series.setdefault(sample.name, []).append(sample.labels)
+    return series
 
 
-def test_the_table_has_every_rule_of_the_file_with_its_severity_and_its_words() -> None:
-    """In the file's order."""
-    rows = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in SECTION.splitlines() if line.startswith("| `")]
-    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
-    assert [
-        (name.strip("`"), severity, meaning, action.replace("`", "'")) for name, severity, meaning, action in rows
-    ] == [
-        (
-            rule["alert"],
-            rule["labels"]["severity"],
-            rule["annotations"]["description"],
-            rule["annotations"]["action"].replace("`", "'"),
-        )
-        for rule in rules
-    ]
-    assert len(rows) == len(alerts())
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_every_metric_and_label_of_a_rule_exists(rule: dict[str, Any], shown: dict[str, list[dict[str, str]]]) -> None:
+    """A rule over a series that does not exist never fires; an unknown label is an empty word in its message."""
+    selectors = nodes(rule["expr"], promql_parser.VectorSelector)
+    assert {selector.name for selector in selectors} == set(re.findall(r"retryapp_\w+", rule["expr"]))
+    for selector in selectors:
+        assert selector.name in shown
+        for matcher in selector.matchers.matchers:
+            values = [labels[matcher.name] for labels in shown[selector.name] if matcher.name in labels]
+            assert any(re.fullmatch(matcher.value, value) for value in values), (selector.name, matcher.name)
+    known = SCRAPED.union(*(labels for selector in selectors for labels in shown[selector.name]))
+    kept = [set(node.modifier.labels) for node in nodes(rule["expr"], promql_parser.AggregateExpr)]
+    assert set().union(*kept) <= known
+    used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    assert used
+    assert used <= kept[0]
 
 
-def test_a_stale_file_is_seen(docs_tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--check` looks at it too."""
-    monkeypatch.setattr(docs_tables, "ROOT", tmp_path)
-    (tmp_path / "README.md").write_text("nothing to renew")
-    (tmp_path / "docs").mkdir()
-    assert docs_tables.main(["--check"]) == 1
-    assert docs_tables.main([]) == 0
-    assert docs_tables.main(["--check"]) == 0
-    assert (tmp_path / "docs" / "alerts.yml").read_text() == rules_text()
+def test_every_rule_has_its_words_and_cases() -> None:
+    """Severity, summary, description and action; a moment at which it fires and one at which it does not."""
+    assert all(rule["labels"]["severity"] in {"critical", "warning"} for rule in RULES)
+    assert all(rule["annotations"].keys() == {"summary", "description", "action"} for rule in RULES)
+    checks = [check for case in CASES["tests"] for check in case["alert_rule_test"]]
+    names = [rule["alert"] for rule in RULES]
+    assert len(set(names)) == len(names)
+    assert {check["alertname"] for check in checks if check.get("exp_alerts")} == set(names)
+    assert {check["alertname"] for check in checks if not check.get("exp_alerts")} == set(names)
 
 
-def test_prometheus_takes_the_configuration(prometheus: Mapping[str, Path], tmp_path: Path) -> None:
-    """That of the document, with the file beside it."""
-    (config,) = re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)
-    (tmp_path / "prometheus.yml").write_text(config)
-    (tmp_path / "alerts.yml").write_text(RULES.read_text())
-    done = subprocess.run(
-        [prometheus["promtool"], "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, text=True
-    )
+def run_cases(promtool: Path, folder: Path, cases: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Have promtool evaluate the rules over the series of the cases; of the annotations it compares the summary."""
+    rules = [{**rule, "annotations": {"summary": rule["annotations"]["summary"]}} for rule in RULES]
+    (folder / "rules.yml").write_text(yaml.safe_dump({"groups": [{**GROUP, "rules": rules}]}))
+    (folder / "tests.yml").write_text(yaml.safe_dump(cases))
+    return subprocess.run([promtool, "test", "rules", "tests.yml"], cwd=folder, capture_output=True, text=True)
+
+
+def test_prometheus_accepts_the_file(prometheus: Mapping[str, Path]) -> None:
+    """Syntax and templates."""
+    done = subprocess.run([prometheus["promtool"], "check", "rules", FILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(alerts())} rules found" in done.stdout
+    assert f"SUCCESS: {len(RULES)} rules found" in done.stdout
+
+
+def test_rules_fire_when_they_should_and_not_otherwise(prometheus: Mapping[str, Path], tmp_path: Path) -> None:
+    """All cases; and a wrong expectation of either kind is seen."""
+    done = run_cases(prometheus["promtool"], tmp_path, CASES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = CASES["tests"][0]
+    *_, fires = first["alert_rule_test"]
+    never = {"eval_time": fires["eval_time"], "alertname": fires["alertname"]}
+    for wrong in ({**fires, "eval_time": "11m"}, never):
+        cases = {**CASES, "tests": [{**first, "alert_rule_test": [wrong]}]}
+        assert run_cases(prometheus["promtool"], tmp_path, cases).returncode

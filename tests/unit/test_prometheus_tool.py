@@ -1,4 +1,4 @@
-"""tools/prometheus.py: what it takes, what it fetches, and what it says when it cannot."""
+"""tools/prometheus.py: what it uses, what it fetches, and what it prints when it cannot."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ def _copy(source: Any, into: Any) -> None:
 
 
 def package() -> bytes:
-    """Return what `dpkg-deb --fsys-tarfile` prints of a package with the two programs."""
+    """Return what `dpkg-deb --fsys-tarfile` prints of a package with the program."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as files:
-        for name in ("prometheus", "promtool"):
-            entry = tarfile.TarInfo(f"./usr/bin/{name}")
-            entry.size = len(name)
-            files.addfile(entry, io.BytesIO(name.encode()))
+        entry = tarfile.TarInfo("./usr/bin/promtool")
+        entry.size = len(b"program")
+        files.addfile(entry, io.BytesIO(b"program"))
     return made.getvalue()
 
 
@@ -59,43 +58,38 @@ def on_debian(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *, fails: int =
     return started
 
 
-def test_programs_that_are_on_the_path_are_taken(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is fetched, nothing is said; one of the two is not enough."""
+def test_a_program_on_the_path_is_used(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fetched."""
     assert tool.find() is None
-    monkeypatch.setattr(tool.shutil, "which", lambda name: f"/opt/{name}" if name in tool.PROGRAMS else None)
-    assert tool.find() == {"prometheus": Path("/opt/prometheus"), "promtool": Path("/opt/promtool")}
+    monkeypatch.setattr(tool.shutil, "which", lambda name: f"/opt/{name}" if name == "promtool" else None)
+    assert tool.find() == {"promtool": Path("/opt/promtool")}
     assert tool.main() == 0
-    monkeypatch.setattr(tool.shutil, "which", lambda name: "/opt/promtool" if name == "promtool" else None)
-    assert tool.find() is None
 
 
-def test_a_machine_without_debians_tools_is_told(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_debians_tools(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """The other tests run all the same."""
     assert tool.main() == 0
     told = capsys.readouterr()
-    assert (told.out, "have to be on PATH" in told.err) == ("", True)
+    assert (told.out, "is on PATH" in told.err) == ("", True)
 
 
 @pytest.mark.parametrize("fails", [0, 1], ids=["with the machine's lists", "with lists of its own"])
 def test_the_package_is_unpacked_into_the_cache(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: int
 ) -> None:
-    """Both programs, ready to run; the next call does nothing."""
+    """Ready to run; the next call does nothing."""
     started = on_debian(tool, monkeypatch, fails=fails)
     assert tool.main() == 0
     assert f"at most {tool.DOWNLOAD_MB} MB" in capsys.readouterr().out
-    found = tool.find()
-    assert {name: (path.read_text(), path.stat().st_mode & 0o777) for name, path in found.items()} == {
-        "prometheus": ("prometheus", 0o755),
-        "promtool": ("promtool", 0o755),
-    }
+    program = tool.find()["promtool"]
+    assert (program.read_text(), program.stat().st_mode & 0o777) == ("program", 0o755)
     assert sum(words[-1] == "update" for words in started) == fails
     count = len(started)
     assert tool.main() == 0
     assert len(started) == count
 
 
-def test_a_download_that_fails_is_told(
+def test_a_download_that_fails_is_reported(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And leaves nothing half."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import click
@@ -17,31 +17,24 @@ from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, La
 
 
 @pytest.fixture
-def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Replace `retryapp broker` by a command that does what a test wants."""
+def acting(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """Replace `retryapp broker` by a command that returns or raises something."""
 
-    def install(action: Callable[[], object]) -> None:
+    def install(result: object) -> None:
         module = ModuleType("retryapp.cli.broker")
 
         @click.command()
         @click.option("--json", "as_json", is_flag=True)
         def command(*, as_json: bool) -> object:
-            return action()
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
         module.command = command  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "retryapp.cli.broker", module)
         monkeypatch.setattr(cli_main, "find_spec", lambda _: True)
 
     return install
-
-
-def raise_error(error: BaseException) -> Callable[[], object]:
-    """Make an action that fails."""
-
-    def action() -> object:
-        raise error
-
-    return action
 
 
 @pytest.mark.parametrize(
@@ -57,13 +50,10 @@ def raise_error(error: BaseException) -> Callable[[], object]:
     ],
 )
 def test_every_error_is_one_line_and_its_exit_code(
-    raising: Callable[[Callable[[], object]], None],
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    code: ExitCode,
+    acting: Callable[[object], None], capsys: pytest.CaptureFixture[str], error: BaseException, code: ExitCode
 ) -> None:
     """On stderr, without a traceback; with --json one object on stdout."""
-    raising(raise_error(error))
+    acting(error)
     assert run(["broker"]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -79,71 +69,47 @@ def test_every_error_is_one_line_and_its_exit_code(
     assert shown["message"]
 
 
-def test_a_traceback_is_shown_when_asked_for(
-    raising: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], capsys: pytest.CaptureFixture[str]) -> None:
     """For faults of ours."""
-    raising(raise_error(ZeroDivisionError("division by zero")))
+    acting(ZeroDivisionError("division by zero"))
     assert run(["--traceback", "broker"]) == ExitCode.BUG
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("answer", "code"), [(None, 0), (0, 0), (ExitCode.FINDING, 1), (True, 0)])
-def test_a_command_returns_its_exit_code(
-    raising: Callable[[Callable[[], object]], None], answer: object, code: int
-) -> None:
+def test_a_command_returns_its_exit_code(acting: Callable[[object], None], answer: object, code: int) -> None:
     """Nothing returned is fine."""
-    raising(lambda: answer)
+    acting(answer)
     assert run(["broker"]) == code
 
 
-def test_an_unknown_command_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """With where to look."""
+def test_unknown_or_missing_commands_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """With where to look; help lists all commands with the summaries of the table, so it imports none of them."""
     assert run(["nope"]) == ExitCode.USAGE
     assert capsys.readouterr().err == "retryapp: No such command 'nope' (see 'retryapp --help')\n"
-
-
-def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """And is a usage error for scripts."""
     assert run([]) == ExitCode.USAGE
     assert "Commands:" in capsys.readouterr().err
-
-
-def test_help_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """Summaries come from the table, so that help imports no command."""
     assert run(["--help"]) == ExitCode.FINE
     shown = capsys.readouterr().out
-    listed = cli.list_commands(click.Context(cli))
-    assert "broker" in listed
-    assert all(SUBCOMMANDS[name] in shown for name in listed)
+    assert all(SUBCOMMANDS[name] in shown for name in cli.list_commands(click.Context(cli)))
 
 
-def _all_commands() -> list[list[str]]:
-    found: list[list[str]] = []
-
-    def walk(command: click.Command, path: list[str]) -> None:
-        found.append(path)
-        if isinstance(command, click.Group):
-            context = click.Context(command)
-            for name in command.list_commands(context):
-                child = command.get_command(context, name)
-                assert child is not None
-                walk(child, [*path, name])
-
-    walk(cli, [])
-    return found
+def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _commands(child, (*path, name))
 
 
-@pytest.mark.parametrize("path", _all_commands(), ids=" ".join)
-def test_every_command_has_help(path: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("path", "command"), list(_commands(cli)))
+def test_every_command_has_help(
+    path: tuple[str, ...], command: click.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     """For itself and for each of its options."""
     assert run([*path, "--help"]) == ExitCode.FINE
     assert "Usage: retryapp" in capsys.readouterr().out
-    command: click.Command = cli
-    for name in path:
-        assert isinstance(command, click.Group)
-        child = command.get_command(click.Context(command), name)
-        assert child is not None
-        command = child
     assert command.help
     assert all(option.help for option in command.params if isinstance(option, click.Option))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from harness import Worker, wait_for
 from harness.brokers import running_broker
 
 from retryapp.broker.probe import free_ports
@@ -71,16 +69,10 @@ class SecuredBroker:
         for future in admin.create_acls(bindings).values():
             future.result(10)
 
-    def grant_topic(self, topic: str, operation: str) -> None:
-        """Grant one right on one topic."""
-        self.grant([{"resource": "Topic", "name": topic, "pattern": "literal", "operation": operation}])
-
-    def revoke_all(self, topic: str | None = None) -> None:
-        """Take all grants back, or those on one topic."""
-        kind = ResourceType.ANY if topic is None else ResourceType.TOPIC
-        these = AclBindingFilter(
-            kind, topic, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-        )
+    def revoke_all(self) -> None:
+        """Take all grants back."""
+        kind, any_pattern = ResourceType.ANY, ResourcePatternType.ANY
+        these = AclBindingFilter(kind, None, any_pattern, None, None, AclOperation.ANY, AclPermissionType.ANY)
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for future in admin.delete_acls([these]).values():
             future.result(10)
@@ -107,20 +99,20 @@ def secured(cache_dir: Path) -> Iterator[SecuredBroker]:
         yield SecuredBroker(started.bootstrap, f"127.0.0.1:{users_port}")
 
 
-def write_app(folder: Path, group: str, bootstrap: str, *, secured: bool) -> None:
-    """Write a user's module that is called as its group; negative ids are refused, odd ones fail once.
+def write_app(folder: Path, group: str, bootstrap: str) -> None:
+    """Write a user's module that is called as its group; negative ids are rejected, odd ones fail once.
 
-    An order that says where to is published there.
+    An order with a "to" is published there.
     """
-    credentials = (
-        f'broker_credentials=faust.SASLCredentials(username="{USER}", password="{PASSWORD}", mechanism="PLAIN"),'
-    )
     source = f"""
         import faust
         from retryapp import Delivery, Reject, Retries, RetryPolicy
 
         app = faust.App(
-            "{group}", broker="kafka://{bootstrap}", store="rocksdb://", {credentials if secured else ""}
+            "{group}",
+            broker="kafka://{bootstrap}",
+            store="rocksdb://",
+            broker_credentials=faust.SASLCredentials(username="{USER}", password="{PASSWORD}", mechanism="PLAIN"),
         )
         retries = Retries(app, start_timeout="10s")
 
@@ -149,8 +141,8 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
-    """As a table with reasons, as lines, and as JSON; all the same rights."""
-    write_app(tmp_path, group, "127.0.0.1:1", secured=False)
+    """As a table with reasons, as commands, and as JSON; all the same rights."""
+    write_app(tmp_path, group, "127.0.0.1:1")
     shown = retryapp("plan", "-A", group, "--acls")
     assert shown.code == 0
     for words in (f"{group}.*", f"orders-{group}", "DescribeConfigs", "hand-offs", "--resource-pattern-type prefixed"):
@@ -159,13 +151,13 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
     assert len(lines) == 5
     assert all(f"--allow-principal User:{group} " in line for line in lines)
 
-    told = retryapp("plan", "-A", group, "--acls", "--principal", "User:CN=billing", "--json").json
-    assert told["principal"] == "User:CN=billing"
-    assert [line.replace("User:CN=billing", f"User:{group}") for line in told["commands"]] == lines
-    assert {acl["resource"] for acl in told["acls"]} == set(KINDS)
-    assert {acl["resource"] for acl in told["acls"] if not acl["needed"]} == {"Cluster"}
-    made = retryapp("plan", "-A", group, "--acls", "--create-main", 3, "--json").json
-    assert len(made["acls"]) == len(told["acls"]) + 1
+    report = retryapp("plan", "-A", group, "--acls", "--principal", "User:CN=billing", "--json").json
+    assert report["principal"] == "User:CN=billing"
+    assert [line.replace("User:CN=billing", f"User:{group}") for line in report["commands"]] == lines
+    assert {acl["resource"] for acl in report["acls"]} == set(KINDS)
+    assert {acl["resource"] for acl in report["acls"] if not acl["needed"]} == {"Cluster"}
+    created = retryapp("plan", "-A", group, "--acls", "--create-main", 3, "--json").json
+    assert len(created["acls"]) == len(report["acls"]) + 1
 
     for option in ("--principal", "--publishes"):
         wrong = retryapp("plan", "-A", group, option, "User:x")
@@ -173,21 +165,19 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
         assert f"{option} goes with --acls" in wrong.err
 
 
-def test_topics_that_handlers_publish_to_are_asked_for_and_taken(retryapp, group, tmp_path):
-    """No application says them: the output does, until somebody names them."""
-    write_app(tmp_path, group, "127.0.0.1:1", secured=False)
-    unsaid = retryapp("plan", "-A", group, "--acls")
-    assert f"{group}.charge may publish (record.publish), and no application says where" in unsaid.out
-    assert "--publishes TOPIC" in unsaid.out
-    told = retryapp("plan", "-A", group, "--acls", "--json").json
-    assert (told["may_publish"], told["publishes"]) == ([f"{group}.charge"], [])
+def test_topics_that_handlers_publish_to(retryapp, group, tmp_path):
+    """No application declares them: the output says so until --publishes names them."""
+    write_app(tmp_path, group, "127.0.0.1:1")
+    before = retryapp("plan", "-A", group, "--acls")
+    assert f"{group}.charge may publish (record.publish)" in before.out
+    report = retryapp("plan", "-A", group, "--acls", "--json").json
+    assert (report["may_publish"], report["publishes"]) == ([f"{group}.charge"], [])
     named = ("plan", "-A", group, "--acls", "--publishes", "receipts", "--publishes", "audit")
     shown = retryapp(*named)
-    assert "no application says where" not in shown.out
+    assert "may publish" not in shown.out
     lines = [line for line in shown.out.splitlines() if line.startswith("kafka-acls.sh ")]
-    assert len(lines) == 7
     assert [line for line in lines if "--topic receipts" in line and "--operation Write" in line]
-    more = [acl for acl in retryapp(*named, "--json").json["acls"] if acl not in told["acls"]]
+    more = [acl for acl in retryapp(*named, "--json").json["acls"] if acl not in report["acls"]]
     assert {(acl["name"], acl["operation"], acl["needed"]) for acl in more} == {
         (topic, operation, operation != "DescribeConfigs")
         for topic in ("receipts", "audit")
@@ -195,148 +185,90 @@ def test_topics_that_handlers_publish_to_are_asked_for_and_taken(retryapp, group
     }
 
 
-@dataclass
-class RunningWorker:
-    """`retryapp worker` as a subprocess."""
-
-    process: subprocess.Popen[bytes]
-    log_file: Path
-
-    @property
-    def log(self) -> str:
-        """All that it said."""
-        return self.log_file.read_text(errors="replace")
-
-
 @pytest.fixture
-def start_worker(tmp_path: Path) -> Iterator[Callable[[str], RunningWorker]]:
-    """Start workers that end with the test."""
-    started: list[RunningWorker] = []
+def worker(group: str, tmp_path: Path) -> Iterator[Callable[[], Worker]]:
+    """Start the worker of the module; it ends with the test."""
+    started: list[Worker] = []
 
-    def start(module: str) -> RunningWorker:
-        log_file = tmp_path / f"worker{len(started)}.log"
+    def start() -> Worker:
+        log_file = tmp_path / "worker.log"
+        command = [sys.executable, "-m", "retryapp.cli.main", "worker", group]
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "retryapp.cli.main", "worker", module],
-                cwd=tmp_path,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        started.append(RunningWorker(process, log_file))
+        started.append(Worker("worker", process, log_file))
         return started[-1]
 
     yield start
-    for worker in started:
-        if worker.process.poll() is None:
-            os.killpg(worker.process.pid, signal.SIGKILL)
-            worker.process.wait(10)
-        print(worker.log[-6000:])  # noqa: T201 - for the failure report
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
-    """Ask until it is so."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.1)
+    for each in started:
+        if each.process.poll() is None:
+            each.kill()
+        print(each.log[-6000:])  # noqa: T201 - for the failure report
 
 
 @pytest.mark.broker
-def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_path, start_worker):
-    """Topics made, one success, one retry, one dead letter; the needed rights alone, without those on the cluster."""
-    main = f"orders-{group}"
-    write_app(tmp_path, group, secured.secured, secured=True)
-    operator = KafkaAdmin(KafkaConnection(secured.bootstrap))
-    operator.create_main_topic(main, partitions=2)
-    operator.wait_for_topics([main])
+def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_path, worker):
+    """The needed rights alone: topics, a success, a retry, a dead letter; it publishes once --publishes says so."""
+    main, out = f"orders-{group}", f"payments-{group}"
+    write_app(tmp_path, group, secured.secured)
+    connection = KafkaConnection(secured.bootstrap)
+    operator = KafkaAdmin(connection)
+    for topic in (main, out):
+        operator.create_main_topic(topic, partitions=2)
+    operator.wait_for_topics([main, out])
     refused = retryapp("doctor", "-A", group, "--json")
     assert refused.code == 1
     assert "Topic authorization failed" in json.dumps(refused.json)
 
     acls = retryapp("plan", "-A", group, "--acls", "--json").json["acls"]
     secured.grant([acl for acl in acls if acl["needed"]])
-    worker = start_worker(group)
+    running = worker()
     producer = Producer({"bootstrap.servers": secured.bootstrap})
+
+    def send(number: int, **more: str) -> None:
+        producer.produce(main, json.dumps({"id": number, **more}).encode(), partition=number % 2)
+        assert producer.flush(10) == 0
+
     for number in (1, 2, -3, 4):
-        producer.produce(main, json.dumps({"id": number}).encode(), partition=number % 2)
-    assert producer.flush(10) == 0
-
+        send(number)
     topology = HandlerTopology(group=group, main=main)
-    connection = KafkaConnection(secured.bootstrap)
 
-    def settled() -> bool:
-        assert worker.process.poll() is None, worker.log[-3000:]
-        if topology.events not in operator.describe_topics([topology.events, topology.dlq]):
-            return False
-        events = [decode_event(record.value or b"") for record in read_topic(connection, topology.events)]
-        dead = [decode_metadata(record.headers) for record in read_topic(connection, topology.dlq)]
-        return sum(isinstance(event, Succeeded) for event in events) == 1 and len(dead) == 1
+    def dead() -> list[str]:
+        assert running.process.poll() is None, running.log[-3000:]
+        if topology.dlq not in operator.describe_topics([topology.dlq]):
+            return []
+        found = (decode_metadata(record.headers) for record in read_topic(connection, topology.dlq))
+        return [metadata.error_message for metadata in found if metadata]
 
-    wait_for(settled, "one retried record succeeded and one is dead")
+    def succeeded() -> int:
+        if topology.events not in operator.describe_topics([topology.events]):
+            return 0
+        events = (decode_event(record.value or b"") for record in read_topic(connection, topology.events))
+        return sum(isinstance(event, Succeeded) for event in events)
+
+    wait_for(lambda: (len(dead()), succeeded()) == (1, 1), "one retried record succeeded and one is dead")
+    send(6, to=out)
+    wait_for(lambda: len(dead()) == 2, "it may not publish")
+    assert any("may not describe it" in message for message in dead())
+    named = retryapp("plan", "-A", group, "--acls", "--publishes", out, "--json").json["acls"]
+    secured.grant([acl for acl in named if acl not in acls])
+    wait_for(lambda: send(8, to=out) or any(read_topic(connection, out)), "it is published", every_s=0.5)
 
     secured.grant([acl for acl in acls if not acl["needed"]])
     fine = retryapp("doctor", "-A", group, "--write", "--json")
     found = {finding["name"]: finding for finding in fine.json["findings"]}
-    assert found["rights"]["severity"] == "ok", found
-    assert found["rights on transactions"]["severity"] == "ok"
+    assert found["rights"]["severity"] == found["rights on transactions"]["severity"] == "ok", found
     assert "rights on the cluster" not in found
     assert found[f"group {group}"]["seen"].startswith("stable, 1 member")
     assert fine.code == 0, fine.out
-    assert "AuthorizationFailed" not in worker.log
+    assert "AuthorizationFailed" not in running.log
+    assert "retryapp.lane_failed" not in running.log
 
 
 @pytest.mark.broker
-def test_a_topic_that_handlers_may_not_write_fails_attempts(retryapp, secured, group, tmp_path, start_worker):
-    """Named while the right is missing, published once it is there, and named again when it is taken away."""
-    main, out = f"orders-{group}", f"payments-{group}"
-    write_app(tmp_path, group, secured.secured, secured=True)
-    connection = KafkaConnection(secured.bootstrap)
-    operator = KafkaAdmin(connection)
-    for topic in (main, out):
-        operator.create_main_topic(topic, partitions=1)
-    operator.wait_for_topics([main, out])
-    acls = retryapp("plan", "-A", group, "--acls", "--json").json["acls"]
-    secured.grant([acl for acl in acls if acl["needed"]])
-    worker = start_worker(group)
-    producer = Producer({"bootstrap.servers": secured.bootstrap})
-    dlq = HandlerTopology(group=group, main=main).dlq
-
-    def send(number: int) -> None:
-        producer.produce(main, json.dumps({"id": number, "to": out}).encode())
-        assert producer.flush(10) == 0
-
-    def problems() -> list[str]:
-        assert worker.process.poll() is None, worker.log[-3000:]
-        if dlq not in operator.describe_topics([dlq]):
-            return []
-        return [metadata.error_message for r in read_topic(connection, dlq) if (metadata := decode_metadata(r.headers))]
-
-    def published() -> list[int]:
-        return [json.loads(record.value or b"")["id"] for record in read_topic(connection, out)]
-
-    send(2)
-    wait_for(lambda: len(problems()) == 1, "nobody may see the topic")
-    assert "may not describe it" in problems()[0]
-    secured.grant_topic(out, "Describe")
-    wait_for(lambda: send(4) or "may not write to it" in problems()[-1], "nobody may write to it")
-    named = retryapp("plan", "-A", group, "--acls", "--publishes", out, "--json").json["acls"]
-    secured.grant([acl for acl in named if acl["needed"] and acl not in acls])
-    wait_for(lambda: send(6) or 6 in published(), "it is published")
-    assert "retryapp.lane_failed" not in worker.log
-    secured.revoke_all(out)
-    count = len(problems())
-    send(8)
-    wait_for(lambda: len(problems()) > count, "the right is gone", timeout_s=90)
-    assert "may not" in problems()[-1]
-    assert 8 not in published()
-    assert worker.log.count("retryapp.lane_failed") <= 1
-
-
-@pytest.mark.broker
-def test_a_login_that_is_refused_is_exit_3(retryapp, secured, group, tmp_path):
-    """Told as such, not as a broker that is silent; this machine is looked at all the same."""
+def test_a_refused_login_is_exit_3(retryapp, secured, group, tmp_path):
+    """With the reason; this machine is checked all the same."""
     config = tmp_path / "client.properties"
     wrong = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": USER}
     config.write_text("".join(f"{name}={value}\n" for name, value in {**wrong, "sasl.password": "wrong-one"}.items()))
@@ -349,10 +281,10 @@ def test_a_login_that_is_refused_is_exit_3(retryapp, secured, group, tmp_path):
 
 
 @pytest.mark.broker
-def test_each_right_that_is_missing_is_told(retryapp, secured, group, tmp_path):
+def test_each_missing_right_is_reported(retryapp, secured, group, tmp_path):
     """The doctor names it, or fails to do what needs it; nothing of it passes as fine."""
     main = f"orders-{group}"
-    write_app(tmp_path, group, secured.secured, secured=True)
+    write_app(tmp_path, group, secured.secured)
     acls = [acl for acl in retryapp("plan", "-A", group, "--acls", "--json").json["acls"] if acl["needed"]]
     operator = KafkaAdmin(KafkaConnection(secured.bootstrap))
     operator.create_main_topic(main, partitions=1)
@@ -361,12 +293,12 @@ def test_each_right_that_is_missing_is_told(retryapp, secured, group, tmp_path):
     assert retryapp("topics", "create", "-A", group).code == 0
     for left_out in acls:
         if left_out["operation"] in {"Create", "Describe"}:
-            continue  # nothing is to be made any more; describing is part of reading and writing
+            continue  # nothing is left to create; reading and writing include describing
         secured.revoke_all()
         secured.grant([acl for acl in acls if acl != left_out])
         done = retryapp("doctor", "-A", group, "--write", "--json")
         assert done.code == 1, (left_out, done.out)
-        told = json.dumps([finding for finding in done.json["findings"] if finding["severity"] == "problem"])
-        assert "authorization failed" in told or "not allowed" in told, (left_out, told)
+        problems = json.dumps([finding for finding in done.json["findings"] if finding["severity"] == "problem"])
+        assert "authorization failed" in problems or "not allowed" in problems, (left_out, problems)
         if left_out["resource"] == "TransactionalId":
-            assert "rights on transactions" in told
+            assert "rights on transactions" in problems

@@ -1,20 +1,17 @@
-"""`retryapp worker`: what it refuses by name, what it hands to Faust, and what to its supervisor."""
+"""`retryapp worker`: what it refuses by name, what it hands to Faust, and to several processes."""
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
 from retryapp.cli import worker as cli_worker
-from retryapp.cli._supervisor import Relay, Restarts
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 
@@ -60,11 +57,11 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "say which app to run"),
+        ([], "no app is given"),
         (["wk_good", "--processes", "0"], "--processes"),
         (["wk_good", "--processes", "many"], "--processes"),
-        (["wk_good", "-A", "wk_empty"], "two apps are named"),
-        (["wk_good", "--port", "7000", "--without-web"], "give one of them"),
+        (["wk_good", "-A", "wk_empty"], "two apps are given"),
+        (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
         (["wk_good:other"], "has no 'other'"),
         (["wk_plain"], "has no Retries"),
@@ -87,10 +84,10 @@ def test_what_cannot_work_is_refused_by_name(
     ("words", "expected"),
     [
         (["wk_good"], ["-A", "wk_good", "worker", "--loglevel", "info"]),
-        (["-A", "wk_good:app", "-l", "WARN"], ["-A", "wk_good:app", "worker", "--loglevel", "warn"]),
-        (["wk_good", "--without-web"], ["-A", "wk_good", "worker", "--loglevel", "info", "--without-web"]),
+        (["-A", "wk_good:app", "-l", "WARN", "--without-web"],
+         ["-A", "wk_good:app", "worker", "--loglevel", "warn", "--without-web"]),
     ],
-)
+)  # fmt: skip
 def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_over: list[list[str]]) -> None:
     """With its own options."""
     assert run(["worker", *words]) == ExitCode.FINE
@@ -119,77 +116,39 @@ def test_a_taken_port_is_named(handed_over: list[list[str]], capsys: pytest.Capt
 
 def test_the_configured_app_refuses_under_faust(folder: Path) -> None:
     """`faust -A retryapp.main worker` ends in the same way, and takes no folder."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "faust", "-A", "retryapp.main", "worker"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-m", "faust", "-A", "retryapp.main", "worker"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.startswith("retryapp: retryapp.main has no handlers")
     assert "'retryapp worker MODULE'" in ended.stderr
     assert not (folder / ".retryapp").exists()
 
 
-class Recorded:
-    """Stands in for the supervisor: keeps what it was made with and starts nothing."""
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
+    """Commands and numbers of processes that would be started."""
+    calls: list[tuple[list[str], int]] = []
 
-    made: ClassVar[list[Recorded]] = []
-
-    def __init__(self, command: list[str], **named: Any) -> None:
-        self.command, self.named = command, named
-        self.port = os.environ.get("RETRYAPP_WEB_PORT")
-        Recorded.made.append(self)
-
-    def run(self) -> int:
-        """Answer as a worker that asks for a new start."""
+    def record(command: list[str], count: int) -> int:
+        calls.append((command, count))
         return ExitCode.RESTART
 
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
-    """Supervisors that were made; none runs anything."""
-    monkeypatch.setattr(cli_worker, "Supervisor", Recorded)
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))  # one with a buffer below it, as a real one
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO()))
-    monkeypatch.delenv("RETRYAPP_WEB_PORT", raising=False)
-    Recorded.made = []
-    return Recorded.made
-
-
-COMMON = ["-m", "retryapp.cli.main", "worker", "-A", "wk_good", "--loglevel", "error", "--supervisor", str(os.getpid())]
-
-
-def test_restart_runs_the_same_command_without_it(recorded: list[Recorded]) -> None:
-    """The child is this command, so that it checks and prints the same, with our own stdout and stderr."""
-    assert run(["worker", "wk_good", "--restart", "--port", "7001", "-l", "error"]) == ExitCode.RESTART
-    (made,) = recorded
-    assert made.command == [sys.executable, *COMMON, "--port", "7001"]
-    assert made.named["processes"] == 1
-    assert made.named["restarts"] == Restarts()
-    assert made.named["relay"] is None
-
-
-def test_several_processes_run_the_same_command(recorded: list[Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port is where each begins to look for one of its own; without --restart nothing is started again."""
-    monkeypatch.setenv("RETRYAPP_WEB_PORT", "6000")
-    words = ["worker", "wk_good", "--processes", "3", "--port", "7001", "-l", "error"]
-    assert run(words) == ExitCode.RESTART
-    assert run([*words, "--restart"]) == ExitCode.RESTART
-    for made, restarts in zip(recorded, (None, Restarts()), strict=True):
-        assert made.command == [sys.executable, *COMMON]
-        assert made.port == "7001"
-        assert made.named["processes"] == 3
-        assert made.named["restarts"] == restarts
-        assert isinstance(made.named["relay"], Relay)
-
-
-def test_auto_is_a_process_for_each_core(recorded: list[Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One core: a plain worker, as without the option."""
+    monkeypatch.setattr(cli_worker, "run_processes", record)
     monkeypatch.setattr(cli_worker, "usable_cores", lambda: 5)
-    assert run(["worker", "wk_good", "--processes", "auto", "-l", "error"]) == ExitCode.RESTART
-    assert [made.named["processes"] for made in recorded] == [5]
+    return calls
+
+
+@pytest.mark.parametrize(("processes", "count"), [("3", 3), ("auto", 5)])
+def test_several_processes_run_the_same_command(
+    started: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch, processes: str, count: int
+) -> None:
+    """Each checks and prints the same; a port is where each begins to look for one of its own."""
+    monkeypatch.setenv("RETRYAPP_WEB_PORT", "6000")
+    words = ["worker", "wk_good", "--processes", processes, "--port", "7001", "-l", "error"]
+    assert run(words) == ExitCode.RESTART
+    own = ["-m", "retryapp.cli.main", "worker", "-A", "wk_good", "--parent", str(os.getpid()), "--loglevel", "error"]
+    assert started == [([sys.executable, *own], count)]
+    assert os.environ["RETRYAPP_WEB_PORT"] == "7001"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError
-from retryapp.doctor.cluster import ClusterReader
+from retryapp.doctor.cluster import ClusterReader, GroupFacts
 from retryapp.kafka import AccessDeniedError, KafkaConnection, KafkaRequestError
 
 STABLE = SimpleNamespace(
@@ -22,70 +22,40 @@ STABLE = SimpleNamespace(
 )
 
 
-def future(result: Any) -> Future[Any]:
-    """A future that has ended."""
-    done: Future[Any] = Future()
-    if isinstance(result, BaseException):
-        done.set_exception(result)
-    else:
-        done.set_result(result)
-    return done
-
-
-def reader(answers: list[Any], *, timeout_s: float = 5.0) -> ClusterReader:
-    """A reader whose client gives these answers about the group, one after the other."""
-    made = ClusterReader(KafkaConnection("127.0.0.1:1"), timeout_s)
+def group(*answers: Any) -> GroupFacts:
+    """Read a group from a client with these answers, one after the other; None: it never answers."""
+    reader, left = ClusterReader(KafkaConnection("127.0.0.1:1"), 0.05), list(answers)
 
     def describe(groups: list[str], **_: Any) -> dict[str, Future[Any]]:
-        return {groups[0]: future(answers.pop(0))}
+        done: Future[Any] = Future()
+        answer = left.pop(0)
+        if isinstance(answer, int):
+            done.set_exception(KafkaException(KafkaError(answer)))
+        elif answer is not None:
+            done.set_result(answer)
+        return {groups[0]: done}
 
-    made._client = SimpleNamespace(describe_consumer_groups=describe)  # type: ignore[assignment]
-    return made
+    reader._client = SimpleNamespace(describe_consumer_groups=describe)  # type: ignore[assignment]
+    return reader.group("g")
 
 
-def refusal(code: int) -> KafkaException:
-    """An answer that is an error."""
-    return KafkaException(KafkaError(code))
-
-
-def test_a_coordinator_that_still_loads_is_asked_again() -> None:
+def test_a_group_is_read_once_its_coordinator_is_there() -> None:
     """As on a broker that has just started."""
-    answers = [
-        refusal(KafkaError.COORDINATOR_LOAD_IN_PROGRESS),
-        refusal(KafkaError.NOT_COORDINATOR),
-        STABLE,
-    ]
-    facts = reader(answers).group("g")
+    facts = group(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, STABLE)
     assert (facts.state, facts.kind, facts.protocol, facts.hosts) == ("stable", "classic", "faust", ("10.0.0.1",))
     assert facts.operations is None
-    assert answers == []
-
-
-def test_patience_ends() -> None:
-    """With the error that was there at last."""
-    answers = [refusal(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)] * 100
-    with pytest.raises(KafkaRequestError):
-        reader(answers, timeout_s=0.2).group("g")
-    assert 90 < len(answers) < 100
 
 
 @pytest.mark.parametrize(
-    ("code", "named"),
+    ("answer", "named"),
     [
         (KafkaError.GROUP_AUTHORIZATION_FAILED, AccessDeniedError),
         (KafkaError._TIMED_OUT, BrokerUnreachableError),
         (KafkaError.INVALID_GROUP_ID, KafkaRequestError),
+        (None, BrokerUnreachableError),
     ],
 )
-def test_other_errors_have_names_at_once(code: int, named: type[Exception]) -> None:
-    """Waiting would not mend them."""
+def test_errors_have_names(answer: int | None, named: type[Exception]) -> None:
+    """Also where the client library itself does not end the request."""
     with pytest.raises(named, match="describe group g"):
-        reader([refusal(code)]).group("g")
-
-
-async def test_no_answer_in_time_is_a_broker_that_is_gone() -> None:
-    """Where the client library itself keeps silent."""
-    made = reader([], timeout_s=0.05)
-    made._client = SimpleNamespace(describe_consumer_groups=lambda *_, **__: {"g": Future()})  # type: ignore[assignment]
-    with pytest.raises(BrokerUnreachableError):
-        made.group("g")
+        group(answer)

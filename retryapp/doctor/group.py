@@ -1,0 +1,165 @@
+"""The consumer group: its members, and whether its offsets still point into its topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from retryapp.core.topology import HandlerTopology
+from retryapp.doctor.cluster import GroupFacts
+from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
+from retryapp.kafka import OffsetRange
+
+PROTOCOL: Final = "faust"
+"""Name under which workers join the group; a test compares it with the runtime's."""
+
+Committed = Mapping[str, Mapping[int, int]]
+"""Topic → partition → committed offset."""
+Ranges = Mapping[str, Mapping[int, OffsetRange]]
+"""Topic → partition → the offsets that it keeps, of the topics that exist."""
+
+
+def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Finding:
+    """Report the state of the group. Kafka does not report the generation of a classic group like Faust's.
+
+    Args:
+        name: of the group.
+        facts: what its coordinator reported.
+        partitions: the largest partition count of its main topics.
+    """
+    members = len(facts.hosts)
+    hosts = ", ".join(sorted(set(facts.hosts)))
+    subject = f"group {name}"
+    seen = f"{facts.state}, {counted(members, 'member')}{f' on {hosts}' if hosts else ''}"
+    if facts.kind == "consumer" or facts.protocol not in {"", PROTOCOL}:
+        return problem(
+            subject,
+            f"{seen}, protocol {facts.protocol or facts.kind}",
+            expected=f"workers, whose protocol is {PROTOCOL}",
+            why="another program uses this group id; no worker can join",
+            remedy="Stop that program, or give it or the app (faust.App id) another group",
+        )
+    if facts.state in {"empty", "dead"}:
+        return note(subject, "no worker runs" if facts.state == "empty" else "no worker ever ran, or not for long")
+    if facts.state != "stable":
+        why = "members join or leave; if it stays so, one of them does not answer"
+        return note(subject, seen, expected="stable", why=why, remedy="Look again in a minute")
+    if members > partitions > 0:
+        expected = f"{partitions} members or fewer (partitions)"
+        return note(subject, seen, expected=expected, why="the others are only on standby")
+    return ok(subject, seen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What the changelog of a partition says of its past."""
+
+    rows: bool = False
+    """Records have waited there."""
+    written: Mapping[str, int] = field(default_factory=dict)
+    """Topic → next offset that the lane noted last; empty: none."""
+
+
+Traced = Callable[[HandlerTopology, int], Trace]
+"""Reads the changelog of a handler and partition."""
+
+
+def judge_offsets(
+    topologies: Sequence[HandlerTopology], committed: Committed, ranges: Ranges, traced: Traced
+) -> Iterator[Finding]:
+    """Report committed offsets that are missing or point outside their topic.
+
+    Args:
+        topologies: the handlers.
+        committed: the group's offsets.
+        ranges: what the topics keep.
+        traced: called for partitions where an offset is missing.
+    """
+    for topology in topologies:
+        topics = [topic for topic in topology.consumed if topic in ranges]
+        found = [
+            _outside(topic, number, str(offset), offset, ranges[topic][number])
+            for topic in topics
+            for number, offset in sorted(committed.get(topic, {}).items())
+            if number in ranges[topic] and not _keeps(ranges[topic][number], offset)
+        ]
+        partitions = sorted({number for topic in topics for number in ranges[topic]})
+        new, expired, forgotten = list[int](), list[int](), list[int]()
+        for number in partitions:
+            sources = [topic for topic in topics if number in ranges[topic]]
+            missing = [topic for topic in sources if number not in committed.get(topic, {})]
+            trace = traced(topology, number) if missing else Trace()
+            if missing == sources and not trace.written:
+                (forgotten if trace.rows else new).append(number)
+                continue
+            bad = list(_missing(number, missing, ranges, trace))
+            found += bad
+            if not bad and any(topic in trace.written for topic in missing):
+                expired.append(number)
+        found += _summaries(topology, len(partitions), new, expired, forgotten)
+        yield from found
+        if topics and not found:
+            count = sum(len(committed.get(topic, {})) for topic in topics)
+            yield ok(f"offsets of {topology.main}", f"{count} committed, all within their topics")
+
+
+def _summaries(
+    topology: HandlerTopology, partitions: int, new: list[int], expired: list[int], forgotten: list[int]
+) -> Iterator[Finding]:
+    name = f"offsets of {topology.main}"
+    why = "they expired (offsets.retention.minutes) or were deleted"
+    if forgotten:
+        yield problem(
+            name,
+            f"none for partition {numbers(forgotten)}, where records have waited",
+            expected="committed offsets",
+            why=f"{why}; these lanes refuse to start",
+            remedy=_reset(f"{topology.main}:{forgotten[0]}", "--to-datetime or --to-earliest"),
+        )
+    if expired:
+        yield note(
+            f"{name}, expired",
+            f"missing for partition {numbers(expired)}, whose lanes have worked",
+            why=f"{why}; a worker continues where its changelog says",
+            remedy="Start a worker before the main topic's retention deletes what is unread, and set "
+            "offsets.retention.minutes to at least downtime",
+        )
+    if new and not forgotten:
+        yield note(name, f"none yet for {len(new)} of {partitions} partitions", why="a worker sets them")
+
+
+def _keeps(kept: OffsetRange, offset: int) -> bool:
+    return kept.begin <= offset <= kept.end
+
+
+def _reset(place: str, target: str) -> str:
+    command = f"kafka-consumer-groups.sh --reset-offsets --topic {place} {target} --execute"
+    return f"Choose where to continue, with all workers stopped: {command}"
+
+
+def _outside(topic: str, number: int, seen: str, offset: int, kept: OffsetRange) -> Finding:
+    lost = f"{counted(kept.begin - offset, 'record')} deleted before the group read them"
+    return problem(
+        f"offset of {topic}[{number}]",
+        seen,
+        expected=f"{kept.begin} to {kept.end}",
+        why=f"{lost if offset < kept.begin else 'the topic was recreated, or lost its end'}; its lane refuses to start",
+        remedy=_reset(f"{topic}:{number}", "--to-earliest"),
+    )
+
+
+def _missing(number: int, topics: Sequence[str], ranges: Ranges, trace: Trace) -> Iterator[Finding]:
+    """Judge the missing offsets of a partition whose lane has worked."""
+    for topic in topics:
+        kept, written = ranges[topic][number], trace.written.get(topic)
+        if written is not None and not _keeps(kept, written):
+            yield _outside(topic, number, f"none; the changelog says {written}", written, kept)
+        elif written is None and kept.end:  # else a source that is new and empty
+            yield warning(
+                f"offset of {topic}[{number}]",
+                "none, although the group has others of this partition",
+                expected=f"{kept.begin} to {kept.end}",
+                why=f"a worker begins at {kept.begin}, so records from there on are processed again",
+                remedy=_reset(f"{topic}:{number}", "--to-offset OFFSET"),
+            )

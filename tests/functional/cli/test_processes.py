@@ -1,0 +1,136 @@
+"""Several processes from one command: signals, ends and output, with fake workers."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retryapp.cli._processes import relay, run_processes, stop_with_parent
+from retryapp.core.errors import EnvironmentFault
+
+RUN = """
+import sys
+from retryapp.cli._processes import run_processes
+sys.exit(run_processes([sys.executable, "-c", {!r}], 3))
+"""
+OBEDIENT = """
+import signal, sys, time
+def end(number, frame):
+    time.sleep(0.3)
+    print("tidy", number, flush=True)
+    sys.exit(int(number == signal.SIGINT))
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+print("up", flush=True)
+time.sleep(60)
+"""
+UNTIDY = "import signal, time; signal.signal(2, signal.SIG_DFL); print('up', flush=True); time.sleep(60)"
+LAST_ENDS = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path({folder!r})
+signal.signal(signal.SIGTERM, lambda *_: (print("tidy", flush=True), sys.exit(0)))
+(folder / str(os.getpid())).touch()
+while len(started := sorted(folder.iterdir())) < 3:
+    time.sleep(0.02)
+while started[-1].name != str(os.getpid()):
+    time.sleep(0.02)
+{end}
+"""
+
+
+def run_three(program: str) -> subprocess.Popen[str]:
+    """Run a program three times."""
+    command = [sys.executable, "-c", RUN.format(program)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_stops_all(number: signal.Signals) -> None:
+    """All get it at once and are waited for; each line has its process's name; the code is theirs."""
+    with run_three(OBEDIENT) as process:
+        assert process.stdout is not None
+        up = [process.stdout.readline() for _ in range(3)]
+        assert sorted(up) == [f"process-{n} | up\n" for n in (1, 2, 3)]
+        began_s = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(10) == int(number == signal.SIGINT)
+        assert time.monotonic() - began_s < 0.8, "each takes 0.3 s to tidy: not one after the other"
+        assert sorted(process.stdout) == [f"process-{n} | tidy {int(number)}\n" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_processes_that_die_of_the_signal_are_a_clean_end(number: signal.Signals, code: int) -> None:
+    """They were stopped before they were up and had nothing to tidy."""
+    with run_three(UNTIDY) as process:
+        assert process.stdout is not None
+        assert all(process.stdout.readline().endswith("| up\n") for _ in range(3))
+        process.send_signal(number)
+        assert process.wait(10) == code
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ("sys.exit(0)", 0, "exit code 0"),
+        ("sys.exit(4)", 4, "exit code 4"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
+    ],
+)
+def test_the_first_end_stops_the_others_and_is_the_exit_code(tmp_path: Path, end: str, code: int, words: str) -> None:
+    """Fewer processes than asked for would go unnoticed."""
+    with run_three(LAST_ENDS.format(folder=str(tmp_path), end=end)) as process:
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == code
+    assert err.endswith(f"ended with {words}; the others are stopped\n")
+    assert err.count("\n") == 1
+    assert [line.split(" | ")[1] for line in out.splitlines()] == ["tidy", "tidy"]
+
+
+def test_a_process_that_cannot_be_started_is_an_environment_error(tmp_path: Path) -> None:
+    """Not a traceback; our own signal handlers are back."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(EnvironmentFault, match="cannot start process 1 of 2"):
+        run_processes([str(tmp_path / "none")], 2)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Closed(io.BytesIO):
+    """A pipe that nothing reads any more."""
+
+    def write(self, _: Any) -> int:
+        """Refuse."""
+        raise BrokenPipeError
+
+
+def test_lines_stay_whole_and_a_closed_pipe_blocks_nothing() -> None:
+    """Lines of any length, with any end; output to a closed pipe is read on and dropped."""
+    out, lock = io.BytesIO(), threading.Lock()
+    relay(io.BytesIO(b"a\r\nb\n" + b"x" * 300_000), out, b"p | ", lock)
+    lines = out.getvalue().split(b"\n")
+    assert lines[:2] == [b"p | a", b"p | b"]
+    assert b"".join(line.removeprefix(b"p | ") for line in lines[2:]) == b"x" * 300_000
+    source = io.BytesIO(b"y\n" * 10)
+    relay(source, Closed(), b"p | ", lock)
+    assert source.closed
+
+
+def test_a_worker_whose_starter_is_gone_stops() -> None:
+    """As on SIGTERM; not while the starter lives."""
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        stop_with_parent(os.getppid(), every_s=0.01)
+        assert not stopped.wait(0.1)
+        stop_with_parent(-1, every_s=0.01)
+        assert stopped.wait(5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
