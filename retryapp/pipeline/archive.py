@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -28,11 +28,11 @@ from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
 from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait, either
+from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
-from retryapp.pipeline.runner import Driven, Flag, OnProgress, drive, query_name
+from retryapp.pipeline.runner import Driven, OnProgress, drive, query_name
 from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, LastRun, Run, RunLog
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 
 JOB: Final = "archive"
 DEFAULT_ROWS_PER_BATCH: Final = 500_000
+"""Offsets that one batch covers at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """What one run did."""
+    """The result of one run."""
 
     group: str
     run_id: str
@@ -60,7 +61,7 @@ class Archived:
     gaps: tuple[Gap, ...]
     """Offsets found lost in this run."""
     new_lives: tuple[Life, ...]
-    """Topics that were seen in this life for the first time; an epoch over 1 is a re-creation."""
+    """Lives of topics seen for the first time; an epoch over 1 is a re-creation."""
     interrupted: bool
     cut: Mapping[tuple[str, int], int]
     """Topic and partition → next offset: everything before it is in the table."""
@@ -73,62 +74,35 @@ class Archived:
         return self.rows * 1_000 / max(1, self.elapsed_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveOptions:
-    """How to archive."""
-
-    group: str
-    """Consumer group: all its handlers."""
-    rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
-    """Offsets that one batch covers at most."""
-
-
 class Archive:
-    """Runs the job on one lake."""
+    """Runs the job for one group (all its handlers) on one lake."""
 
     def __init__(
         self,
         spark: SparkSession,
         connection: KafkaConnection,
         lake: Lake,
-        options: ArchiveOptions,
+        group: str,
         *,
         now_ms: Callable[[], int],
+        rows_per_batch: int = DEFAULT_ROWS_PER_BATCH,
     ) -> None:
-        """Take the parts.
-
-        Args:
-            spark: the session.
-            connection: the cluster.
-            lake: where to.
-            options: what, and how.
-            now_ms: the time, epoch milliseconds.
-        """
         self._spark = spark
         self._connection = connection
         self._tables = Tables(spark, lake)
         self._lake = lake
-        self._options = options
+        self.group = group
+        self._rows_per_batch = rows_per_batch
         self._now_ms = now_ms
         self._admin = KafkaAdmin(connection)
         self._facts = Facts(spark, lake)
         self._runs = RunLog(self._facts, now_ms)
         self._holds = Holds(spark, lake, now_ms)
 
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self._options.group
-
     def hold(
         self, *, wait_s: float = 0.0, on_wait: OnWait | None = None, stopped: threading.Event | None = None
     ) -> AbstractContextManager[Held]:
         """Keep other runs of the group from writing to the lake while the body runs; a run does so by itself.
-
-        Args:
-            wait_s: how long to wait for another run, in seconds.
-            on_wait: told who is waited for.
-            stopped: set by somebody who wants the waiting to end.
 
         Raises:
             HeldError: another run is at work.
@@ -147,22 +121,13 @@ class Archive:
     ) -> Archived:
         """Archive what is there now.
 
-        Args:
-            on_progress: told after each batch.
-            stopped: set by somebody who wants it to end early.
-            wait_s: how long to wait for another run of the group, in seconds; others who write to the table are
-                waited for at least ``TURN_S``.
-            on_wait: told who is waited for.
-            enough: topic and partition → offset up to which the records are wanted: where the run that was waited for
-                has published as much, nothing is done.
-
         Raises:
             HeldError: another run of the group is at work, or somebody else for too long.
             TopicMissingError: a group has no topics.
             TopicChangedError: a topic was re-created meanwhile.
             JobFailedError: Spark failed; what was committed stays.
         """
-        sources = find_sources(self._admin, self._options.group)
+        sources = find_sources(self._admin, self.group)
         with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:
             last = self._runs.last(JOB, sources)
             if held.waited_for is not None and enough is not None and last is not None:
@@ -218,7 +183,7 @@ class Archive:
                 self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
             run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
             try:
-                lost = either(held.lost, alone.lost)
+                lost = [event for event in (held.lost, alone.lost) if event is not None]
                 driven = self._stream(sources, lives, start, run, on_progress, stopped, lost)
                 held.check(JOB)
                 alone.check_turn(JOB, self._lake.uri)
@@ -262,8 +227,8 @@ class Archive:
         start: Start,
         run: Run,
         on_progress: OnProgress | None,
-        stopped: Flag | None,
-        lost: Flag,
+        stopped: threading.Event | None,
+        lost: Sequence[threading.Event],
     ) -> Driven:
         names = [source.topic for source in sources.topics]
         records = read_stream(
@@ -271,7 +236,7 @@ class Archive:
             self._connection,
             names,
             start=start.positions,
-            rows_per_batch=self._options.rows_per_batch,
+            rows_per_batch=self._rows_per_batch,
         )
         rows = archive_rows(
             records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()

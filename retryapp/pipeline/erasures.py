@@ -24,7 +24,6 @@ class Erasures:
     """Reads and writes ``erasures``: a fact when one begins, and one when all its steps are done."""
 
     def __init__(self, facts: Facts) -> None:
-        """Args: facts: of the lake."""
         self._facts = facts
 
     def begin(self, erasure: Erasure) -> None:

@@ -21,18 +21,11 @@ class Facts:
     """Writes and reads the facts of one lake."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        """Args: spark: the session. lake: where."""
         self._lake = lake
         self._files = Files(spark, lake.uri)
 
     def put(self, table: str, name: str, row: Mapping[str, Any]) -> bool:
-        """Write a fact; False where it is known already.
-
-        Args:
-            table: its table.
-            name: its identity in the table; names sort as their text.
-            row: the table's columns.
-        """
+        """Write a fact; False where it is known already."""
         place, text = self._place(table, name), json.dumps(row, ensure_ascii=False)
         if self._files.create(place, text):
             return True

@@ -6,7 +6,6 @@ script in its place drops that one argument.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
@@ -22,27 +21,8 @@ exec "{java}" "$@"
 """
 
 
-_FOLDER: Final = "java-for-spark"
-_STARTS: Final = re.compile(r'^exec "(.+)" "\$@"$', re.MULTILINE)
-
-
-def own_home() -> Path:
-    """Return the folder of the Java that was found, also where ``JAVA_HOME`` is the shim by now.
-
-    Raises:
-        JavaMissingError: there is no Java of version 17 or newer.
-    """
-    home = find_java(MINIMUM_JAVA).path.resolve().parent.parent
-    if home.name == _FOLDER and (started := _STARTS.search((home / "bin" / "java").read_text())) is not None:
-        return Path(started.group(1)).parent.parent
-    return home
-
-
 def java_home(cache_dir: Path) -> Path:
-    """Return a folder that serves Spark as ``JAVA_HOME``.
-
-    Args:
-        cache_dir: where the shim is written when the Java found is one without the module.
+    """Return a folder that serves Spark as ``JAVA_HOME``; for a trimmed Java the shim, written to the cache.
 
     Raises:
         JavaMissingError: there is no Java of version 17 or newer.
@@ -51,7 +31,7 @@ def java_home(cache_dir: Path) -> Path:
     home = java.parent.parent
     if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):
         return home
-    shim = cache_dir / _FOLDER / "bin" / "java"
+    shim = cache_dir / "java-for-spark" / "bin" / "java"
     text = _SHIM.format(java=java)
     if not shim.exists() or shim.read_text() != text:
         shim.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +41,7 @@ def java_home(cache_dir: Path) -> Path:
 
 
 def _lists_module(home: Path) -> bool:
-    """Tell from the runtime's own list of modules; one without a list is taken for whole."""
+    """Look in the runtime's own list of modules; a runtime without a list is taken for whole."""
     release = home / "release"
     if not release.exists():
         return True

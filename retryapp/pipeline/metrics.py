@@ -32,7 +32,6 @@ class PipelineMetrics:
     """Counts what jobs do; one for each process."""
 
     def __init__(self) -> None:
-        """Make all metrics; nothing is served yet."""
         self.registry = registry = CollectorRegistry()
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -59,11 +58,7 @@ class PipelineMetrics:
         )
 
     def batch_ended(self, progress: Mapping[str, Any]) -> None:
-        """Take in a batch.
-
-        Args:
-            progress: what Spark says of it, as `StreamingQueryProgress` writes it.
-        """
+        """Take in a batch."""
         task, group = read_query_name(str(progress.get("name") or ""))
         if not group:
             return  # not one of ours
@@ -87,18 +82,7 @@ class PipelineMetrics:
         retention_ms: Mapping[str, int | None],
         gaps: int,
     ) -> None:
-        """Take in a round that ended in order.
-
-        Args:
-            task: the job's name.
-            group: the consumer group.
-            began_ms: when it looked where topics end, epoch milliseconds: what came before is read.
-            ended_ms: when it ended, epoch milliseconds.
-            read: offset behind what was read, by topic and partition.
-            ends: where they end now.
-            retention_ms: of each topic; None: for ever.
-            gaps: ranges that it found lost.
-        """
+        """Take in a round that ended in order."""
         self._last_round.labels(task, group).set(ended_ms / 1_000)
         self._gaps.labels(task, group).inc(gaps)
         self._set_behind(task, group, read, ends)
@@ -117,10 +101,6 @@ class PipelineMetrics:
     @contextmanager
     def served(self, address: str, port: int) -> Iterator[int]:
         """Serve them over HTTP; yields the port, which is another one for 0.
-
-        Args:
-            address: to listen on.
-            port: to listen on; 0: any that is free.
 
         Raises:
             PortTakenError: somebody listens there.

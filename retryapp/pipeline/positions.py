@@ -126,15 +126,7 @@ def find_lives(facts: Facts, sources: Sources, now_ms: int) -> Lives:
 
 
 def find_start(tables: Tables, admin: KafkaAdmin, sources: Sources, lives: Lives, last: LastRun | None) -> Start:
-    """Work out where each partition is to be read from, and what is lost.
-
-    Args:
-        tables: of the lake.
-        admin: the cluster.
-        sources: what is to be read.
-        lives: of its topics.
-        last: how the last run over the same group stands.
-    """
+    """Work out where each partition is to be read from, and what is lost."""
     by_topic = {life.topic: life for life in lives.present}
     places = [(source.topic, number) for source in sources.topics for number in range(source.partitions)]
     begins = Positions(admin.connection).begins(places)

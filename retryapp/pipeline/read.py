@@ -51,13 +51,6 @@ def read_stream(
 ) -> DataFrame:
     """Return the records of topics as a stream.
 
-    Args:
-        spark: the session.
-        connection: the cluster.
-        topics: exact names.
-        start: first offset of *every* partition, for a stream without a checkpoint.
-        rows_per_batch: offsets that one batch covers at most, over all partitions.
-
     Returns:
         key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,
         headers array<struct<key: string, value: binary>>.

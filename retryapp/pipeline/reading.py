@@ -43,13 +43,7 @@ class Reading(NamedTuple):
 
 
 def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
-    """Read one record of a station.
-
-    Args:
-        station: ``retry``, ``dlq`` or ``events``.
-        headers: all headers of the record.
-        value: its value; looked at on the events station only.
-    """
+    """Read one record of a station."""
     try:
         if station == EVENTS:
             event = decode_event(value or b"")
@@ -65,11 +59,6 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
 
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
     """Read a batch of records.
-
-    Args:
-        station: string; null for a record that is not to be read.
-        headers: list<struct<key: string, value: binary>>; null for no headers.
-        value: binary; may be null where the station is not ``events``.
 
     Returns:
         A struct array as ``schemas.READING`` has it, as long as the arguments; null for what was not to be read.

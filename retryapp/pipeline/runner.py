@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from retryapp.pipeline.failures import named_failure
 
@@ -45,32 +45,16 @@ class Driven:
 OnProgress = Callable[[RunProgress], None]
 
 
-class Flag(Protocol):
-    """Something that can be asked whether it is time to end; a `threading.Event` is one."""
-
-    def is_set(self) -> bool:
-        """Tell whether it is."""
-
-
 def drive(
     query: StreamingQuery,
     *,
     job: str,
     resumed: bool = False,
     on_progress: OnProgress | None = None,
-    stopped: Flag | None = None,
-    lost: Flag | None = None,
+    stopped: threading.Event | None = None,
+    lost: Sequence[threading.Event] = (),
 ) -> Driven:
     """Wait for a query that ends by itself, or stop it when told to.
-
-    Args:
-        query: a running query.
-        job: its name, for messages.
-        resumed: it was to go on from a checkpoint.
-        on_progress: told after each batch.
-        stopped: set by somebody who wants it to end; so does Ctrl-C. The batch under way is finished if it is quick. A
-            query that fails once this is set was stopped: whoever stops a service ends its Python workers too.
-        lost: set when it may no longer write; the batch under way is not finished.
 
     Raises:
         JobFailedError, or what `failures` finds: the query failed.
@@ -84,7 +68,7 @@ def drive(
             seen = _take(query, seen, done, on_progress)
             if ended:
                 return done
-            at_once = lost is not None and lost.is_set()
+            at_once = any(event.is_set() for event in lost)
             if at_once or (stopped is not None and stopped.is_set()):
                 break
     except PySparkException as error:

@@ -51,7 +51,6 @@ class RunLog:
     """Reads and writes ``runs``. Names sort by job, cluster, group, time, and a run's beginning before its end."""
 
     def __init__(self, facts: Facts, now_ms: Callable[[], int]) -> None:
-        """Args: facts: of the lake. now_ms: the time, epoch milliseconds."""
         self._facts = facts
         self._now_ms = now_ms
 
@@ -71,15 +70,7 @@ class RunLog:
     def end(
         self, run: Run, state: str, *, rows: int, cut: Mapping[tuple[str, int], int], detail: str | None = None
     ) -> None:
-        """Say how a run ended.
-
-        Args:
-            run: which one.
-            state: ``finished``, ``interrupted``, ``failed`` or ``refused``.
-            rows: rows written.
-            cut: topic and partition → next offset.
-            detail: what else there is to know.
-        """
+        """Say how a run ended."""
         published = [
             {"topic": topic, "topic_id": run.topic_ids[topic], "partition": partition, "offset": offset}
             for (topic, partition), offset in sorted(cut.items())

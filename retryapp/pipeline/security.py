@@ -23,9 +23,6 @@ _LOGIN_MODULES: Final = {
 def java_options(connection: KafkaConnection) -> dict[str, str]:
     """Return the options of a connection for Java's Kafka client.
 
-    Args:
-        connection: options are librdkafka properties, or Java's behind ``kafka.``.
-
     Returns:
         Property → value, without the bootstrap address. Properties that only tune librdkafka are left out.
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from retryapp.jvm import Progress, ensure_jars, spark_jars
-from retryapp.pipeline.classes import sharing_flags
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError
 from retryapp.pipeline.java import java_home
 
@@ -106,10 +105,6 @@ def active_session() -> SparkSession | None:
 def start_session(options: SessionOptions, *, progress: Progress | None = None) -> SparkSession:
     """Return a session: the active one, the platform's, or a new one with our jars.
 
-    Args:
-        options: how.
-        progress: called for each jar that had to be downloaded.
-
     Raises:
         SparkMissingError: PySpark is not installed.
         JavaMissingError, OfflineError, JarDamagedError: what a session of our own needs is not there.
@@ -137,8 +132,6 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),
     }
-    if sharing := sharing_flags(options.cache_dir):
-        conf["spark.driver.defaultJavaOptions"] = sharing  # beside extraJavaOptions, which a user may give
     if options.scratch is not None:
         conf["spark.sql.warehouse.dir"] = (options.scratch / "warehouse").as_uri()
     for name, value in {**conf, **options.conf}.items():
@@ -149,14 +142,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str, *, required: bool = True) -> Iterator[None]:
-    """Have a setting of a session at a value while the body runs.
-
-    Args:
-        spark: the session, perhaps a platform's.
-        name: of the setting.
-        value: for the body.
-        required: raise where the session does not let it be changed; else the body runs without.
-    """
+    """Have a setting of a session at a value while the body runs."""
     from pyspark.errors import PySparkException
 
     refused = () if required else (PySparkException,)

@@ -109,10 +109,6 @@ def _succeeded() -> str:
 def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
     """Add what well-formed records say.
 
-    Args:
-        rows: at least headers array<struct<key: string, value: binary>> and value binary.
-        is_event: whether a row is one of the events topic.
-
     Returns:
         The same columns and rows with a struct ``native`` as ``schemas.READING`` has it; null for each row that has to
         be read by core's decoders.

@@ -17,13 +17,6 @@ def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str, n
     Delta notes (query id, batch number) in the commit itself, and the query id is kept in the checkpoint: a batch that
     is repeated changes nothing, and a new checkpoint is never mistaken for an old one. Parquet has no commits: there a
     batch is a folder of its own, which a repetition overwrites.
-
-    Args:
-        rows: a streaming frame with the table's columns.
-        lake: where the table is.
-        table: its name.
-        checkpoint: URI of Spark's notes.
-        name: of the query, in Spark's pages and for metrics.
     """
     writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(name)
     if lake.format == "delta":

@@ -56,11 +56,10 @@ def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
     pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     from standalone import Cluster
 
-    from retryapp.pipeline.classes import sharing_flags
     from retryapp.pipeline.java import java_home
 
     os.environ.setdefault("JAVA_HOME", str(java_home(cache_dir)))
-    made = Cluster(tmp_path, sharing_flags(cache_dir))
+    made = Cluster(tmp_path)
     yield made
     made.stop()
 

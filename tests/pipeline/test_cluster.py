@@ -22,7 +22,7 @@ from retryapp.kafka import KafkaConnection, read_offsets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.extended]
 RECORDS = 2_000
 PATIENCE_S = 240.0
 MOST_BYTES = 4 * 2**30

@@ -32,7 +32,7 @@ from retryapp.pipeline.session import java_flags
 pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 server = pytest.importorskip("moto.server", reason="needs a server of S3's protocol: pip install 'moto[s3,server]'")
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.extended, pytest.mark.soak, pytest.mark.timeout(1_800)]
 RECORDS = 1_000
 BUCKET = "lake"
 HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.5.0"

@@ -26,7 +26,7 @@ from retryapp.pipeline.session import java_flags
 
 pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.extended]
 RECORDS = 2_000
 PATIENCE_S = 300.0
 STOP_S = 90.0

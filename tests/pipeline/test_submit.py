@@ -21,7 +21,7 @@ from retryapp.kafka import KafkaConnection
 
 pyspark = pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.extended]
 
 
 def test_spark_submit_archives_and_analyses_on_a_cluster(
@@ -36,7 +36,7 @@ def test_spark_submit_archives_and_analyses_on_a_cluster(
     lake, page = tmp_path / "lake", tmp_path / "report.html"
     home = Path(pyspark.__path__[0])
     jars = ",".join(map(str, ensure_jars(cache_dir, spark_jars())))
-    settings = {**cluster.settings, **INTERPRETED, "spark.driver.defaultJavaOptions": cluster.sharing}
+    settings = {**cluster.settings, **INTERPRETED}
     line = [str(home / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "512m", "--jars", jars]
     line += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     line += [str(retryapp.cli.main.__file__), "pipeline", "analyse", "--broker", connection.bootstrap]

@@ -1,7 +1,7 @@
-"""The analysis: what the archive's records come to, as tables and one report.
+"""The analysis: tables derived from the archive's ``records``, and the checks on them.
 
-Pure functions from DataFrame to DataFrame, one noun each; ``job`` reads, wires and writes. They are made of
-``records`` alone, so everything here can be removed and made again. The tables and their columns: ``schemas``.
+Functions from DataFrame to DataFrame, each named for the table that it returns; the columns are in ``schemas``. ``job``
+reads, wires and writes. Every table can be removed and made again.
 
 Life of a run:
 

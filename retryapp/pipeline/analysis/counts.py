@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.order import sorted_rows
+from retryapp.pipeline.analysis.journeys import sorted_rows
 from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS, RETENTION
 
 DAY_MS: Final = 86_400_000
@@ -23,13 +23,6 @@ def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
     """Return the ranges that workers counted before the cut, of the present life of each main topic.
 
     A range that begins at 0 after others is of a main topic that was made anew; what was counted before is left out.
-
-    Args:
-        records: the columns of the archive's ``records``.
-        cut: the columns of ``schemas.CUT``.
-
-    Returns:
-        The columns of ``schemas.PROGRESS``.
     """
     said = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
     told = records.where(F.col("event.kind") == "progress").select(
@@ -55,16 +48,7 @@ def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
 
 
 def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
-    """Return what has become of every record, partition by partition.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-        progress: the columns of ``schemas.PROGRESS``.
-        cut: the columns of ``schemas.CUT``; of journeys only those of the main topics in it are counted.
-
-    Returns:
-        The columns of ``schemas.LEDGER``, one row for each partition of the cut.
-    """
+    """Return what has become of every record, partition by partition."""
     place = list(_PLACE)
     of_ranges = _matched(journeys, progress, cut).groupBy(*place)
     sums = of_ranges.agg(
@@ -123,16 +107,7 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFr
 
 
 def retention(journeys: DataFrame, topics: DataFrame, *, now_ms: int) -> DataFrame:
-    """Return what dead-letter topics will forget, and when.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-        topics: topic string, retention_ms bigint: null or negative for ever.
-        now_ms: the time, epoch milliseconds.
-
-    Returns:
-        The columns of ``schemas.RETENTION``, one row for each topic with dead records, the nearest loss first.
-    """
+    """Return what dead-letter topics will forget, and when."""
     dead = journeys.where(F.col("fate") == "dead").join(
         F.broadcast(topics.withColumnRenamed("topic", "last_topic")), on="last_topic", how="left"
     )

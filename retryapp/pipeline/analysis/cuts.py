@@ -40,10 +40,6 @@ class TakenCut:
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     """Ask for a group's offsets, then wait for the transactions that had moved them.
 
-    Args:
-        admin: the cluster.
-        group: consumer group.
-
     Raises:
         TopicMissingError: it has no handlers, or one of its main topics is gone.
         OpenTransactionError: a transaction does not end.

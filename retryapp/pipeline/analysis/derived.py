@@ -38,7 +38,6 @@ class Derived:
     """The folder ``derived/`` of one lake."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        """Args: spark: the session. lake: where."""
         self._spark = spark
         self._lake = lake
         self._files = Files(spark, lake.uri)
@@ -73,9 +72,6 @@ class Derived:
 
         Of a table of a few rows most of the time goes into planning and into Delta's commit, on one processor each.
 
-        Args:
-            makers: by name; what they have in common is cached.
-
         Raises:
             The first error of any, once what was being written then has ended; what has not begun by then is not made.
         """
@@ -103,12 +99,7 @@ class Derived:
         self.put(name, self._spark.createDataFrame(values, schema).coalesce(1))
 
     def put_journeys(self, fresh: DataFrame, *, whole: bool) -> int | None:
-        """Replace all journeys, or those that are given; return how many were, None where all.
-
-        Args:
-            fresh: the columns of ``schemas.JOURNEYS``.
-            whole: there are no others.
-        """
+        """Replace all journeys, or those that are given; return how many were, None where all."""
         with setting(self._spark, _BY_HASH, "false", required=False):
             if whole or not self._delta:
                 self.put(JOURNEYS_TABLE, fresh)

@@ -59,7 +59,6 @@ class Analysis:
     def __init__(
         self, spark: SparkSession, connection: KafkaConnection, lake: Lake, *, now_ms: Callable[[], int]
     ) -> None:
-        """Args: spark: the session. connection: the cluster. lake: where. now_ms: the time, epoch milliseconds."""
         self._spark = spark
         self._admin = KafkaAdmin(connection)
         self._tables = Tables(spark, lake)
@@ -84,12 +83,7 @@ class Analysis:
         return [take_cut(self._admin, group) for group in groups]
 
     def run(self, taken: Sequence[TakenCut], *, full: bool = False) -> Analysed:
-        """Make all tables.
-
-        Args:
-            taken: the cuts, all taken before the archive runs that have just ended.
-            full: make every journey anew, also where that is not needed.
-        """
+        """Make all tables."""
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.mains.group for cut in taken))
         table, version = self._derived.records()

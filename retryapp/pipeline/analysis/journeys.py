@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, TRACES
+from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS
 
 if TYPE_CHECKING:
     from pyspark.sql import GroupedData
@@ -33,61 +33,41 @@ _STEP: Final = (
 
 
 def traces_of(records: DataFrame) -> DataFrame:
-    """Return what the archive says of records that failed.
+    """Return one row for each readable record of a retry or dead-letter topic, and for each event of a success.
 
-    Args:
-        records: the columns of the archive's ``records``.
-
-    Returns:
-        The columns of ``schemas.TRACES``, one row for each record of a retry or dead-letter topic that could be read,
-        and for each event of success. Everything else is left out.
+    ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
+    are of the record itself. ``rank`` is the order within an attempt: 0 retry, 1 dlq, 2 succeeded.
     """
-    said = F.col("metadata").isNotNull()
-    success = F.col("event.kind") == F.lit("succeeded")
-    told = records.where(F.col("failure_id").isNotNull() & (said | success))
+    is_failure, is_success = F.col("metadata").isNotNull(), F.col("event.kind") == F.lit("succeeded")
+    traces = records.where(F.col("failure_id").isNotNull() & (is_failure | is_success))
     place = F.split(F.substring_index("event.origin", "@", -1), "/")
-    both: dict[str, tuple[Column, Column]] = {
-        "topic_id": (F.col("metadata.origin.topic_id"), F.get(place, 0)),
-        "partition": (F.col("metadata.origin.partition"), F.get(place, 1).try_cast("int")),
-        "offset": (F.col("metadata.origin.offset"), F.get(place, 2).try_cast("bigint")),
-        "replays": (F.col("metadata.replays"), F.col("event.replays")),
-        "attempt": (F.col("metadata.attempt"), F.col("event.attempt")),
-        "rank": (F.when(F.col("station") == "retry", F.lit(0)).otherwise(F.lit(1)), F.lit(2)),
-        "station": (F.col("station"), F.lit("succeeded")),
-        "started_ms": (F.col("metadata.started_ms"), F.col("event.started_ms")),
-        "ended_ms": (F.col("metadata.last_failed_ms"), F.col("event.ended_ms")),
-        "lateness_ms": (F.lit(None), F.col("event.lateness_ms")),
-        "key_hash": (F.col("key_hash"), F.lit(None)),  # of an event the key is the failure id
-        "error_message": (F.col("metadata.error_message"), F.lit(None)),
+    computed = {
+        "topic_id": F.coalesce("metadata.origin.topic_id", F.get(place, 0)),
+        "partition": F.coalesce("metadata.origin.partition", F.get(place, 1).try_cast("int")).cast("int"),
+        "offset": F.coalesce("metadata.origin.offset", F.get(place, 2).try_cast("bigint")),
+        "rank": F.when(is_success, 2).when(F.col("station") == F.lit("retry"), 0).otherwise(1),
+        "station": F.when(is_success, F.lit("succeeded")).otherwise(F.col("station")),
+        "found_offset": F.col("offset"),
+        "replays": F.coalesce("metadata.replays", "event.replays"),
+        "attempt": F.coalesce("metadata.attempt", "event.attempt"),
+        "started_ms": F.coalesce("metadata.started_ms", "event.started_ms"),
+        "ended_ms": F.coalesce("metadata.last_failed_ms", "event.ended_ms"),
+        "lateness_ms": F.col("event.lateness_ms"),
+        "key_hash": F.when(is_failure, F.col("key_hash")),  # an event's key is the failure id
     }
-    plain = {"found_offset": F.col("offset")}
-    from_headers = ("origin_timestamp_ms", "hot_attempts", "due_at_ms", "tier", "reason", "error_type", "fingerprint")
-    columns = []
-    for field in TRACES:
-        name = field.name
-        if name in both:
-            column = F.when(said, both[name][0]).otherwise(both[name][1])
-        elif name in plain:
-            column = plain[name]
-        elif name in from_headers or name == "policy":
-            column = F.col(f"metadata.{name}")
-        else:
-            column = F.col(name)
-        columns.append(column.cast(field.dataType).alias(name))
-    return told.select(*columns).where(F.col("partition").isNotNull() & F.col("offset").isNotNull())
+    headers = (
+        "origin_timestamp_ms", "hot_attempts", "due_at_ms", "tier", "reason", "error_type", "error_message",
+        "fingerprint", "policy",
+    )  # fmt: skip
+    return traces.select(
+        *("cluster_id", "group", "main", "failure_id", "topic", "epoch", "timestamp_ms"),
+        *(F.col(f"metadata.{name}") for name in headers),
+        *(column.alias(name) for name, column in computed.items()),
+    ).where(F.col("partition").isNotNull() & F.col("offset").isNotNull())
 
 
 def before_cut(traces: DataFrame, cut: DataFrame) -> DataFrame:
-    """Leave out records that lie at or behind the cut.
-
-    Args:
-        traces: at least cluster_id, group, main, topic_id, partition, offset.
-        cut: the columns of ``schemas.CUT``. Of a main topic that has another id now nothing is received any more, so
-            all of it is kept; of a partition that is not in it nothing had been received.
-
-    Returns:
-        The columns of ``traces``.
-    """
+    """Leave out records that lie at or behind the cut."""
     return _marked(traces, cut, "inside").where("inside").select(*traces.columns)
 
 
@@ -110,12 +90,6 @@ def journeys_of(traces: DataFrame) -> DataFrame:
 
     One shuffle and one sort serve all: the first of each hand-off, what lies before it, and the sums. What an array of
     steps would have to say by higher-order functions costs several times as much, for Spark compiles none of those.
-
-    Args:
-        traces: the columns of ``schemas.TRACES``; all of each failure id that is in it, in any order.
-
-    Returns:
-        The columns of ``schemas.JOURNEYS``.
     """
     told = ["cluster_id", "group", "main", "failure_id"]  # long beginnings of which are the same in all rows:
     whose = ["mark", *told]  # a sort compares the first eight bytes without a look at the row
@@ -197,12 +171,6 @@ def _attempt() -> Column:
 def touched_ids(traces: DataFrame, fresh: DataFrame, *, cut: DataFrame, former: DataFrame) -> DataFrame:
     """Return the failure ids whose journeys may differ from those of the run before.
 
-    Args:
-        traces: the columns of ``schemas.TRACES``, all of them.
-        fresh: those of them that the run before has not seen.
-        cut: of this run; nowhere less than the former one.
-        former: of the run before.
-
     Returns:
         failure_id string, each once.
     """
@@ -211,17 +179,11 @@ def touched_ids(traces: DataFrame, fresh: DataFrame, *, cut: DataFrame, former: 
     return released.unionByName(before_cut(fresh, cut).select("failure_id")).distinct()
 
 
-def merged(old: DataFrame, new: DataFrame) -> DataFrame:
-    """Return journeys with those that were made anew in place of the former ones.
-
-    Args:
-        old: the columns of ``schemas.JOURNEYS``.
-        new: the same.
-    """
-    kept = old.join(new.select("failure_id"), on="failure_id", how="left_anti")
-    return kept.select(*JOURNEYS.fieldNames()).unionByName(new)
-
-
 def attempts_of(journeys: DataFrame) -> DataFrame:
     """Return one row for each attempt of each journey: the journey's columns, a struct ``at`` for ``attempts``."""
     return journeys.withColumn("at", F.explode("attempts")).drop("attempts")
+
+
+def sorted_rows(frame: DataFrame, *by: Column | str) -> DataFrame:
+    """Return figures sorted, in one partition: Spark's own sort would compute the frame twice, to sample it."""
+    return frame.repartition(1).sortWithinPartitions(*by)

@@ -99,14 +99,7 @@ def _names(values: Rows) -> Any:
 
 
 def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[str, str] | None = None) -> Chart:
-    """Return horizontal bars of parts.
-
-    Args:
-        rows: ``name`` and a number for each part.
-        parts: part → role of its colour, in order.
-        title: of the axis.
-        names: part → its name for people, where that is another.
-    """
+    """Return horizontal bars of parts."""
     import altair as alt
 
     values = [
@@ -130,12 +123,7 @@ def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[
 
 
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
-    """Return failures by cause over time.
-
-    Args:
-        rows: ``fingerprint`` (null for all others), ``from_ms``, ``length_ms``, ``failures``.
-        names: fingerprint → name, the most important first; at most five.
-    """
+    """Return failures by cause over time."""
     import altair as alt
 
     roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
@@ -174,11 +162,7 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
 
 
 def ranges(rows: Rows) -> Chart:
-    """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale.
-
-    Args:
-        rows: ``name``, ``p50_ms``, ``p90_ms``, ``p99_ms``.
-    """
+    """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale."""
     import altair as alt
 
     quantiles = {"p50_ms": ("1 in 2", "good"), "p90_ms": ("9 in 10", "wait"), "p99_ms": ("99 in 100", "bad")}

@@ -34,13 +34,6 @@ def collect(
 ) -> Facts:
     """Read the tables.
 
-    Args:
-        spark: the session.
-        lake: where they are.
-        now_ms: the time, epoch milliseconds.
-        within_ms: how old the analysis may be.
-        counted: what ``retryapp ledger`` counted of the same moment, where it did: see :func:`build`.
-
     Returns:
         ``version``, ``now_ms``, ``analysed_ms``, ``groups``, ``headline``, ``totals``, ``todo``, and each table under
         its name with ``SHOWN`` rows at most; how many there are in all stands in ``in_all``.
@@ -80,13 +73,7 @@ def collect(
 
 
 def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -> Facts:
-    """Add totals, the headline and what to do to the tables.
-
-    Args:
-        tables: as ``collect`` reads them.
-        counted: ``received``, ``first_try_ok`` and ``done`` as the topics have them. Workers tell of what they counted
-            once in a minute: where what they told does not reach the cut, or leaves holes, these totals are used.
-    """
+    """Add totals, the headline and what to do to the tables."""
     totals = {name: sum(row[name] for row in tables["ledger"]) for name in _SUMS}
     covered = all(is_covered(row) for row in tables["ledger"])
     if counted is not None and not covered:

@@ -17,11 +17,7 @@ _END_NAMES: Final = {"retried": "failed, sent to wait", "dead": "failed, dead", 
 
 
 def to_page(facts: Mapping[str, Any]) -> str:
-    """Return the page: HTML with everything in it.
-
-    Args:
-        facts: as :func:`facts.collect` returns them.
-    """
+    """Return the page: HTML with everything in it."""
     pictures = {
         name: {"svg": Markup(chart.svg), "legend": chart.legend}  # noqa: S704 - Vega escapes all text in it
         for name, chart in _charts(facts).items()

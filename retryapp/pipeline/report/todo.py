@@ -22,11 +22,7 @@ Entry = dict[str, Any]
 
 
 def todo(facts: Mapping[str, Any]) -> list[Entry]:
-    """Return entries of ``level`` (act, look, know), ``title``, ``text`` and ``command`` (or null).
-
-    Args:
-        facts: the report's tables.
-    """
+    """Return entries of ``level`` (act, look, know), ``title``, ``text`` and ``command`` (or null)."""
     found = [
         *_failed_checks(facts),
         *_at_risk(facts),
