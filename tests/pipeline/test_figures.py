@@ -214,4 +214,3 @@ def test_freshness() -> None:
     """An archive that nobody runs any more is a finding."""
     assert not checks.freshness(1_000, now_ms=61_000, within_ms=60_000).is_error
     assert checks.freshness(1_000, now_ms=61_001, within_ms=60_000).is_error
-    assert checks.freshness(None, now_ms=1, within_ms=60_000).is_error
