@@ -22,11 +22,7 @@ exec "{java}" "$@"
 
 
 def java_home(cache_dir: Path) -> Path:
-    """Return a folder that serves Spark as ``JAVA_HOME``; for a trimmed Java the shim, written to the cache.
-
-    Raises:
-        JavaMissingError: there is no Java of version 17 or newer.
-    """
+    """Return a folder that serves Spark as ``JAVA_HOME``; for a trimmed Java the shim, written to the cache."""
     java = find_java(MINIMUM_JAVA).path.resolve()
     home = java.parent.parent
     if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):

@@ -50,11 +50,7 @@ class Lake:
 
 
 def lake_uri(text: str) -> str:
-    """Return a lake's URI: as given, or ``file:`` and the absolute path where it is a path.
-
-    Raises:
-        LakeUnusableError: nothing is named.
-    """
+    """Return a lake's URI: as given, or ``file:`` and the absolute path where it is a path."""
     if not text.strip():
         raise LakeUnusableError(text, "it is empty")
     if _SCHEME.match(text):
@@ -63,12 +59,7 @@ def lake_uri(text: str) -> str:
 
 
 def open_lake(spark: SparkSession, text: str, *, wanted: str | None = None) -> Lake:
-    """Open a lake, or make one where there is none.
-
-    Raises:
-        LakeUnusableError: it cannot be read or written, or has the other format.
-        NewerLakeError: a newer retryapp made it.
-    """
+    """Open a lake, or make one where there is none."""
     uri = lake_uri(text)
     files = Files(spark, uri)
     mark = files.read(f"{uri}/{MARK}")
@@ -147,7 +138,7 @@ class Files:
             builder = self._system.createFile(self._path(uri)).recursive().overwrite(False)
             self._write(builder.opt(_CONDITIONAL, True).build(), text)
             created = True
-        return created
+        return created  # noqa: RET504 - the error may be suppressed
 
     def _create_local(self, place: Path, text: str) -> bool:
         try:
@@ -174,7 +165,7 @@ class Files:
         modified_ms = None
         with self._errors_named("FileNotFound"):
             modified_ms = int(self._system.getFileStatus(self._path(uri)).getModificationTime())
-        return modified_ms
+        return modified_ms  # noqa: RET504 - the error may be suppressed
 
     def local_folder(self, uri: str) -> Path | None:
         """Return the folder of this machine that a URI names; None where it is on another file system."""
@@ -196,7 +187,7 @@ class Files:
         names: tuple[str, ...] = ()
         with self._errors_named("FileNotFound"):
             names = tuple(status.getPath().getName() for status in self._system.listStatus(self._path(uri)))
-        return names
+        return names  # noqa: RET504 - the error may be suppressed
 
 
 def _java_message(error: Any) -> str:

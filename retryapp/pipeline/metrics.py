@@ -100,11 +100,7 @@ class PipelineMetrics:
 
     @contextmanager
     def served(self, address: str, port: int) -> Iterator[int]:
-        """Serve them over HTTP; yields the port, which is another one for 0.
-
-        Raises:
-            PortTakenError: somebody listens there.
-        """
+        """Serve them over HTTP; yields the port, which is another one for 0."""
         try:
             server, thread = start_http_server(port, address, registry=self.registry)
         except OSError as error:

@@ -43,14 +43,7 @@ class TopicOutlook:
 
 
 def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
-    """Look at all topics of a group; changes nothing.
-
-    Returns:
-        One for each topic, by name.
-
-    Raises:
-        TopicMissingError: the group has none.
-    """
+    """Look at all topics of a group; changes nothing."""
     facts, tables = Facts(spark, lake), Tables(spark, lake)
     sources = find_sources(admin, group)
     lives = find_lives(facts, sources, 0)

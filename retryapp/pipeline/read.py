@@ -20,11 +20,7 @@ Positions = Mapping[tuple[str, int], int]
 
 
 def kafka_options(connection: KafkaConnection) -> dict[str, str]:
-    """Return what every read of a cluster sets.
-
-    Raises:
-        InvalidSettingError: the connection says something that Java's client cannot.
-    """
+    """Return what every read of a cluster sets."""
     options = {f"kafka.{name}": value for name, value in java_options(connection).items()}
     return {**options, "kafka.bootstrap.servers": connection.bootstrap, "includeHeaders": "true", **READ_COMMITTED}
 
@@ -62,21 +58,5 @@ def read_stream(
         .option("startingOffsets", offsets_json(start))
         .option("maxOffsetsPerTrigger", rows_per_batch)
         .option("failOnDataLoss", "true")
-        .load()
-    )
-
-
-def read_between(spark: SparkSession, connection: KafkaConnection, *, start: Positions, end: Positions) -> DataFrame:
-    """Return the committed records between two positions, ``end`` exclusive; both name every partition.
-
-    Returns:
-        The columns of :func:`read_stream`.
-    """
-    return (
-        spark.read.format("kafka")
-        .options(**kafka_options(connection))
-        .option("subscribe", ",".join(sorted({topic for topic, _ in start})))
-        .option("startingOffsets", offsets_json(start))
-        .option("endingOffsets", offsets_json(end))
         .load()
     )

@@ -54,11 +54,7 @@ def drive(
     stopped: threading.Event | None = None,
     lost: Sequence[threading.Event] = (),
 ) -> Driven:
-    """Wait for a query that ends by itself, or stop it when told to.
-
-    Raises:
-        JobFailedError, or what `failures` finds: the query failed.
-    """
+    """Wait for a query that ends by itself, or stop it when told to."""
     from pyspark.errors import PySparkException
 
     seen, done, at_once = -1, Driven(), False

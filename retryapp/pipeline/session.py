@@ -90,11 +90,7 @@ def brought_along() -> bool:
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that this process has, or None.
-
-    Raises:
-        SparkMissingError: PySpark is not installed.
-    """
+    """Return the session that this process has, or None."""
     try:
         from pyspark.sql import SparkSession as Session
     except ImportError as error:
@@ -103,13 +99,7 @@ def active_session() -> SparkSession | None:
 
 
 def start_session(options: SessionOptions, *, progress: Progress | None = None) -> SparkSession:
-    """Return a session: the active one, the platform's, or a new one with our jars.
-
-    Raises:
-        SparkMissingError: PySpark is not installed.
-        JavaMissingError, OfflineError, JarDamagedError: what a session of our own needs is not there.
-        SparkStartError: its JVM did not start.
-    """
+    """Return a session: the active one, the platform's, or a new one with our jars."""
     active = active_session()
     if active is not None:
         return active

@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, TopicMissingError
 from retryapp.core.topology import HandlerTopology, TopicRole
 from retryapp.kafka import KafkaAdmin, find_handlers
-
-ARCHIVED: Final = (TopicRole.RETRY, TopicRole.DLQ, TopicRole.EVENTS)
-"""Together they are the whole life of a record after its first failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +42,7 @@ class Sources:
 
 
 def find_sources(admin: KafkaAdmin, group: str) -> Sources:
-    """Look up the topics of a group.
-
-    Raises:
-        TopicMissingError: it has none.
-        BrokerUnreachableError: no broker answers.
-    """
+    """Look up the topics of a group."""
     found = stations_of(find_handlers(admin, group), admin.topic_names())
     if not found:
         remedy = f"Group {group!r} has no handlers there: correct --group (the Faust app's id) or --broker"

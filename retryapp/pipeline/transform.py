@@ -27,11 +27,7 @@ def utc_day(epoch_ms: Column) -> Column:
 def archive_rows(
     records: DataFrame, topics: DataFrame, *, salt: str, run_id: str, erased: DataFrame | None = None
 ) -> DataFrame:
-    """Return records as rows of the archive.
-
-    Returns:
-        The columns of ``schemas.RECORDS``, one row for each record.
-    """
+    """Return records as rows of the archive."""
     arrived = F.unix_millis("timestamp")
     known = (
         records.join(F.broadcast(topics), on="topic", how="inner")
@@ -46,11 +42,7 @@ def archive_rows(
 
 
 def reread_rows(rows: DataFrame) -> DataFrame:
-    """Return rows of the archive with what their bytes say to the decoders of today.
-
-    Returns:
-        The same columns and rows.
-    """
+    """Return rows of the archive with what their bytes say to the decoders of today."""
     return _read(rows.drop(*READING.fieldNames()))
 
 

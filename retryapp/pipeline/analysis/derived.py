@@ -47,11 +47,7 @@ class Derived:
         return self._lake.table(f"{DERIVED}/{name}")
 
     def read(self, name: str) -> DataFrame:
-        """Return a table.
-
-        Raises:
-            TableMissingError: nothing was analysed yet.
-        """
+        """Return a table."""
         schema = DERIVED_TABLES[name]
         if not self._files.exists(self._place(name)):
             raise TableMissingError(self._lake.uri)
@@ -68,12 +64,9 @@ class Derived:
         (writer.options(**_DELTA_OPTIONS) if self._delta else writer).save(self._place(name))
 
     def put_all(self, makers: Mapping[str, Callable[[], DataFrame]]) -> None:
-        """Replace tables that do not need each other, some at a time.
+        """Replace tables that do not need each other, some at a time; after an error nothing new is begun.
 
         Of a table of a few rows most of the time goes into planning and into Delta's commit, on one processor each.
-
-        Raises:
-            The first error of any, once what was being written then has ended; what has not begun by then is not made.
         """
         with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="put") as pool:
 
@@ -140,11 +133,7 @@ class Derived:
     # -- the archive's table, at one version --------------------------------------------------------------------
 
     def records(self) -> tuple[DataFrame, int | None]:
-        """Return the archive's records as they are now, and stay for whoever reads the frame; and their version.
-
-        Raises:
-            TableMissingError: nothing was archived yet.
-        """
+        """Return the archive's records as they are now, and stay for whoever reads the frame; and their version."""
         tables = LakeTables(self._spark, self._lake)
         if not tables.exists(RECORDS_TABLE):
             raise TableMissingError(self._lake.uri)
@@ -155,11 +144,7 @@ class Derived:
         return self._spark.read.format("delta").option("versionAsOf", version).load(place), version
 
     def operations_since(self, version: int) -> frozenset[str] | None:
-        """Return what was done to the archive's table after a version; None where its log no longer tells.
-
-        Returns:
-            Delta's names of the operations; of a write with its mode, as ``WRITE Append``.
-        """
+        """Return what was done to the archive's table after a version; None where its log no longer tells."""
         rows = [row for row in self._history() if row["version"] >= version]
         if not any(row["version"] == version for row in rows):
             return None

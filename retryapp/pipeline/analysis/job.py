@@ -67,19 +67,11 @@ class Analysis:
         self._holds = Holds(spark, lake, now_ms)
 
     def hold(self) -> AbstractContextManager[Held]:
-        """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together.
-
-        Raises:
-            HeldError: another one is at work.
-        """
+        """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
     def cut(self, groups: Sequence[str]) -> list[TakenCut]:
-        """Take the cuts of groups; to be followed by an archive run of each, and then by `run`.
-
-        Raises:
-            TopicMissingError, OpenTransactionError, BrokerUnreachableError: see :func:`cuts.take_cut`.
-        """
+        """Take the cuts of groups; to be followed by an archive run of each, and then by `run`."""
         return [take_cut(self._admin, group) for group in groups]
 
     def run(self, taken: Sequence[TakenCut], *, full: bool = False) -> Analysed:

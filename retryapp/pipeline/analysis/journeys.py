@@ -18,7 +18,6 @@ from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS
 if TYPE_CHECKING:
     from pyspark.sql import GroupedData
 
-STATIONS: Final = ("retry", "dlq", "succeeded")
 _ORDER: Final = ("replays", "attempt", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 """What the last failure says."""
