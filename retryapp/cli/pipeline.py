@@ -9,7 +9,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from retryapp.cli._analyse import analyse, report
 from retryapp.cli._metrics import metrics_options, record_round
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from retryapp.pipeline.metrics import PipelineMetrics
     from retryapp.pipeline.outlook import TopicOutlook
     from retryapp.pipeline.positions import Life
-    from retryapp.pipeline.runner import OnProgress, RunProgress
+    from retryapp.pipeline.runner import Driven, OnProgress
 
 
 @click.group(name="pipeline")
@@ -185,13 +184,11 @@ def status(
 @contextmanager
 def _progress(group: str) -> Iterator[OnProgress]:
     """Show rows, rate and lag, on a terminal."""
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=stderr_console, transient=True, disable=not stderr_console.is_terminal) as bar:
-        task = bar.add_task(f"{group}: starting")
-        yield lambda progress: bar.update(task, description=f"{group}: {progress_text(progress)}")
+    with stderr_console.status(f"{group}: starting") as line:
+        yield lambda done: line.update(f"{group}: {progress_text(done)}")
 
 
-def progress_text(progress: RunProgress) -> str:
+def progress_text(progress: Driven) -> str:
     """Return how far a run is, for people."""
     parts = [f"{progress.rows:,} rows", f"{progress.rows_per_s:,.0f}/s"]
     if progress.behind is not None:

@@ -3,14 +3,14 @@
 Life of a run:
 
 1. Take the group's hold on the lake: of two runs at once one waits, or is refused. Before anything is written, wait for
-   the hold on the table of records: other groups, and those who compact it or erase from it, take turns.
-2. Look: which topics there are, in which life (topic id), where each partition begins and ends.
+   the hold on the table of records: other groups, compaction and erasure take turns.
+2. Look up the topics, their lives (topic ids), and the first and last offset of each partition.
 3. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
-4. Say that the run has begun (``runs``), and go on from the group's checkpoint. Where there is none that can be gone on
-   from, a new one starts from the table's own offsets: the table is the truth, checkpoints are disposable.
+4. Note that the run has begun (``runs``), and continue from the group's checkpoint. Without a usable one a new one
+   starts from the table's own offsets: the table is the truth, checkpoints are disposable.
 5. Stream what is there, batch by batch, each one commit of ``records``: a batch that is repeated after a crash finds
    its number committed and changes nothing.
-6. Look again: a topic that was re-created meanwhile is said. Publish the cut (``runs``).
+6. Look up the topics again and report one that was re-created meanwhile. Publish the cut (``runs``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
-from retryapp.pipeline.runner import Driven, OnProgress, drive, query_name
+from retryapp.pipeline.runner import Driven, OnProgress, drive
 from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, LastRun, Run, RunLog
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
@@ -52,19 +52,19 @@ class Archived:
     """The result of one run."""
 
     group: str
-    run_id: str
-    rows: int
-    """Records archived."""
-    batches: int
-    elapsed_ms: int
     topics: int
-    gaps: tuple[Gap, ...]
-    """Offsets found lost in this run."""
-    new_lives: tuple[Life, ...]
-    """Lives of topics seen for the first time; an epoch over 1 is a re-creation."""
-    interrupted: bool
     cut: Mapping[tuple[str, int], int]
     """Topic and partition → next offset: everything before it is in the table."""
+    run_id: str = ""
+    rows: int = 0
+    """Records archived."""
+    batches: int = 0
+    elapsed_ms: int = 0
+    gaps: tuple[Gap, ...] = ()
+    """Offsets found lost in this run."""
+    new_lives: tuple[Life, ...] = ()
+    """Lives of topics seen for the first time; an epoch over 1 is a re-creation."""
+    interrupted: bool = False
     by_another: str | None = None
     """The run that was waited for and had archived enough, so that this one did nothing."""
 
@@ -102,11 +102,7 @@ class Archive:
     def hold(
         self, *, wait_s: float = 0.0, on_wait: OnWait | None = None, stopped: threading.Event | None = None
     ) -> AbstractContextManager[Held]:
-        """Keep other runs of the group from writing to the lake while the body runs; a run does so by itself.
-
-        Raises:
-            HeldError: another run is at work.
-        """
+        """Keep other runs of the group from writing to the lake while the body runs; a run does so by itself."""
         name = f"{JOB} {self._admin.cluster_id()} {self.group}"
         return self._holds.take(JOB, name, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
 
@@ -121,8 +117,11 @@ class Archive:
     ) -> Archived:
         """Archive what is there now.
 
+        ``wait_s`` is for another run of the group; others that write to the table are waited for at least ``TURN_S``.
+        If the run that was waited for has published the offsets ``enough``, nothing is done.
+
         Raises:
-            HeldError: another run of the group is at work, or somebody else for too long.
+            HeldError: another run of the group is at work, or another job for too long.
             TopicMissingError: a group has no topics.
             TopicChangedError: a topic was re-created meanwhile.
             JobFailedError: Spark failed; what was committed stays.
@@ -145,19 +144,8 @@ class Archive:
         if any(last.cut.get((ids.get(topic, ""), number), 0) < end for (topic, number), end in enough.items()):
             return None
         places = [(source.topic, number) for source in sources.topics for number in range(source.partitions)]
-        return Archived(
-            group=sources.group,
-            run_id="",
-            rows=0,
-            batches=0,
-            elapsed_ms=0,
-            topics=len(sources.topics),
-            gaps=(),
-            new_lives=(),
-            interrupted=False,
-            cut={place: last.cut.get((ids[place[0]], place[1]), 0) for place in places},
-            by_another=by,
-        )
+        cut = {place: last.cut.get((ids[place[0]], place[1]), 0) for place in places}
+        return Archived(group=sources.group, topics=len(sources.topics), cut=cut, by_another=by)
 
     def _run(
         self,
@@ -174,12 +162,12 @@ class Archive:
         if last is not None and last.state == FINISHED and not (start.gaps or lives.fresh) and self._is_all(start):
             return self._result(run_id, began_ms, sources, lives, start, Driven())
         with turn as alone:
-            if alone.waited_for is not None:  # what was seen may be long ago
+            if alone.waited_for is not None:  # the first look may be long ago
                 lives = find_lives(self._facts, sources, began_ms)
                 start = find_start(self._tables, self._admin, sources, lives, last)
             self._tables.ensure_records()
             self._note_gaps(start.gaps, run_id, began_ms)
-            for life in lives.fresh:  # after the gaps: a re-creation that was not told is told by the next run
+            for life in lives.fresh:  # after the gaps: the next run then reports a re-creation that this one did not
                 self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
             run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
             try:
@@ -192,7 +180,7 @@ class Archive:
                 self._runs.end(run, REFUSED, rows=0, cut={})
                 raise
             except RetryAppError as error:
-                with suppress(LakeUnusableError):  # a full disk takes no word of it either; the next run sees no end
+                with suppress(LakeUnusableError):  # on a full disk nothing can be noted; the next run sees no end
                     self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
                 raise
             result = self._result(run_id, began_ms, sources, lives, start, driven)
@@ -232,11 +220,7 @@ class Archive:
     ) -> Driven:
         names = [source.topic for source in sources.topics]
         records = read_stream(
-            self._spark,
-            self._connection,
-            names,
-            start=start.positions,
-            rows_per_batch=self._rows_per_batch,
+            self._spark, self._connection, names, start=start.positions, rows_per_batch=self._rows_per_batch
         )
         rows = archive_rows(
             records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()
@@ -246,7 +230,7 @@ class Archive:
             self._lake,
             RECORDS_TABLE,
             checkpoint=self._lake.checkpoint(JOB, run.checkpoint),
-            name=query_name(JOB, sources.group),
+            name=f"{JOB}:{sources.group}",
         )
         resumed = start.checkpoint is not None
         return drive(query, job=JOB, resumed=resumed, on_progress=on_progress, stopped=stopped, lost=lost)
@@ -268,7 +252,7 @@ class Archive:
         return self._spark.createDataFrame(values, schema)
 
     def _check_unchanged(self, lives: Lives, run_id: str, driven: Driven) -> None:
-        """Find out whether a topic was re-created while it was read: its rows then carry the wrong id."""
+        """Raise if a topic was re-created while it was read: its rows then carry the wrong id."""
         now = self._admin.describe_topics([life.topic for life in lives.present])
         for life in lives.present:
             state = now.get(life.topic)

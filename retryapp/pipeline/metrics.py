@@ -1,7 +1,7 @@
-"""Metrics of the streaming jobs for Prometheus: how far they are, how fast, and when they last did something.
+"""Metrics of the streaming jobs for Prometheus: their lag, rate, and last activity.
 
-Batches are told by Spark itself, through a listener; rounds by whoever runs the job. A round in which there is nothing
-to read has no batch, so a job that stands still is seen by its rounds, never by its batches.
+Spark reports batches, through a listener; the job reports rounds. A round in which there is nothing to read has no
+batch, so watch the rounds to see whether a job has stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from retryapp.core.errors import PortTakenError
-from retryapp.pipeline.runner import offsets_of, read_query_name
+from retryapp.pipeline.runner import offsets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ Ends = Mapping[tuple[str, int], int]
 
 
 class PipelineMetrics:
-    """Counts what jobs do; one for each process."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -58,15 +58,16 @@ class PipelineMetrics:
         )
 
     def batch_ended(self, progress: Mapping[str, Any]) -> None:
-        """Take in a batch."""
-        task, group = read_query_name(str(progress.get("name") or ""))
+        """Record a batch, from Spark's JSON."""
+        task, _, group = str(progress.get("name") or "").partition(":")  # as the archive names its queries
         if not group:
             return  # not one of ours
         length_ms = progress.get("durationMs", {}).get("triggerExecution", 0)
+        began = datetime.fromisoformat(str(progress["timestamp"]))
         self._rows.labels(task, group).inc(int(progress["numInputRows"]))
         self._batches.labels(task, group).observe(length_ms / 1_000)
         self._rate.labels(task, group).set(float(progress.get("processedRowsPerSecond") or 0.0))
-        self._last_batch.labels(task, group).set(_end_s(str(progress["timestamp"]), length_ms))
+        self._last_batch.labels(task, group).set(began.timestamp() + length_ms / 1_000)
         for source in progress["sources"]:
             self._set_behind(task, group, offsets_of(source.get("endOffset")), offsets_of(source.get("latestOffset")))
 
@@ -82,7 +83,7 @@ class PipelineMetrics:
         retention_ms: Mapping[str, int | None],
         gaps: int,
     ) -> None:
-        """Take in a round that ended in order."""
+        """Record a round that ended in order; it looked at the topics' ends at ``began_ms``."""
         self._last_round.labels(task, group).set(ended_ms / 1_000)
         self._gaps.labels(task, group).inc(gaps)
         self._set_behind(task, group, read, ends)
@@ -125,34 +126,15 @@ class PipelineMetrics:
 
 def _listener(metrics: PipelineMetrics) -> StreamingQueryListener:
     """Return a listener; its class is made here, so that this module can be imported without PySpark."""
-    from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-        StreamingQueryListener,
-    )
+    from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryListener
+
+    def ignore(self: StreamingQueryListener, event: object) -> None:
+        pass
 
     class Listener(StreamingQueryListener):
-        def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's names
-            pass
+        onQueryStarted = onQueryIdle = onQueryTerminated = ignore  # noqa: N815 - Spark's names
 
         def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
             metrics.batch_ended(json.loads(event.progress.json))
 
-        def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-            pass
-
-        def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-            pass
-
     return Listener()
-
-
-def _end_s(began: str, length_ms: float) -> float:
-    """Return when a batch ended, epoch seconds.
-
-    >>> _end_s("1970-01-01T00:01:00.500Z", 250)
-    60.75
-    """
-    return datetime.fromisoformat(began).timestamp() + length_ms / 1_000

@@ -126,13 +126,18 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         conf["spark.sql.warehouse.dir"] = (options.scratch / "warehouse").as_uri()
     for name, value in {**conf, **options.conf}.items():
         builder = builder.config(name, value)
-    with _deaf_to_sigterm():
-        return _get(builder, str(home))
+    from pyspark.errors import PySparkException
+
+    try:
+        with _jvm_ignoring_sigterm():
+            return builder.getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        raise SparkStartError(str(home), str(error).strip().splitlines()[0]) from error
 
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str, *, required: bool = True) -> Iterator[None]:
-    """Have a setting of a session at a value while the body runs."""
+    """Change a setting while the body runs; unless ``required``, a platform may refuse it."""
     from pyspark.errors import PySparkException
 
     refused = () if required else (PySparkException,)
@@ -186,23 +191,14 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    """Have a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
+def _jvm_ignoring_sigterm() -> Iterator[None]:
+    """Make a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
 
-    Supervisors signal all processes of a service at once. A JVM that obeys is gone before its query could be stopped.
-    PySpark makes it ignore Ctrl-C for the same reason, in the child between fork and exec; so runs this.
+    Supervisors signal all processes of a service at once, and the JVM would be gone before its query could be stopped.
+    PySpark makes it ignore Ctrl-C for the same reason and in the same way: in the child, between fork and exec.
     """
     _LAUNCHING.jvm = True
     try:
         yield
     finally:
         _LAUNCHING.jvm = False
-
-
-def _get(builder: SparkSession.Builder, java: str) -> SparkSession:
-    from pyspark.errors import PySparkException
-
-    try:
-        return builder.getOrCreate()
-    except (PySparkException, RuntimeError, OSError) as error:
-        raise SparkStartError(java, str(error).strip().splitlines()[0]) from error
