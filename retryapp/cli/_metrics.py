@@ -10,6 +10,7 @@ import click
 
 from retryapp.kafka import KafkaAdmin, Positions
 from retryapp.pipeline.metrics import PipelineMetrics
+from retryapp.pipeline.sources import retention_of
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived
@@ -42,8 +43,6 @@ def metrics_options(function: Callable[..., R]) -> Callable[..., R]:
 
 def record_round(metrics: PipelineMetrics, admin: KafkaAdmin, result: Archived, *, began_ms: int, now_ms: int) -> None:
     """Record a round of the archive that began to look at ``began_ms`` and ended in order."""
-    states = admin.describe_topics(topic for topic, _ in result.cut)
-    lengths = {topic: int(state.config.get("retention.ms", "-1")) for topic, state in states.items()}
     metrics.round_ended(
         "archive",
         result.group,
@@ -51,6 +50,6 @@ def record_round(metrics: PipelineMetrics, admin: KafkaAdmin, result: Archived, 
         ended_ms=now_ms,
         read=result.cut,
         ends=Positions(admin.connection).ends(list(result.cut)),
-        retention_ms={topic: None if length_ms < 0 else length_ms for topic, length_ms in lengths.items()},
+        retention_ms=retention_of(admin, {topic for topic, _ in result.cut}),
         gaps=len(result.gaps),
     )

@@ -143,8 +143,7 @@ class Archive:
         ids = {source.topic: source.topic_id for source in sources.topics}
         if any(last.cut.get((ids.get(topic, ""), number), 0) < end for (topic, number), end in enough.items()):
             return None
-        places = [(source.topic, number) for source in sources.topics for number in range(source.partitions)]
-        cut = {place: last.cut.get((ids[place[0]], place[1]), 0) for place in places}
+        cut = {(topic, number): last.cut.get((ids[topic], number), 0) for topic, number in sources.places}
         return Archived(group=sources.group, topics=len(sources.topics), cut=cut, by_another=by)
 
     def _run(

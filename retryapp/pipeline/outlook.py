@@ -11,7 +11,7 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import find_lives, find_start
 from retryapp.pipeline.runs import RunLog
-from retryapp.pipeline.sources import find_sources
+from retryapp.pipeline.sources import find_sources, retention_of
 from retryapp.pipeline.tables import Tables
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JOB: Final = "archive"
 SOON_MS: Final = 3_600_000
-"""A loss that is nearer than this is a finding."""
+"""A loss sooner than this is a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class TopicOutlook:
 
 
 def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
-    """Look at all topics of a group; changes nothing."""
+    """Return the outlook of each topic of a group, by name; changes nothing."""
     facts, tables = Facts(spark, lake), Tables(spark, lake)
     sources = find_sources(admin, group)
     lives = find_lives(facts, sources, 0)
     start = find_start(tables, admin, sources, lives, RunLog(facts, int).last(JOB, sources))
     ends = Positions(admin.connection).ends(list(start.positions))
-    states = admin.describe_topics([source.topic for source in sources.topics])
+    retention_ms = retention_of(admin, [source.topic for source in sources.topics])
     found = []
     for life in sorted(lives.present, key=lambda life: life.topic):
         unread = {
@@ -58,14 +58,14 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
             if topic == life.topic and position < ends[topic, partition]
         }
         oldest_ms = _oldest(admin, life.topic, unread)
-        retention_ms = int(states[life.topic].config.get("retention.ms", "-1"))
+        kept_ms = retention_ms[life.topic]
         found.append(
             TopicOutlook(
                 topic=life.topic,
                 epoch=life.epoch,
                 behind=sum(ends[life.topic, partition] - position for partition, position in unread.items()),
                 oldest_unread_ms=oldest_ms,
-                loss_at_ms=None if oldest_ms is None or retention_ms < 0 else oldest_ms + retention_ms,
+                loss_at_ms=None if oldest_ms is None or kept_ms is None else oldest_ms + kept_ms,
                 lost_offsets=sum(
                     gap.to_offset - gap.from_offset
                     for gap in start.gaps

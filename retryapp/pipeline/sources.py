@@ -35,6 +35,11 @@ class Sources:
     """Sorted by name."""
 
     @property
+    def places(self) -> list[tuple[str, int]]:
+        """Every topic and partition."""
+        return [(source.topic, number) for source in self.topics for number in range(source.partitions)]
+
+    @property
     def digest(self) -> str:
         """Name of exactly these topics in exactly these lives; checkpoints carry it."""
         lives = "\n".join([self.cluster_id, *(f"{source.topic}@{source.topic_id}" for source in self.topics)])
@@ -60,6 +65,13 @@ def find_sources(admin: KafkaAdmin, group: str) -> Sources:
         for name, state in sorted(states.items())
     )
     return Sources(cluster_id=admin.cluster_id(), group=group, topics=topics)
+
+
+def retention_of(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int | None]:
+    """Return how long topics keep records, in milliseconds; None: without a limit."""
+    states = admin.describe_topics(names).items()
+    lengths = {name: int(state.config.get("retention.ms", "-1")) for name, state in states}
+    return {name: None if length_ms < 0 else length_ms for name, length_ms in lengths.items()}
 
 
 def stations_of(

@@ -30,7 +30,7 @@ import retryapp.cli.main
 from retryapp.core.headers import encode_metadata
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaConnection
-from retryapp.pipeline.errors import HeldError, JobFailedError
+from retryapp.pipeline.errors import JobFailedError
 from retryapp.pipeline.lake import open_lake
 
 if TYPE_CHECKING:
@@ -62,20 +62,6 @@ def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path
     assert full.archive(spark, open_lake(spark, str(lake))).run_once().gaps == ()
     assert places_of(lake) == full.places()
     assert places_of(lake).total() == RECORDS
-
-
-def test_a_second_run_beside_the_first_is_refused(spark: SparkSession, full: Group, tmp_path: Path) -> None:
-    """Cron started it again while it still ran: nothing is there twice."""
-    lake = tmp_path / "lake"
-    words = ("--rows-per-batch", "500", "--master", "local[1]")
-    with Command(tmp_path, "archive", *words, lake=lake, group=full) as process:
-        process.wait_until(lambda: batches(lake, "commits"))
-        job = full.archive(spark, open_lake(spark, str(lake)))
-        with suppress(HeldError):
-            job.run_once()
-        process.process.wait(PATIENCE_S)
-    job.run_once()
-    assert places_of(lake) == full.places()
 
 
 def test_a_signal_to_all_processes(full: Group, tmp_path: Path) -> None:
