@@ -22,9 +22,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,22 +47,6 @@ RENEW_S: Final = 10.0
 POLL_S: Final = 0.2
 
 OnWait = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The process that holds."""
-
-    job: str
-    host: str
-    pid: int
-    since_ms: int
-    """Epoch milliseconds."""
-
-    @property
-    def text(self) -> str:
-        """For messages."""
-        return f"{self.job} (process {self.pid} on {self.host})"
 
 
 @dataclass(slots=True)
@@ -125,9 +109,8 @@ class Holds:
 
         Raises:
             HeldError: another process held it for ``wait_s``, or until ``stopped`` was set.
-            LakeUnusableError: the lake cannot be written to.
         """
-        ours = Holder(job=job, host=socket.gethostname(), pid=os.getpid(), since_ms=self._now_ms())
+        ours = {"job": job, "host": socket.gethostname(), "pid": os.getpid()}
         deadline_s, waited_for = time.monotonic() + wait_s, None
         pause = stopped or threading.Event()
         while (hold := self._try(name, ours)) is None:
@@ -146,7 +129,7 @@ class Holds:
     def _place(self, name: str) -> str:
         return self._lake.table(f"holds/{fact_name(name)}")
 
-    def _try(self, name: str, ours: Holder) -> _Lock | _Lease | None:
+    def _try(self, name: str, ours: Mapping[str, Any]) -> _Lock | _Lease | None:
         place = self._place(name)
         folder = self._files.local_folder(place)
         if folder is not None:
@@ -160,13 +143,13 @@ class Holds:
         try:
             files = [file for file in self._files.names(place) if file.endswith(".json")]
             facts = json.loads(self._files.read(f"{place}/{max(files)}") or "") if files else {}
-            return Holder(**{field: facts[field] for field in ("job", "host", "pid", "since_ms")}).text
+            return f"{facts['job']} (process {facts['pid']} on {facts['host']})"
         except (ValueError, KeyError, TypeError, LakeUnusableError):  # it is being written, or has just gone
             return "another run"
 
 
 class _NoLocksError(Exception):
-    """The folder's file system takes no locks."""
+    """The file system has no locks."""
 
 
 _TAKING: Final = threading.Lock()
@@ -180,48 +163,40 @@ class _Lock:
     lost = None
     look = None
 
-    def __init__(self, folder: Path, file: Any, lock: Any, note: Path) -> None:
+    def __init__(self, folder: Path, file: Any, lock: Any) -> None:
         self._folder = folder
         self._file = file  # both are kept: with the last reference Java would close the file, and the lock be gone
         self._lock = lock
-        self._note = note
 
     @classmethod
-    def take(cls, spark: SparkSession, folder: Path, ours: Holder) -> _Lock | None:
-        with _TAKING:
-            if folder in _TAKEN:
-                return None
-            taken = cls._open(spark, folder, ours)
-            if taken is not None:
-                _TAKEN.add(folder)
-            return taken
-
-    @classmethod
-    def _open(cls, spark: SparkSession, folder: Path, ours: Holder) -> _Lock | None:
+    def take(cls, spark: SparkSession, folder: Path, ours: Mapping[str, Any]) -> _Lock | None:
         from py4j.protocol import Py4JJavaError
 
         jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = jvm.java.io.RandomAccessFile(str(folder / "lock"), "rw")
-        except (OSError, Py4JJavaError) as error:
-            raise LakeUnusableError(folder.as_uri(), str(error).splitlines()[0]) from error
-        try:
-            lock = file.getChannel().tryLock()
-        except Py4JJavaError as error:
-            file.close()
-            raise _NoLocksError from error
-        if lock is None:
-            file.close()
-            return None
-        note = folder / "holder.json"
-        with suppress(OSError):  # a full disk: it is only for messages
-            note.write_text(json.dumps(asdict(ours)))
-        return cls(folder, file, lock, note)
+        with _TAKING:
+            if folder in _TAKEN:
+                return None
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = jvm.java.io.RandomAccessFile(str(folder / "lock"), "rw")
+            except (OSError, Py4JJavaError) as error:
+                raise LakeUnusableError(folder.as_uri(), str(error).splitlines()[0]) from error
+            try:
+                lock = file.getChannel().tryLock()
+            except Py4JJavaError as error:
+                file.close()
+                raise _NoLocksError from error
+            if lock is None:
+                file.close()
+                return None
+            _TAKEN.add(folder)
+            with suppress(OSError):  # a full disk: it is only for messages
+                (folder / "holder.json").write_text(json.dumps(ours))
+            return cls(folder, file, lock)
 
     def release(self) -> None:
         with _TAKING:
-            self._note.unlink(missing_ok=True)
+            (self._folder / "holder.json").unlink(missing_ok=True)
             self._lock.release()
             self._file.close()
             _TAKEN.discard(self._folder)
@@ -243,10 +218,17 @@ class _Lease:
 
     @classmethod
     def take(
-        cls, files: Files, place: str, ours: Holder, now_ms: Callable[[], int], *, lease_ms: int, renew_s: float
+        cls,
+        files: Files,
+        place: str,
+        ours: Mapping[str, Any],
+        now_ms: Callable[[], int],
+        *,
+        lease_ms: int,
+        renew_s: float,
     ) -> _Lease | None:
         def facts() -> str:
-            return json.dumps({**asdict(ours), "until_ms": now_ms() + lease_ms})
+            return json.dumps({**ours, "until_ms": now_ms() + lease_ms})
 
         newest = max(_numbers(files, place), default=0)
         if newest and _until_ms(files, _file(place, newest), lease_ms) > now_ms():
