@@ -37,46 +37,50 @@ def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[s
     return call
 
 
-def test_a_lake_from_its_first_record_to_its_last(
-    command: Command, connection: KafkaConnection, tmp_path: Path
-) -> None:
-    """Every command prints one JSON object; a loss is exit code 1, and an erasure leaves no report."""
-    group = Group.with_main(connection, partitions=1)
+def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Path) -> None:
+    """Every command prints one JSON object; a loss is exit code 1."""
+    topic = group.topology.dlq
     for number in range(3):
         group.dead(0, dead(number), key=b"ada")
-    where = ("--broker", connection.bootstrap, "--group", group.topology.group)
-    page = tmp_path / "report.html"
-    code, facts = command("analyse", *where, "--report", str(page))
-    assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 3, 3, True)
-    assert facts["report"]["totals"]["dead"] == 3
-    assert facts["report"]["headline"] in page.read_text()
-    code, facts = command("report")
-    assert (code, facts["totals"]["failed"], facts["causes"][0]["error_type"]) == (0, 3, "ValueError")
-
+    where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
+    code, facts = command("archive", *where)
+    assert (code, facts["groups"][0]["rows"], facts["groups"][0]["gaps"]) == (0, 3, [])
     group.dead(0, dead(3))
     group.dead(0, dead(4))
     code, facts = command("status", *where)
-    topics = {topic["topic"]: topic for topic in facts["topics"]}
-    unread = topics[group.topology.dlq]
+    topics = {outlook["topic"]: outlook for outlook in facts["topics"]}
+    unread = topics[topic]
     assert (code, unread["behind"], unread["epoch"], topics[group.topology.events]["behind"]) == (0, 2, 1, 0)
     assert unread["loss_at_ms"] == unread["oldest_unread_ms"] + 30 * 86_400_000
     assert any("delta-spark" in jar for jar in facts["jars"])
-    group.delete_before(group.topology.dlq, 0, 4)
+    group.delete_before(topic, 0, 4)
     assert command("status", *where)[0] == 1
     code, facts = command("archive", *where)
     (archived,) = facts["groups"]
     assert (code, archived["rows"]) == (1, 1)
     assert [(gap["reason"], gap["from_offset"], gap["to_offset"]) for gap in archived["gaps"]] == [("retention", 3, 4)]
-    assert {part["topic"]: part["offset"] for part in archived["cut"]}[group.topology.dlq] == 5
+    assert {"topic": topic, "partition": 0, "offset": 5} in archived["cut"]
     assert command("compact") == (0, {"added": 1, "removed": 2})
-
     (tmp_path / "key").write_bytes(b"ada")
     facts = command("erase", "--key-file", str(tmp_path / "key"), *where)[1]
     assert (facts["rows"], facts["remains"]) == (3, []), "deleted from the topic above"
-    code, facts = command("report")
-    assert (code, facts["error"]["type"]) == (3, "TableMissingError")
     code, facts = command("expire", "--older-than", "1d")
     assert (code, facts["rows"]) == (0, 0)
+
+
+def test_analyse_and_report(command: Command, connection: KafkaConnection, tmp_path: Path) -> None:
+    """What is archived is analysed at once, and the page says the same as the JSON; Parquet has no upkeep."""
+    group = Group.with_main(connection, partitions=1)
+    group.send_dead(3)
+    where = ("--broker", connection.bootstrap, "--group", group.topology.group)
+    page = tmp_path / "report.html"
+    code, facts = command("analyse", *where, "--format", "parquet", "--report", str(page))
+    assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 3, 3, True)
+    assert facts["report"]["totals"]["dead"] == 3
+    assert facts["report"]["headline"] in page.read_text()
+    code, facts = command("report")
+    assert (code, facts["totals"]["failed"], facts["causes"][0]["error_type"]) == (0, 3, "ValueError")
+    assert command("compact")[1]["error"]["type"] == "LakeUnusableError"
 
 
 def test_what_is_missing_is_named(command: Command, connection: KafkaConnection) -> None:
