@@ -33,7 +33,7 @@ class TopicOutlook:
     oldest_unread_ms: int | None
     """When the oldest record arrived that is not archived; None: there is none."""
     loss_at_ms: int | None
-    """When its retention ends; the broker may keep it somewhat longer. None: nothing is unread, or kept for ever."""
+    """When its retention ends; the broker may keep it somewhat longer. None: nothing unread, or no limit."""
     lost_offsets: int
     """Offsets that are gone already and were not archived."""
 

@@ -1,4 +1,4 @@
-"""Reads records by core's decoders, in Spark's Python workers: whatever is unreadable is said, never raised."""
+"""Reads records by core's decoders, in Spark's Python workers: unreadable data is reported, never raised."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
     try:
         if station == EVENTS:
             event = decode_event(value or b"")
-            told = vars(event)
-            return Reading(told.get("failure_id"), None, told, None)
+            fields = vars(event)
+            return Reading(fields.get("failure_id"), None, fields, None)
         metadata = decode_metadata(headers)
     except RetryAppError as error:
         return Reading(None, None, None, str(error))

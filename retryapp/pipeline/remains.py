@@ -16,7 +16,7 @@ class Remains:
     topic: str
     records: int
     expires_ms: int | None
-    """When the retention of the newest of them ends; brokers keep them somewhat longer. None: kept for ever."""
+    """When the retention of the newest of them ends; brokers keep them somewhat longer. None: no limit."""
 
 
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:

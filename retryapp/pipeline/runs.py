@@ -34,7 +34,7 @@ class Run:
     group: str
     checkpoint: str
     topic_ids: Mapping[str, str]
-    """Topic → topic id; what a cut is said by."""
+    """Topic → topic id; which a cut is written with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class RunLog:
         self._put(run, state, {"rows": rows, "cut": published, "detail": detail})
 
     def last(self, job: str, sources: Sources) -> LastRun | None:
-        """Return how the last run of a job over the same group stands; None when there was none."""
+        """Return the state of the last run of a job over the same group; None when there was none."""
         prefix = fact_name(_prefix(job, sources.cluster_id, sources.group))
         newest: dict[str, Any] | None = None
         refused: set[str] = set()

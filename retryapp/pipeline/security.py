@@ -1,4 +1,4 @@
-"""A cluster's security settings, from librdkafka's words into those of Java's client.
+"""A cluster's security settings, from librdkafka's properties to those of Java's client.
 
 A property that begins with ``kafka.`` is meant for Java as it is, and wins; librdkafka never sees it.
 """
@@ -27,7 +27,7 @@ def java_options(connection: KafkaConnection) -> dict[str, str]:
         Property → value, without the bootstrap address. Properties that only tune librdkafka are left out.
 
     Raises:
-        InvalidSettingError: a login or a certificate cannot be said in Java's words, or its file cannot be read.
+        InvalidSettingError: a login or a certificate has no Java equivalent, or its file cannot be read.
     """
     given = dict(connection.options)
     passed = {name.removeprefix(JAVA_PREFIX): value for name, value in given.items() if name.startswith(JAVA_PREFIX)}

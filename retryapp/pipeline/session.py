@@ -155,13 +155,13 @@ def setting(spark: SparkSession, name: str, value: str, *, required: bool = True
 
 
 def _submitted() -> dict[str, str]:
-    """Return what has to be set beside our jars, where ``spark-submit --jars`` got them and nobody has set it."""
+    """Return Delta's settings where ``spark-submit --jars`` got our jars and the user has not set them."""
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()  # noqa: SLF001 - else a configuration is empty
-    given = SparkConf()  # with what spark-submit was told
+    given = SparkConf()  # with the options of spark-submit
     ours = any(Path(jar).name.startswith("delta-spark") for jar in str(given.get("spark.jars", "")).split(","))
     return {name: value for name, value in _DELTA.items() if ours and not given.contains(name)}
 

@@ -1,4 +1,4 @@
-"""Holds the ledger of the analysis against ``retryapp ledger``: two counts that share no code but core's codecs.
+"""Compares the ledger of the analysis with ``retryapp ledger``: two counts that share no code but core's codecs.
 
 ``retryapp ledger`` reads the topics and their main topic; the analysis reads the archive and what workers counted. What
 they say of records that failed must be equal at rest. First-try successes are compared where workers' counts reach up

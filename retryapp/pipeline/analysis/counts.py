@@ -1,4 +1,4 @@
-"""The ledger at scale: what workers counted, held against the journeys; and what topics will forget.
+"""The ledger at scale: the workers' counts against the journeys; and the retention of dead letters.
 
 A range of offsets is never a count: offsets have gaps. What was received and done at first try comes from the workers'
 ``progress`` events; what failed comes from the journeys, and both must say the same of each range.
@@ -22,18 +22,18 @@ _PLACE: Final = ("cluster_id", "group", "main", "partition")
 def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
     """Return the ranges that workers counted before the cut, of the present life of each main topic.
 
-    A range that begins at 0 after others is of a main topic that was made anew; what was counted before is left out.
+    A range that begins at 0 after others is of a re-created main topic; earlier counts are left out.
     """
-    said = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
-    told = records.where(F.col("event.kind") == "progress").select(
-        "cluster_id", *(F.col(f"event.{name}").alias(name) for name in said), "epoch", F.col("offset").alias("found")
+    names = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
+    counted_ranges = records.where(F.col("event.kind") == "progress").select(
+        "cluster_id", *(F.col(f"event.{name}").alias(name) for name in names), "epoch", F.col("offset").alias("found")
     )
-    told = told.withColumn("partition", F.col("partition").cast("int")).join(
+    counted_ranges = counted_ranges.withColumn("partition", F.col("partition").cast("int")).join(
         F.broadcast(cut.select(*_PLACE, "cut_offset")), on=list(_PLACE), how="inner"
     )
     arrival = Window.partitionBy(*_PLACE).orderBy("epoch", "found")
     again = (F.col("from_offset") == 0) & (F.lag("to_offset").over(arrival) > 0)
-    lives = told.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
+    lives = counted_ranges.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
     last = F.max("life").over(Window.partitionBy(*_PLACE))
     is_present = (F.col("life") == F.col("last")) & (F.col("to_offset") <= F.col("cut_offset"))
     present = lives.withColumn("last", last).where(is_present)

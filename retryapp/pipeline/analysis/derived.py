@@ -1,4 +1,4 @@
-"""The tables that are made of the archive: where they lie, how they are replaced, and how far they were made."""
+"""The tables that are made of the archive: their files, how they are replaced, and the state of the last run."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Derived:
     # -- how far they were made ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """Return what the last run that ended in order has left; None: all is to be made anew."""
+        """Return the state of the last run that ended in order; None: everything must be derived again."""
         text = self._files.read(self._place(STATE))
         try:
             return None if text is None else dict(json.loads(text))
@@ -123,17 +123,17 @@ class Derived:
             return None  # half written
 
     def forget_state(self) -> None:
-        """Say that the tables are being changed."""
+        """Note that the tables are being changed."""
         self._files.remove(self._place(STATE))
 
     def put_state(self, state: Mapping[str, Any]) -> None:
-        """Say how far they were made."""
+        """Note the state of a finished run."""
         self._files.create(self._place(STATE), json.dumps(state))
 
     # -- the archive's table, at one version --------------------------------------------------------------------
 
     def records(self) -> tuple[DataFrame, int | None]:
-        """Return the archive's records as they are now, and stay for whoever reads the frame; and their version."""
+        """Return the archive's records at their present version, and the version."""
         tables = LakeTables(self._spark, self._lake)
         if not tables.exists(RECORDS_TABLE):
             raise TableMissingError(self._lake.uri)

@@ -1,4 +1,4 @@
-"""What journeys come to: recovery by attempt and tier, lateness, and what it costs."""
+"""Figures of the journeys: recovery by attempt and tier, lateness, and cost."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def _ratio(part: Column, whole: Column) -> Column:
 def lateness(journeys: DataFrame) -> DataFrame:
     """Return how late attempts began, by tier and in all."""
     known = attempts_of(journeys).where(F.col("at.lateness_ms").isNotNull())
-    told = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
-    of_tiers = _quantiles(told.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
-    of_all = _quantiles(told.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
+    late = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
+    of_tiers = _quantiles(late.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
+    of_all = _quantiles(late.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
     return sorted_rows(of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()), "group", "main", "tier")
 
 

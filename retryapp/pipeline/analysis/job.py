@@ -29,7 +29,7 @@ FRESH_MS: Final = 86_400_000
 APPENDS: Final = frozenset(
     {"STREAMING UPDATE", "WRITE Append", "OPTIMIZE", "VACUUM START", "VACUUM END", "CREATE TABLE", "SET TBLPROPERTIES"}
 )
-"""What may happen to the archive's table without a journey being wrong afterwards."""
+"""Operations on the archive's table that change no journey."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Analysed:
     groups: tuple[str, ...]
     run_id: str
     full: bool
-    """All journeys were made anew."""
+    """All journeys were derived again."""
     touched: int
     """Journeys that were made."""
     journeys: int
@@ -171,7 +171,7 @@ class Analysis:
         lives = {place[:-1] for place in before}
         if any(now.get(place, offset) < offset for place, offset in before.items()):
             return False
-        if any(place[:-1] not in lives for place in now):  # a main topic that was made anew, or is new
+        if any(place[:-1] not in lives for place in now):  # a main topic that was re-created, or is new
             return False
         operations = self._derived.operations_since(former["table_version"])
         return operations is not None and operations <= APPENDS

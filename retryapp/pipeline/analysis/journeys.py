@@ -87,42 +87,42 @@ def _marked(traces: DataFrame, cut: DataFrame, name: str) -> DataFrame:
 def journeys_of(traces: DataFrame) -> DataFrame:
     """Return one row for each failure id.
 
-    One shuffle and one sort serve all: the first of each hand-off, what lies before it, and the sums. What an array of
-    steps would have to say by higher-order functions costs several times as much, for Spark compiles none of those.
+    One shuffle and one sort serve all: the first of each hand-off, the step before it, and the sums. Higher-order
+    functions over an array of steps cost several times as much, because Spark does not compile them.
     """
-    told = ["cluster_id", "group", "main", "failure_id"]  # long beginnings of which are the same in all rows:
-    whose = ["mark", *told]  # a sort compares the first eight bytes without a look at the row
+    identity = ["cluster_id", "group", "main", "failure_id"]  # their long prefixes are the same in all rows:
+    whose = ["mark", *identity]  # a sort compares the first eight bytes without reading the row
     first = F.struct("epoch", "found_offset", "topic")
     steps = (
-        traces.repartition(*told)
-        .withColumn("mark", F.xxhash64(*told))
+        traces.repartition(*identity)
+        .withColumn("mark", F.xxhash64(*identity))
         .groupBy(*whose, *_ORDER)
         .agg(F.min_by(F.struct(*_STEP), first).alias("step"), F.count(F.lit(1)).alias("times"))
     )
     in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
     before = F.lag(F.struct("replays", "attempt", "step.tier", "step.due_at_ms")).over(in_order)
     in_turn = steps.withColumn("before", before)
-    # the attempt before the sums: what collect_list takes Spark does not compile, what stands in a row it does
+    # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
 
 def _columns(steps: GroupedData) -> DataFrame:
-    """Say what the steps of each record come to."""
+    """Aggregate the steps of each record."""
     order = F.struct(*_ORDER)
     has_failed = F.col("step.error_type").isNotNull()
     failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))
     same_replay = F.coalesce(F.col("before.replays") == F.col("replays"), F.lit(False))
     missing = F.col("attempt") - 1 - F.when(same_replay, F.col("before.attempt")).otherwise(0)
 
-    def first_told(name: str) -> Column:
-        told = F.col(f"step.{name}")
-        return F.min_by(told, F.when(told.isNotNull(), order)).alias(name)
+    def first_known(name: str) -> Column:
+        value = F.col(f"step.{name}")
+        return F.min_by(value, F.when(value.isNotNull(), order)).alias(name)
 
     sums = steps.agg(
         F.max_by(F.struct("replays", "attempt", *(f"step.{name}" for name in _LAST)), order).alias("last"),
         F.max_by(failure, F.when(has_failed, order)).alias("failure"),
-        first_told("origin_timestamp_ms"),
-        first_told("key_hash"),
+        first_known("origin_timestamp_ms"),
+        first_known("key_hash"),
         F.sort_array(F.collect_list("at")).alias("attempts"),
         F.sum(F.greatest(F.lit(0).cast("long"), missing)).alias("missing"),
         F.sum(F.col("times") - 1).alias("copies"),
@@ -147,13 +147,13 @@ def _columns(steps: GroupedData) -> DataFrame:
 
 
 def _attempt() -> Column:
-    """Return the attempt that a step tells of; null where it tells of none, or of that of the step before."""
+    """Return the attempt of a step; null where it has none, or the same as the step before."""
     same_replay = F.col("before.replays") == F.col("replays")
-    is_told = same_replay & (F.col("before.attempt") == F.col("attempt"))
+    is_known = same_replay & (F.col("before.attempt") == F.col("attempt"))
     is_next = same_replay & (F.col("before.attempt") == F.col("attempt") - 1)
     station = F.col("step.station")
     late_ms = F.when(is_next, F.col("step.started_ms") - F.col("before.due_at_ms"))
-    told = {
+    computed = {
         "replays": F.col("replays"),
         "attempt": F.col("attempt"),
         "tier": F.when(is_next, F.col("before.tier")),
@@ -162,8 +162,8 @@ def _attempt() -> Column:
         .when(station == F.lit("dlq"), "dead")
         .otherwise("succeeded"),
     }
-    columns = (told.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
-    is_attempt = (F.col("attempt") >= 1) & ~F.coalesce(is_told, F.lit(False))
+    columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
+    is_attempt = (F.col("attempt") >= 1) & ~F.coalesce(is_known, F.lit(False))
     return F.when(is_attempt, F.struct(*columns).cast(ATTEMPT))
 
 

@@ -17,7 +17,7 @@ _ROLES: Final = (
     "ink", "soft", "line", "good", "wait", "bad", "c1", "c2", "c3", "c4", "c5", "other", "again",
 )  # fmt: skip
 MARKERS: Final = {role: f"#fe01{number:02x}" for number, role in enumerate(_ROLES, 16)}
-"""Role → a colour that nobody would choose."""
+"""Role → a colour that no theme has."""
 HOUR_MS: Final = 3_600_000
 POWERS: Final = [10.0**power for power in range(-3, 7)]
 _NAME_LENGTH: Final = 36
@@ -75,7 +75,7 @@ def _themed(chart: Any) -> Any:
 
 
 def _short(text: str) -> str:
-    """Return text that fits beside a chart; the table has all of it."""
+    """Return text short enough for a chart's axis; the table has all of it."""
     name = text.rsplit(".", 1)[-1] if len(text) > _NAME_LENGTH else text
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"

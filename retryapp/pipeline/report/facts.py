@@ -90,8 +90,8 @@ def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -
 def _headline(totals: Mapping[str, int]) -> str:
     lost = f", {totals['lost']:,} lost" if totals["lost"] else ""
     return (
-        f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} wait, "
-        f"{totals['dead']:,} are dead{lost}"
+        f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
+        f"{totals['dead']:,} dead{lost}"
     )
 
 
