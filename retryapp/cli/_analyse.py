@@ -89,16 +89,17 @@ def analyse(
     compared = shown = None
     try:
         with spark_session(session) as spark, stopped_by_signals() as stopped:
+            from retryapp.pipeline.analysis.cuts import take_cut
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive
             from retryapp.pipeline.lake import open_lake
             from retryapp.pipeline.report import collect
 
             opened = open_lake(spark, lake, wanted=table_format)
-            job = Analysis(spark, connection, opened, now_ms=now_ms)
+            job, admin = Analysis(spark, opened, now_ms=now_ms), KafkaAdmin(connection)
             archives = [Archive(spark, connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
             with job.hold() as held:
-                taken = job.cut([archive.group for archive in archives])
+                taken = [take_cut(admin, archive.group) for archive in archives]
                 archived = _archive(archives, taken, wait_s, stopped)
                 with cancelled_by(stopped, spark), unchanged(opened, archives, wait_s, stopped):
                     _show("analysing")

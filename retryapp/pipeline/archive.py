@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -167,7 +167,7 @@ class Archive:
             self._tables.ensure_records()
             self._note_gaps(start.gaps, run_id, began_ms)
             for life in lives.fresh:  # after the gaps: the next run then reports a re-creation that this one did not
-                self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
+                self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", asdict(life))
             run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
             try:
                 lost = [event for event in (held.lost, alone.lost) if event is not None]
@@ -246,7 +246,7 @@ class Archive:
 
     def _topics_frame(self, lives: Lives) -> DataFrame:
         columns = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
-        values = [tuple(life.row[column] for column in columns) for life in lives.present]
+        values = [tuple(getattr(life, column) for column in columns) for life in lives.present]
         schema = ", ".join(f"`{name}` {'int' if name == 'epoch' else 'string'}" for name in columns)
         return self._spark.createDataFrame(values, schema)
 

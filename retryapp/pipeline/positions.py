@@ -24,27 +24,19 @@ RECREATED: Final = "re-created"
 IN_DOUBT: Final = "in-doubt"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One life of a topic."""
+    """One life of a topic: a row of ``topics``."""
 
-    row: Mapping[str, Any]
-    """As in the ``topics`` table."""
-
-    @property
-    def topic(self) -> str:
-        """Its name."""
-        return str(self.row["topic"])
-
-    @property
-    def topic_id(self) -> str:
-        """Its id."""
-        return str(self.row["topic_id"])
-
-    @property
-    def epoch(self) -> int:
-        """Number of this life of the name."""
-        return int(self.row["epoch"])
+    cluster_id: str
+    topic_id: str
+    epoch: int
+    topic: str
+    group: str
+    main: str
+    station: str
+    partitions: int
+    first_seen_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +54,12 @@ class Gap:
     @property
     def name(self) -> str:
         """Its identity: a gap that is found twice is one."""
-        return (
-            f"{self.life.topic}@{self.life.topic_id} {self.partition} {self.from_offset} {self.to_offset} {self.reason}"
-        )
+        place = f"{self.life.topic}@{self.life.topic_id} {self.partition}"
+        return f"{place} {self.from_offset} {self.to_offset} {self.reason}"
 
     def row(self, run_id: str, found_ms: int) -> dict[str, Any]:
         """Return it as in the ``gaps`` table."""
-        life = {name: self.life.row[name] for name in ("cluster_id", "topic_id", "epoch", "topic")}
+        life = {name: getattr(self.life, name) for name in ("cluster_id", "topic_id", "epoch", "topic")}
         offsets = {name: getattr(self, name) for name in ("partition", "from_offset", "to_offset", "reason")}
         return {**life, **offsets, "found_ms": found_ms, "run_id": run_id}
 
@@ -101,20 +92,15 @@ def find_lives(facts: Facts, sources: Sources, now_ms: int) -> Lives:
     latest: dict[str, Life] = {}
     rows = [row for row in facts.rows(TOPICS_TABLE) if row["cluster_id"] == sources.cluster_id]
     for row in sorted(rows, key=lambda row: int(row["epoch"])):
-        known[row["topic_id"]] = latest[row["topic"]] = Life(row)
+        known[row["topic_id"]] = latest[row["topic"]] = Life(**row)
     present, fresh = [], []
     for source in sources.topics:
         if source.topic_id in known:
             present.append(known[source.topic_id])
             continue
         before = latest.get(source.topic)
-        row = {
-            **asdict(source),
-            "cluster_id": sources.cluster_id,
-            "epoch": 1 if before is None else before.epoch + 1,
-            "first_seen_ms": now_ms,
-        }
-        fresh.append(Life(row))
+        epoch = 1 if before is None else before.epoch + 1
+        fresh.append(Life(**asdict(source), cluster_id=sources.cluster_id, epoch=epoch, first_seen_ms=now_ms))
     former = tuple(latest[life.topic] for life in fresh if life.topic in latest)
     return Lives((*present, *fresh), tuple(fresh), former)
 

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
 
-from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import SIDE_BY_SIDE, Derived
 from retryapp.pipeline.analysis.job import Analysed, Analysis
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-NO_BROKER = KafkaConnection("localhost:1")
-"""A run asks no broker: its cuts were taken before."""
 
 
 @dataclass
@@ -44,7 +41,7 @@ class Analysts:
         main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
         mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
         cut = TakenCut(mains, {(MAIN, 0): offset}, {}, {f"{GROUP}.{MAIN}.dlq": None})
-        return Analysis(self.spark, NO_BROKER, self.lake, now_ms=lambda: NOON_MS).run([cut])
+        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut])
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""

@@ -173,7 +173,7 @@ def test_nothing_is_archived_under_an_analysis_without_versions(
             else:
                 assert second.run_once().rows == 0
         assert second.run_once().rows == 0
-    analyses = [Analysis(spark, group.connection, lake, now_ms=now_ms) for _ in range(2)]
+    analyses = [Analysis(spark, lake, now_ms=now_ms) for _ in range(2)]
     with analyses[0].hold(), pytest.raises(HeldError, match="the analyse run"), analyses[1].hold():
         pass
 

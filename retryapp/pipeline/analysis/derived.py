@@ -107,11 +107,6 @@ class Derived:
             finally:
                 self._spark.catalog.dropTempView(_FRESH)
 
-    @property
-    def can_merge(self) -> bool:
-        """Tell whether some journeys can be replaced alone; Parquet has no such thing."""
-        return self._delta
-
     # -- how far they were made ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:

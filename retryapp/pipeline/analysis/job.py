@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.analysis import causes, checks, counts, figures
 from retryapp.pipeline.analysis.checks import Verdict
-from retryapp.pipeline.analysis.cuts import TakenCut, take_cut
+from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
@@ -32,9 +31,9 @@ APPENDS: Final = frozenset(
 """Operations on the archive's table that change no journey."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Analysed:
-    """What one run did."""
+    """The result of one run."""
 
     groups: tuple[str, ...]
     run_id: str
@@ -56,11 +55,8 @@ class Analysed:
 class Analysis:
     """Runs the job on one lake, for the groups that it is given."""
 
-    def __init__(
-        self, spark: SparkSession, connection: KafkaConnection, lake: Lake, *, now_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, *, now_ms: Callable[[], int]) -> None:
         self._spark = spark
-        self._admin = KafkaAdmin(connection)
         self._tables = Tables(spark, lake)
         self._derived = Derived(spark, lake)
         self._now_ms = now_ms
@@ -70,19 +66,15 @@ class Analysis:
         """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
-    def cut(self, groups: Sequence[str]) -> list[TakenCut]:
-        """Take the cuts of groups; to be followed by an archive run of each, and then by `run`."""
-        return [take_cut(self._admin, group) for group in groups]
-
     def run(self, taken: Sequence[TakenCut], *, full: bool = False) -> Analysed:
-        """Make all tables."""
+        """Make all tables, from cuts that were all taken before the archive runs that have just ended."""
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.mains.group for cut in taken))
         table, version = self._derived.records()
         records = table.where(F.col("group").isin(*groups))
         cut = self._spark.createDataFrame([row for each in taken for row in each.rows], CUT).cache()
         state = self._state(taken, records, version)
-        former = None if full or not self._derived.can_merge else self._derived.state()
+        former = None if full or version is None else self._derived.state()  # Parquet cannot merge
         if former is not None and not self._can_go_on(former, state):
             former = None
         traces = traces_of(records)
@@ -102,15 +94,9 @@ class Analysis:
             journeys.unpersist()
             cut.unpersist()
         self._derived.put_state({**state, "ended_ms": self._now_ms(), "run_id": run_id})
-        return Analysed(
-            groups=groups,
-            run_id=run_id,
-            full=former is None,
-            touched=count if touched_count is None else touched_count,
-            journeys=count,
-            elapsed_ms=self._now_ms() - began_ms,
-            verdicts=tuple(verdicts),
-        )
+        touched_count = count if touched_count is None else touched_count
+        elapsed_ms = self._now_ms() - began_ms
+        return Analysed(groups, run_id, former is None, touched_count, count, elapsed_ms, tuple(verdicts))
 
     def _derive(
         self, taken: Sequence[TakenCut], records: DataFrame, journeys: DataFrame, cut: DataFrame
