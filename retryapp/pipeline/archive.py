@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
@@ -34,6 +36,7 @@ from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_
 from retryapp.pipeline.read import read_stream
 from retryapp.pipeline.runner import Driven, OnProgress, drive
 from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, LastRun, Run, RunLog
+from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
@@ -41,8 +44,13 @@ from retryapp.pipeline.write import append_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Watch = Callable[..., Driven]
+"""``drive``, with the caller's part of its arguments."""
 
 JOB: Final = "archive"
+_OF_LIFE: Final = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
 DEFAULT_ROWS_PER_BATCH: Final = 500_000
 """Offsets that one batch covers at most."""
 
@@ -134,7 +142,8 @@ class Archive:
                 if done is not None:
                     return done
             turn = self._holds.take(JOB, RECORDS_HOLD, wait_s=max(wait_s, TURN_S), on_wait=on_wait, stopped=stopped)
-            return self._run(sources, last, held, turn, on_progress, stopped)
+            watch = partial(drive, job=JOB, on_progress=on_progress, stopped=stopped)
+            return self._run(sources, last, held, turn, watch)
 
     def _published(
         self, sources: Sources, last: LastRun, enough: Mapping[tuple[str, int], int], by: str
@@ -147,13 +156,7 @@ class Archive:
         return Archived(group=sources.group, topics=len(sources.topics), cut=cut, by_another=by)
 
     def _run(
-        self,
-        sources: Sources,
-        last: LastRun | None,
-        held: Held,
-        turn: AbstractContextManager[Held],
-        on_progress: OnProgress | None,
-        stopped: threading.Event | None,
+        self, sources: Sources, last: LastRun | None, held: Held, turn: AbstractContextManager[Held], watch: Watch
     ) -> Archived:
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         lives = find_lives(self._facts, sources, began_ms)
@@ -171,7 +174,8 @@ class Archive:
             run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
             try:
                 lost = [event for event in (held.lost, alone.lost) if event is not None]
-                driven = self._stream(sources, lives, start, run, on_progress, stopped, lost)
+                query = self._start(sources, lives, start, run)
+                driven = watch(query, resumed=start.checkpoint is not None, lost=lost)
                 held.check(JOB)
                 alone.check_turn(JOB, self._lake.uri)
                 self._check_unchanged(lives, run_id, driven)
@@ -207,32 +211,13 @@ class Archive:
             cut={**start.positions, **driven.ends},
         )
 
-    def _stream(
-        self,
-        sources: Sources,
-        lives: Lives,
-        start: Start,
-        run: Run,
-        on_progress: OnProgress | None,
-        stopped: threading.Event | None,
-        lost: Sequence[threading.Event],
-    ) -> Driven:
-        names = [source.topic for source in sources.topics]
-        records = read_stream(
-            self._spark, self._connection, names, start=start.positions, rows_per_batch=self._rows_per_batch
-        )
+    def _start(self, sources: Sources, lives: Lives, start: Start, run: Run) -> StreamingQuery:
+        records = read_stream(self._spark, self._connection, start=start.positions, rows_per_batch=self._rows_per_batch)
         rows = archive_rows(
             records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()
         )
-        query = append_stream(
-            rows,
-            self._lake,
-            RECORDS_TABLE,
-            checkpoint=self._lake.checkpoint(JOB, run.checkpoint),
-            name=f"{JOB}:{sources.group}",
-        )
-        resumed = start.checkpoint is not None
-        return drive(query, job=JOB, resumed=resumed, on_progress=on_progress, stopped=stopped, lost=lost)
+        checkpoint = self._lake.checkpoint(JOB, run.checkpoint)
+        return append_stream(rows, self._lake, RECORDS_TABLE, checkpoint=checkpoint, name=f"{JOB}:{sources.group}")
 
     def _erased(self) -> DataFrame | None:
         """Return the keys whose records are not kept; None where there are none, which is faster."""
@@ -245,10 +230,9 @@ class Archive:
             self._facts.put(GAPS_TABLE, gap.name, gap.row(run_id, found_ms))
 
     def _topics_frame(self, lives: Lives) -> DataFrame:
-        columns = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
-        values = [tuple(getattr(life, column) for column in columns) for life in lives.present]
-        schema = ", ".join(f"`{name}` {'int' if name == 'epoch' else 'string'}" for name in columns)
-        return self._spark.createDataFrame(values, schema)
+        columns = [field for field in RECORDS if field.name in _OF_LIFE]
+        values = [tuple(getattr(life, field.name) for field in columns) for life in lives.present]
+        return self._spark.createDataFrame(values, T.StructType(columns))
 
     def _check_unchanged(self, lives: Lives, run_id: str, driven: Driven) -> None:
         """Raise if a topic was re-created while it was read: its rows then carry the wrong id."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from retryapp.kafka import KafkaConnection
@@ -38,14 +38,9 @@ def offsets_json(positions: Positions) -> str:
 
 
 def read_stream(
-    spark: SparkSession,
-    connection: KafkaConnection,
-    topics: Iterable[str],
-    *,
-    start: Positions,
-    rows_per_batch: int,
+    spark: SparkSession, connection: KafkaConnection, *, start: Positions, rows_per_batch: int
 ) -> DataFrame:
-    """Return the records of topics as a stream.
+    """Return the records of topics as a stream; ``start`` has *every* partition, for a stream without a checkpoint.
 
     Returns:
         key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,
@@ -54,7 +49,7 @@ def read_stream(
     return (
         spark.readStream.format("kafka")
         .options(**kafka_options(connection))
-        .option("subscribe", ",".join(sorted(topics)))
+        .option("subscribe", ",".join(sorted({topic for topic, _ in start})))
         .option("startingOffsets", offsets_json(start))
         .option("maxOffsetsPerTrigger", rows_per_batch)
         .option("failOnDataLoss", "true")
