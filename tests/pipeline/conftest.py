@@ -59,7 +59,7 @@ def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
     pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     from standalone import Cluster
 
-    from retryapp.pipeline.java import java_home
+    from retryapp.pipeline.session import java_home
 
     os.environ.setdefault("JAVA_HOME", str(java_home(cache_dir)))
     made = Cluster(tmp_path)

@@ -140,7 +140,7 @@ def test_spark_submit_archives_and_analyses_on_a_cluster(
     cluster: Cluster, connection: KafkaConnection, cache_dir: Path, tmp_path: Path
 ) -> None:
     """With the jars alone: Delta's settings come with them, and executors get the jars from the driver."""
-    from retryapp.pipeline.java import java_home
+    from retryapp.pipeline.session import java_home
 
     group = Group.with_main(connection, partitions=2)
     group.send_dead(4)

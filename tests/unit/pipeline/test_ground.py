@@ -15,9 +15,8 @@ from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError
 from retryapp.pipeline.failures import named_failure
-from retryapp.pipeline.java import java_home
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.session import _collector
+from retryapp.pipeline.session import _collector, java_home
 from retryapp.pipeline.sources import stations_of
 
 
