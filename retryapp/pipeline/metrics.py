@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -21,6 +22,8 @@ from retryapp.pipeline.runner import offsets_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
+
+M = TypeVar("M")
 
 BATCH_BUCKETS_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -32,30 +35,26 @@ class PipelineMetrics:
     """The metrics of one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"retryapp_pipeline_{name}", text, ("task", "group", *labels), registry=registry)
-
-        labels = ("task", "group")
-        self._rows = Counter("retryapp_pipeline_rows", "Records read.", labels, registry=registry)
-        self._batches = Histogram(
-            "retryapp_pipeline_batch_seconds",
+        self.registry = CollectorRegistry()
+        self._rows = self._make(Counter, "rows", "Records read.")
+        self._batches = self._make(
+            partial(Histogram, buckets=BATCH_BUCKETS_S),
+            "batch_seconds",
             "Time of a batch, from its trigger to its commit.",
-            labels,
-            registry=registry,
-            buckets=BATCH_BUCKETS_S,
         )
-        self._rate = gauge("rows_per_second", "Records a second in the last batch.")
-        self._last_batch = gauge("last_batch_timestamp_seconds", "When the last batch ended.")
-        self._behind = gauge("behind_offsets", "Offsets between what was read and the topic's end.", "topic")
-        self._last_round = gauge("last_round_timestamp_seconds", "When a round last ended in order.")
-        self._loss = gauge(
-            "loss_timestamp_seconds", "When retention may take what is not read yet, at the earliest.", "topic"
+        self._rate = self._make(Gauge, "rows_per_second", "Records a second in the last batch.")
+        self._last_batch = self._make(Gauge, "last_batch_timestamp_seconds", "When the last batch ended.")
+        self._behind = self._make(
+            Gauge, "behind_offsets", "Offsets between what was read and the topic's end.", "topic"
         )
-        self._gaps = Counter(
-            "retryapp_pipeline_gaps", "Ranges that were lost before they were read.", labels, registry=registry
+        self._last_round = self._make(Gauge, "last_round_timestamp_seconds", "When a round last ended in order.")
+        self._loss = self._make(
+            Gauge, "loss_timestamp_seconds", "When retention may delete what is not read yet, at the earliest.", "topic"
         )
+        self._gaps = self._make(Counter, "gaps", "Ranges that were lost before they were read.")
+
+    def _make(self, kind: Callable[..., M], name: str, text: str, *labels: str) -> M:
+        return kind(f"retryapp_pipeline_{name}", text, ("task", "group", *labels), registry=self.registry)
 
     def batch_ended(self, progress: Mapping[str, Any]) -> None:
         """Record a batch, from Spark's JSON."""

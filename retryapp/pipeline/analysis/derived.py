@@ -70,15 +70,12 @@ class Derived:
         """
         with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="put") as pool:
 
-            def made(name: str, make: Callable[[], DataFrame]) -> None:
+            def put(name: str, make: Callable[[], DataFrame]) -> None:
                 self.put(name, make())
 
+            inherit = inheritable_thread_target(self._spark)  # copies Spark's thread-local properties, for each anew
             try:
-                # one by one: then the copy of Spark's thread-local properties is made, which two may not share
-                waiting = [
-                    pool.submit(inheritable_thread_target(self._spark)(made), name, make)
-                    for name, make in makers.items()
-                ]
+                waiting = [pool.submit(inherit(put), name, make) for name, make in makers.items()]
                 for each in as_completed(waiting):
                     each.result()
             except BaseException:
@@ -88,7 +85,7 @@ class Derived:
     def put_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace a small table by rows from here."""
         schema = DERIVED_TABLES[name]
-        values = [tuple(_plain(row[field]) for field in schema.fieldNames()) for row in rows]
+        values = [tuple(row[field] for field in schema.fieldNames()) for row in rows]
         self.put(name, self._spark.createDataFrame(values, schema).coalesce(1))
 
     def put_journeys(self, fresh: DataFrame, *, whole: bool) -> int | None:
@@ -107,8 +104,6 @@ class Derived:
             finally:
                 self._spark.catalog.dropTempView(_FRESH)
 
-    # -- how far they were made ---------------------------------------------------------------------------------
-
     def state(self) -> dict[str, Any] | None:
         """Return the state of the last run that ended in order; None: everything must be derived again."""
         text = self._files.read(self._place(STATE))
@@ -124,8 +119,6 @@ class Derived:
     def put_state(self, state: Mapping[str, Any]) -> None:
         """Note the state of a finished run."""
         self._files.create(self._place(STATE), json.dumps(state))
-
-    # -- the archive's table, at one version --------------------------------------------------------------------
 
     def records(self) -> tuple[DataFrame, int | None]:
         """Return the archive's records at their present version, and the version."""
@@ -153,7 +146,3 @@ class Derived:
 def _operation(row: Any) -> str:
     mode = (row["operationParameters"] or {}).get("mode")
     return f"WRITE {mode}" if row["operation"] == "WRITE" else str(row["operation"])
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -127,7 +127,7 @@ class Analysis:
         finally:
             progress.unpersist()
         found.append(checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS))  # the report asks again
-        self._derived.put_rows("checks", [asdict(verdict) for verdict in found])
+        self._derived.put_rows("checks", [{**asdict(each), "examples": list(each.examples)} for each in found])
         return found
 
     def _behind(self, records: DataFrame, positions: Sequence[Sequence[Any]]) -> DataFrame:

@@ -21,8 +21,6 @@ MARKERS: Final = {role: f"#fe01{number:02x}" for number, role in enumerate(_ROLE
 HOUR_MS: Final = 3_600_000
 POWERS: Final = [10.0**power for power in range(-3, 7)]
 _NAME_LENGTH: Final = 36
-_FONT: Final = "sans-serif"
-
 _LETTER: Final = 7.6
 """Width of a letter of a label at most, in pixels: Vega measures with a font that the reader may not have."""
 
@@ -42,29 +40,14 @@ def _svg(chart: Any) -> str:
     """Return a chart as SVG that takes the page's colours and width."""
     import vl_convert
 
-    raw = vl_convert.vegalite_to_svg(_themed(chart).to_json(), vl_version="6.1")
-    for role, marker in MARKERS.items():
-        raw = raw.replace(marker, f"var(--{role})")
-    raw = re.sub(r'font-family="[^"]*"', "", raw)
-    return re.sub(r'<svg([^>]*?) width="([\d.]+)" height="([\d.]+)"', r"<svg\1", raw, count=1)
-
-
-def _themed(chart: Any) -> Any:
-    soft, line = MARKERS["soft"], MARKERS["line"]
+    soft = MARKERS["soft"]
     axis = {
-        "domain": False,
-        "ticks": False,
-        "gridColor": line,
-        "labelColor": soft,
-        "labelFontSize": 12,
-        "titleColor": soft,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "labelPadding": 6,
-    }
-    return chart.configure(
+        "domain": False, "ticks": False, "gridColor": MARKERS["line"], "labelColor": soft, "labelFontSize": 12,
+        "titleColor": soft, "titleFontSize": 12, "titleFontWeight": "normal", "labelPadding": 6,
+    }  # fmt: skip
+    themed = chart.configure(
         background="transparent",
-        font=_FONT,
+        font="sans-serif",
         axis=axis,
         axisY={"grid": False},
         legend={"disable": True},
@@ -72,6 +55,11 @@ def _themed(chart: Any) -> Any:
         autosize={"type": "fit-x", "contains": "padding"},
         padding={"left": 2, "right": 12, "top": 6, "bottom": 4},
     )
+    raw = vl_convert.vegalite_to_svg(themed.to_json(), vl_version="6.1")
+    for role, marker in MARKERS.items():
+        raw = raw.replace(marker, f"var(--{role})")
+    raw = re.sub(r'font-family="[^"]*"', "", raw)
+    return re.sub(r'<svg([^>]*?) width="([\d.]+)" height="([\d.]+)"', r"<svg\1", raw, count=1)
 
 
 def _short(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,11 +96,4 @@ def _headline(totals: Mapping[str, int]) -> str:
 
 
 def _rows(frame: DataFrame) -> list[Facts]:
-    return [_plain(row.asDict(recursive=True)) for row in frame.collect()]
-
-
-def _plain(row: Mapping[str, Any]) -> Facts:
-    return {
-        name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-        for name, value in row.items()
-    }
+    return [row.asDict(recursive=True) for row in frame.collect()]

@@ -23,17 +23,10 @@ Entry = dict[str, Any]
 
 def todo(facts: Mapping[str, Any]) -> list[Entry]:
     """Return entries of ``level`` (act, look, know), ``title``, ``text`` and ``command`` (or null)."""
-    found = [
-        *_failed_checks(facts),
-        *_at_risk(facts),
-        *_outages(facts),
-        *_causes(facts),
-        *_late(facts),
-        *_offenders(facts),
-        *_warnings(facts),
-    ]
+    finders = (_failed_checks, _at_risk, _outages, _causes, _late, _offenders, _warnings)
+    entries = [entry for find in finders for entry in find(facts)]
     ranks = {"act": 0, "look": 1, "know": 2}
-    return sorted(found, key=lambda entry: ranks[entry["level"]])  # stable: within a level, the order above
+    return sorted(entries, key=lambda entry: ranks[entry["level"]])  # stable: within a level, the order above
 
 
 def _entry(level: str, title: str, text: str, command: str | None = None) -> Entry:
@@ -124,12 +117,12 @@ def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
         row, more = worst[0], len(worst) < facts["in_all"]["offenders"] and len(worst) == len(facts["offenders"])
         keys = "1 key has" if len(worst) == 1 and not more else f"{'At least ' * more}{len(worst):,} keys have"
         text = f"{keys} more than one dead record; the worst has {row['dead']:,} in {row['main']}. The newest:"
-        yield _entry("look", "Keys with several dead records", text, _show(row["example"]))
-
-
-def _show(failure_id: str) -> str:
-    """Return the command that shows one dead letter."""
-    return f"retryapp dead show --broker HOST:PORT {shlex.quote(failure_id)}"
+        yield _entry(
+            "look",
+            "Keys with several dead records",
+            text,
+            f"retryapp dead show --broker HOST:PORT {shlex.quote(row['example'])}",
+        )
 
 
 def _warnings(facts: Mapping[str, Any]) -> Iterator[Entry]:
