@@ -138,7 +138,7 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
         yield start_session(options)
         return
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
-        with download_progress(spark_jars(), "Spark's connectors") as progress, _interrupted_by_sigterm():
+        with download_progress(spark_jars(), "Spark's connectors") as progress, _on_signals(_interrupt, signal.SIGTERM):
             session = start_session(replace(options, scratch=Path(scratch)), progress=progress)
         try:
             yield session
@@ -154,18 +154,19 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
             session.stop()
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the body as Ctrl-C does."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, on_signal)
+def _on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals while the body runs."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager
@@ -181,12 +182,8 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stopped.set()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with _on_signals(on_signal, signal.SIGTERM, signal.SIGINT):
         yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

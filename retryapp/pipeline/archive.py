@@ -128,10 +128,7 @@ class Archive:
         If the run that was waited for has published the offsets ``enough``, nothing is done.
 
         Raises:
-            HeldError: another run of the group is at work, or another job for too long.
-            TopicMissingError: a group has no topics.
-            TopicChangedError: a topic was re-created meanwhile.
-            JobFailedError: Spark failed; what was committed stays.
+            HeldError, TopicMissingError, TopicChangedError, JobFailedError: what was committed stays.
         """
         sources = find_sources(self._admin, self.group)
         with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:

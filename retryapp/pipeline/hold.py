@@ -105,11 +105,7 @@ class Holds:
         on_wait: OnWait | None = None,
         stopped: threading.Event | None = None,
     ) -> Iterator[Held]:
-        """Hold a name while the body runs; ``on_wait`` is called once, with the holder that is waited for.
-
-        Raises:
-            HeldError: another process held it for ``wait_s``, or until ``stopped`` was set.
-        """
+        """Hold a name while the body runs; ``on_wait`` is called once, with the holder that is waited for."""
         ours = {"job": job, "host": socket.gethostname(), "pid": os.getpid()}
         deadline_s, waited_for = time.monotonic() + wait_s, None
         pause = stopped or threading.Event()

@@ -59,7 +59,7 @@ def lake_uri(text: str) -> str:
 
 
 def open_lake(spark: SparkSession, text: str, *, wanted: str | None = None) -> Lake:
-    """Open a lake, or make one where there is none."""
+    """Open a lake, or make one; ``wanted`` is the format of a new one, and must be that of an existing one."""
     uri = lake_uri(text)
     files = Files(spark, uri)
     mark = files.read(f"{uri}/{MARK}")

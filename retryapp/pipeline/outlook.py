@@ -78,9 +78,8 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
 
 def _oldest(admin: KafkaAdmin, topic: str, unread: Mapping[int, int]) -> int | None:
     """Return the earliest arrival among the first unread records of partitions."""
-    times = []
-    for partition, position in unread.items():
-        first = next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
-        if first is not None:
-            times.append(first[2])
-    return min(times, default=None)
+    firsts = (
+        next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
+        for partition, position in unread.items()
+    )
+    return min((first[2] for first in firsts if first is not None), default=None)

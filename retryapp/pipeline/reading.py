@@ -58,11 +58,7 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
 
 
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
-    """Read a batch of records.
-
-    Returns:
-        A struct array as ``schemas.READING`` has it, as long as the arguments; null for what was not to be read.
-    """
+    """Read a batch of records."""
     if station.null_count == len(station):
         return pa.nulls(len(station), _READING)
     if station.null_count:

@@ -90,7 +90,6 @@ def _stop(query: StreamingQuery) -> None:
 
 
 def _last_batch(query: StreamingQuery) -> int:
-    """Return the number of the last batch that is over; -1 before the first."""
     last = query.lastProgress
     return -1 if last is None else int(json.loads(last.json)["batchId"])
 

@@ -21,14 +21,7 @@ _LOGIN_MODULES: Final = {
 
 
 def java_options(connection: KafkaConnection) -> dict[str, str]:
-    """Return the options of a connection for Java's Kafka client.
-
-    Returns:
-        Property → value, without the bootstrap address. Properties that only tune librdkafka are left out.
-
-    Raises:
-        InvalidSettingError: a login or a certificate has no Java equivalent, or its file cannot be read.
-    """
+    """Return the options of a connection for Java's Kafka client."""
     given = dict(connection.options)
     passed = {name.removeprefix(JAVA_PREFIX): value for name, value in given.items() if name.startswith(JAVA_PREFIX)}
     options = {name: value for name, value in given.items() if name in _SAME}

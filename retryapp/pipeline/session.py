@@ -93,7 +93,7 @@ class SessionOptions:
 
 
 def brought_along() -> bool:
-    """Tell whether this process was started by ``spark-submit`` or a platform, which bring their own Spark and jars."""
+    """Tell whether ``spark-submit`` or a platform started this process: they bring their own Spark and jars."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 

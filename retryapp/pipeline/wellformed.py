@@ -107,12 +107,7 @@ def _succeeded() -> str:
 
 
 def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
-    """Add what well-formed records say.
-
-    Returns:
-        The same columns and rows with a struct ``native`` as ``schemas.READING`` has it; null for each row that has to
-        be read by core's decoders.
-    """
+    """Add a struct ``native`` as ``schemas.READING`` has it; null for each row that core's decoders must read."""
     kept = rows.columns
     text = F.col("value").cast("string")
     event = F.when(is_event & text.rlike(_succeeded()), F.from_json(text, EVENT))

@@ -38,13 +38,7 @@ class TakenCut:
 
 
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
-    """Ask for a group's offsets, then wait for the transactions that had moved them.
-
-    Raises:
-        TopicMissingError: it has no handlers, or one of its main topics is gone.
-        OpenTransactionError: a transaction does not end.
-        BrokerUnreachableError: no broker answers.
-    """
+    """Ask for a group's offsets, then wait for the transactions that had moved them."""
     ours = find_sources(admin, group)
     names = sorted({topology.main for topology in find_handlers(admin, group)})
     states = admin.describe_topics(names)

@@ -32,15 +32,7 @@ Facts = dict[str, Any]
 def collect(
     spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int, counted: Mapping[str, int] | None = None
 ) -> Facts:
-    """Read the tables.
-
-    Returns:
-        ``version``, ``now_ms``, ``analysed_ms``, ``groups``, ``headline``, ``totals``, ``todo``, and each table under
-        its name with ``SHOWN`` rows at most; how many there are in all stands in ``in_all``.
-
-    Raises:
-        TableMissingError: nothing was analysed yet, or a run has not ended in order.
-    """
+    """Read the tables of the last run that ended in order; of the long ones ``SHOWN`` rows, counted in ``in_all``."""
     derived = Derived(spark, lake)
     state = derived.state()
     if state is None:
