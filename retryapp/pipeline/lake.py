@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MARK: Final = "lake.json"
-SALT_BYTES: Final = 32
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
 """Makes S3 refuse a file that was created meanwhile (Hadoop's S3A, from 3.4.2); other stores do so by themselves."""
@@ -64,7 +63,7 @@ def open_lake(spark: SparkSession, text: str, *, wanted: str | None = None) -> L
     files = Files(spark, uri)
     mark = files.read(f"{uri}/{MARK}")
     if mark is None:
-        salt = secrets.token_hex(SALT_BYTES)
+        salt = secrets.token_hex(32)
         facts: dict[str, Any] = {"format": SCHEMA_VERSION, "tables": wanted or "delta", "salt": salt}
         if not files.create(f"{uri}/{MARK}", json.dumps(facts)):  # another process made it meanwhile
             return open_lake(spark, text, wanted=wanted)

@@ -81,17 +81,17 @@ def drive(
 
 def _stop(query: StreamingQuery) -> None:
     """Stop between two batches where that does not take long: stopped in one, Spark prints pages of noise."""
-    waited_s, batch = 0.0, _last_batch(query)
+
+    def last_batch() -> int:
+        last = query.lastProgress
+        return -1 if last is None else int(json.loads(last.json)["batchId"])
+
+    waited_s, batch = 0.0, last_batch()
     # while much is behind one batch follows the other, and the trigger never rests
-    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == batch and waited_s < STOP_S:
+    while query.isActive and query.status["isTriggerActive"] and last_batch() == batch and waited_s < STOP_S:
         threading.Event().wait(STOP_POLL_S)
         waited_s += STOP_POLL_S
     query.stop()
-
-
-def _last_batch(query: StreamingQuery) -> int:
-    last = query.lastProgress
-    return -1 if last is None else int(json.loads(last.json)["batchId"])
 
 
 def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgress | None) -> int:

@@ -20,7 +20,6 @@ from retryapp.pipeline.errors import SparkMissingError, SparkStartError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL_MASTER: Final = "local[*]"
 REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|ssl[.]key"
 """Options whose names match are hidden by Spark in logs, plans and its pages."""
 
@@ -122,7 +121,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     home = java_home(options.cache_dir)
     os.environ["JAVA_HOME"] = str(home)  # read by the program that Spark starts
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the python3 of PATH
-    master = options.master or LOCAL_MASTER
+    master = options.master or "local[*]"
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
     conf |= {
         "spark.driver.extraJavaOptions": java_flags(*_collector(os.environ), *(_BRIEF if options.brief else ())),

@@ -48,23 +48,15 @@ class Sources:
 
 def find_sources(admin: KafkaAdmin, group: str) -> Sources:
     """Look up the topics of a group."""
-    found = stations_of(find_handlers(admin, group), admin.topic_names())
-    if not found:
+    stations = stations_of(find_handlers(admin, group), admin.topic_names())
+    if not stations:
         remedy = f"Group {group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
         raise TopicMissingError(f"{group}.*.dlq", admin.connection.bootstrap, remedy)
-    states = admin.describe_topics(found)
-    topics = tuple(
-        Source(
-            topic=name,
-            topic_id=state.topic_id,
-            group=found[name][0].group,
-            main=found[name][0].main,
-            station=found[name][1].value,
-            partitions=state.partitions,
-        )
-        for name, state in sorted(states.items())
-    )
-    return Sources(cluster_id=admin.cluster_id(), group=group, topics=topics)
+    topics = []
+    for name, state in sorted(admin.describe_topics(stations).items()):
+        ids = {"topic": name, "topic_id": state.topic_id, "group": group, "main": stations[name][0].main}
+        topics.append(Source(**ids, station=stations[name][1].value, partitions=state.partitions))
+    return Sources(cluster_id=admin.cluster_id(), group=group, topics=tuple(topics))
 
 
 def retention_of(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int | None]:

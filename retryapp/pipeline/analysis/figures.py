@@ -28,7 +28,7 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
         (F.col("at.replays") > 0).alias("replayed"),
         F.col("at.attempt").alias("attempt"),
         F.col("at.tier").alias("tier"),
-        *_kinds(F.col("at.outcome")),
+        *((F.col("at.outcome") == name).cast("long").alias(name) for name in ("succeeded", "retried", "dead")),
         F.lit(0).cast("long").alias("waiting"),
     )
     first_tries = progress.select(
@@ -53,11 +53,6 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     counts = whole.agg(*(F.sum(name).alias(name) for name in ("succeeded", "retried", "dead", "waiting")))
     entered = counts.withColumn("entered", F.col("succeeded") + F.col("retried") + F.col("dead"))
     return sorted_rows(_shares(entered).select(*FUNNEL.fieldNames()), *by)
-
-
-def _kinds(outcome: Column) -> list[Column]:
-    """Return a column of 0 or 1 for each way in which an attempt ends."""
-    return [(outcome == name).cast("long").alias(name) for name in ("succeeded", "retried", "dead")]
 
 
 def _shares(counts: DataFrame) -> DataFrame:
