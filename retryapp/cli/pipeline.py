@@ -26,11 +26,14 @@ from retryapp.cli._spark import (
     wait_option,
 )
 from retryapp.cli._upkeep import compact, erase, expire, rebuild, vacuum
+from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
+from retryapp.settings import current_settings
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived
@@ -148,7 +151,7 @@ def status(
 ) -> ExitCode:
     """Show how far the archive lags each topic, and how long until retention deletes what it has not read.
 
-    Lists the erasures that have not ended; --json has the session's jars too, for 'spark-submit --jars'.
+    Lists the erasures that have not ended.
 
     \b
     Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour, or an erasure has not ended.
@@ -161,13 +164,11 @@ def status(
         from retryapp.pipeline.outlook import find_outlook
 
         opened = open_lake(spark, lake)
-        jars = spark.conf.get("spark.jars", None)
         erasures = Erasures(Facts(spark, opened)).open()
         admin = KafkaAdmin(connection)
         topics = [topic for group in sorted(set(groups)) for topic in find_outlook(spark, opened, admin, group)]
     facts = {
         "lake": opened.uri,
-        "jars": jars.split(",") if jars else [],
         "now_ms": now_ms,
         "topics": [asdict(topic) for topic in topics],
         "open_erasures": [asdict(erasure) for erasure in erasures],
@@ -179,6 +180,15 @@ def status(
     ]
     emit(facts, "\n".join([outlook_text(topics, now_ms), *lines]), as_json=as_json)
     return ExitCode.FINDING if erasures or any(topic.at_risk(now_ms) for topic in topics) else ExitCode.FINE
+
+
+@command.command()
+@json_option
+def jars(*, as_json: bool) -> None:
+    """Download the jars that Spark needs for Kafka and Delta, and print their paths for 'spark-submit --jars'."""
+    with download_progress(spark_jars(), "Spark's connectors") as progress:
+        paths = ensure_jars(current_settings().cache_dir, spark_jars(), progress=progress)
+    emit({"version": spark_jars().version, "jars": paths}, ",".join(map(str, paths)), as_json=as_json)
 
 
 @contextmanager

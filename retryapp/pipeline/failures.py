@@ -43,7 +43,7 @@ _ADVICE: Final = (
     ),
     (
         ("ClassNotFoundException", "Failed to find data source"),
-        "This Spark lacks a jar: give it those of retryapp by --jars",
+        "This Spark lacks a jar: see 'retryapp pipeline jars'",
     ),
 )
 _NOT_RESUMED: Final = (

@@ -52,7 +52,6 @@ def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Pat
     unread = topics[topic]
     assert (code, unread["behind"], unread["epoch"], topics[group.topology.events]["behind"]) == (0, 2, 1, 0)
     assert unread["loss_at_ms"] == unread["oldest_unread_ms"] + 30 * 86_400_000
-    assert any("delta-spark" in jar for jar in facts["jars"])
     group.delete_before(topic, 0, 4)
     assert command("status", *where)[0] == 1
     code, facts = command("archive", *where)
@@ -81,6 +80,12 @@ def test_analyse_and_report(command: Command, connection: KafkaConnection, tmp_p
     code, facts = command("report")
     assert (code, facts["totals"]["failed"], facts["causes"][0]["error_type"]) == (0, 3, "ValueError")
     assert command("compact")[1]["error"]["type"] == "LakeUnusableError"
+
+
+def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are those of a session that is started here; an image downloads them as it is built."""
+    assert run(["pipeline", "jars"]) == 0
+    assert capsys.readouterr().out.strip() == spark.conf.get("spark.jars")
 
 
 def test_what_is_missing_is_named(command: Command, connection: KafkaConnection) -> None:
