@@ -26,7 +26,6 @@ JOBS ?= 2
 
 test: install  ## all tests; options for pytest: ARGS="-k schedule"; two at a time, or JOBS=0
 	@$(BIN)/python tools/prometheus.py
-	@$(BIN)/retryapp pipeline prepare || echo 'retryapp: the tests of the pipeline start slower, or say what they miss' >&2
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # Fresh ones each time; a seed that fails is printed and replays exactly

@@ -146,7 +146,7 @@ def _program(process: psutil.Process) -> str:
 
 def measure(count: int, warm: int) -> Figures:
     """Archive records and return the figures."""
-    from retryapp.pipeline.archive import Archive, ArchiveOptions
+    from retryapp.pipeline.archive import Archive
     from retryapp.pipeline.lake import open_lake
     from retryapp.pipeline.session import SessionOptions, start_session
 
@@ -166,8 +166,7 @@ def measure(count: int, warm: int) -> Figures:
         spark = start_session(SessionOptions(cache_dir=current_settings().cache_dir, memory="3g"))
         try:
             lake = open_lake(spark, str(run.folder / "lake"))
-            options = ArchiveOptions(group=TOPOLOGY.group)
-            job = Archive(spark, connection, lake, options, now_ms=lambda: time.time_ns() // 1_000_000)
+            job = Archive(spark, connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
             write(broker.bootstrap, warm, 0)
             job.run_once()
             write(broker.bootstrap, count, warm)

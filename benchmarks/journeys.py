@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 
 from benchmarks import machine
 from benchmarks.archive import processor_s
-from retryapp.kafka import KafkaConnection
 from retryapp.settings import current_settings
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ def measure(events: int, folder: Path) -> Figures:
         journeys = journeys_of(before_cut(traces_of(derived.records()[0]), cut))
         journeys_s = _timed(lambda: derived.put_journeys(journeys, whole=True))
         click.echo(f"archive written in {write_s:.1f} s, journeys in {journeys_s:.1f} s; now the analysis", err=True)
-        job = Analysis(spark, KafkaConnection("localhost:1"), lake, now_ms=lambda: time.time_ns() // 1_000_000)
+        job = Analysis(spark, lake, now_ms=lambda: time.time_ns() // 1_000_000)
         result = job.run([taken], full=True)
         after = processor_s()
     finally:

@@ -1,4 +1,4 @@
-"""What the commands of ``retryapp pipeline`` share: how to get Spark, where the lake is, and how they are stopped."""
+"""What the commands of ``retryapp pipeline`` share: options, the Spark session, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import click
 
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.broker import download_progress
+from retryapp.cli.console import stderr_console
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.jvm import spark_jars
@@ -33,18 +34,29 @@ R = TypeVar("R")
 
 LAKE: Final = "lake"
 """Folder of the default lake, in ``RETRYAPP_DATADIR``."""
-CONNECTORS: Final = "Spark's connectors"
 STOP_S: Final = 15.0
 CANCEL_POLL_S: Final = 0.1
 
-
+group_option = click.option(
+    "--group",
+    "groups",
+    metavar="NAME",
+    required=True,
+    multiple=True,
+    help="Consumer group = the Faust app's id; may be repeated.",
+)
 format_option = click.option(
     "--format",
     "table_format",
     type=click.Choice(["delta", "parquet"]),
-    help="Of a new lake's tables; parquet needs no Delta jars and cannot be erased from. [default: delta]",
+    help="Format of a new lake; parquet needs no Delta jars and has no upkeep and no erase. [default: delta]",
 )
-"""How a lake is made where there is none; the job gets ``table_format``."""
+client_config_option = click.option(
+    "--client-config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with librdkafka properties, name=value a line (security.protocol, sasl.username); those that begin with "
+    "'kafka.' are passed to Spark's Java client as they are.",
+)
 
 
 def length_ms(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -62,62 +74,54 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 
 def wait_option(default: str | None, text: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Add ``--wait``; the job gets ``wait_s``, None where neither the user nor ``default`` says how long."""
+    shown = default is not None
     return click.option(
-        "--wait",
-        "wait_s",
-        metavar="LENGTH",
-        default=default,
-        show_default=default is not None,
-        callback=_seconds,
-        help=text,
+        "--wait", "wait_s", metavar="LENGTH", default=default, show_default=shown, callback=_seconds, help=text
     )
 
 
-upkeep_wait_option = wait_option("10m", "How long to wait for others who write to the same table ('2h').")
+def print_waiting(holder: str) -> None:
+    """Print the run that is waited for."""
+    stderr_console.print(f"waiting for another run: {holder}", highlight=False)
 
 
 def lake_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add the options of every job: where the lake is, and how to get Spark; the job gets ``lake`` and ``session``."""
 
+    @click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]")
+    @click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]")
+    @click.option("--memory", default="2g", show_default=True, help="Heap of the driver, in Java's notation.")
+    @click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")
     @wraps(function)
     def with_lake(*, lake: str | None, master: str | None, memory: str, conf: tuple[str, ...], **others: Any) -> R:
         if find_spec("pyspark") is None:
             raise SparkMissingError("no module named 'pyspark'")
+        settings = current_settings()
         options = SessionOptions(
-            cache_dir=current_settings().cache_dir, master=master, memory=memory, conf=dict(map(_setting, conf))
+            cache_dir=settings.cache_dir, master=master, memory=memory, conf=dict(map(_setting, conf))
         )
-        return function(lake=lake or str(current_settings().datadir / LAKE), session=options, **others)
+        return function(lake=lake or str(settings.datadir / LAKE), session=options, **others)
 
-    for option in (
-        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
-        click.option("--memory", default="2g", show_default=True, help="Heap of the driver, as Java writes it."),
-        click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]"),
-        click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]"),
-    ):
-        with_lake = option(with_lake)
     return with_lake
 
 
 def broker_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--broker`` and ``--client-config``; the job gets ``connection``, to a cluster that answers."""
 
+    @click.option("--broker", metavar="HOST:PORT", required=True, help="Bootstrap address.")
+    @client_config_option
     @wraps(function)
     def with_broker(*, broker: str, client_config: Path | None, **others: Any) -> R:
-        connection = KafkaConnection(broker, {} if client_config is None else read_client_config(client_config))
-        reach(connection)
-        return function(connection=connection, **others)
+        return function(connection=connect(broker, client_config), **others)
 
-    for option in (
-        click.option(
-            "--client-config",
-            type=click.Path(path_type=Path, exists=True, dir_okay=False),
-            help="File with librdkafka properties, name=value a line (security.protocol, sasl.username); those that "
-            "begin with 'kafka.' go to Spark's Java client as they are.",
-        ),
-        click.option("--broker", metavar="HOST:PORT", required=True, help="Bootstrap address."),
-    ):
-        with_broker = option(with_broker)
     return with_broker
+
+
+def connect(broker: str, client_config: Path | None) -> KafkaConnection:
+    """Return a connection to a cluster that answers."""
+    connection = KafkaConnection(broker, {} if client_config is None else read_client_config(client_config))
+    reach(connection)
+    return connection
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -129,16 +133,16 @@ def _setting(text: str) -> tuple[str, str]:
 
 @contextmanager
 def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
-    """Yield a session, and stop it if it was made here; nothing is left where the user stands."""
+    """Yield a session, and stop it if it was started here; nothing is left in the working folder."""
     if brought_along() or active_session() is not None:
         yield start_session(options)
         return
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
-        with download_progress(spark_jars(), CONNECTORS) as progress, _ended_by_sigterm():
+        with download_progress(spark_jars(), "Spark's connectors") as progress, _on_signals(_interrupt, signal.SIGTERM):
             session = start_session(replace(options, scratch=Path(scratch)), progress=progress)
         try:
             yield session
-        except KeyboardInterrupt:  # this thread may wait for an answer of Java's that it will not hear any more
+        except KeyboardInterrupt:  # this thread may wait for an answer of Java's that never comes
             stopping = threading.Thread(target=session.stop, daemon=True)
             stopping.start()
             stopping.join(STOP_S)
@@ -150,25 +154,26 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
             session.stop()
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the body as Ctrl-C does."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, on_signal)
+def _on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals while the body runs."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once.
 
-    To be entered once there is a session: Spark takes Ctrl-C for itself when it starts, and kills all jobs.
+    Enter it once there is a session: Spark handles Ctrl-C itself when it starts, and kills all jobs.
     """
     stopped = threading.Event()
 
@@ -177,20 +182,16 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stopped.set()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with _on_signals(on_signal, signal.SIGTERM, signal.SIGINT):
         yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None]:
-    """Cancel what Spark does for the body once an event is set; the body then ends as by Ctrl-C.
+    """Cancel Spark's jobs once an event is set; the body then ends as by Ctrl-C.
 
     Raises:
-        KeyboardInterrupt: the body was cancelled; what it was about to write is not there.
+        KeyboardInterrupt: the body was cancelled; what it was about to write was not written.
     """
     over = threading.Event()
 
@@ -215,10 +216,6 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None
 
 @contextmanager
 def interruptible(spark: SparkSession) -> Iterator[threading.Event]:
-    """End the body by Ctrl-C and SIGTERM, for commands that have no better place to stop at.
-
-    Yields:
-        What they set; for what the body waits for by itself.
-    """
+    """End the body by Ctrl-C and SIGTERM, wherever it is; yield the event that they set."""
     with stopped_by_signals() as stopped, cancelled_by(stopped, spark):
         yield stopped

@@ -3,14 +3,14 @@
 Life of a run:
 
 1. Take the group's hold on the lake: of two runs at once one waits, or is refused. Before anything is written, wait for
-   the hold on the table of records: other groups, and those who compact it or erase from it, take turns.
-2. Look: which topics there are, in which life (topic id), where each partition begins and ends.
+   the hold on the table of records: other groups, compaction and erasure take turns.
+2. Look up the topics, their lives (topic ids), and the first and last offset of each partition.
 3. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
-4. Say that the run has begun (``runs``), and go on from the group's checkpoint. Where there is none that can be gone on
-   from, a new one starts from the table's own offsets: the table is the truth, checkpoints are disposable.
+4. Note that the run has begun (``runs``), and continue from the group's checkpoint. Without a usable one a new one
+   starts from the table's own offsets: the table is the truth, checkpoints are disposable.
 5. Stream what is there, batch by batch, each one commit of ``records``: a batch that is repeated after a crash finds
    its number committed and changes nothing.
-6. Look again: a topic that was re-created meanwhile is said. Publish the cut (``runs``).
+6. Look up the topics again and report one that was re-created meanwhile. Publish the cut (``runs``).
 """
 
 from __future__ import annotations
@@ -19,51 +19,59 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
 from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait, either
+from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
-from retryapp.pipeline.runner import Driven, Flag, OnProgress, drive, query_name
+from retryapp.pipeline.runner import Driven, OnProgress, drive
 from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, LastRun, Run, RunLog
+from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
-from retryapp.pipeline.write import append_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Watch = Callable[..., Driven]
+"""``drive``, with the caller's part of its arguments."""
 
 JOB: Final = "archive"
+_OF_LIFE: Final = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
 DEFAULT_ROWS_PER_BATCH: Final = 500_000
+"""Offsets that one batch covers at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """What one run did."""
+    """The result of one run."""
 
     group: str
-    run_id: str
-    rows: int
-    """Records archived."""
-    batches: int
-    elapsed_ms: int
     topics: int
-    gaps: tuple[Gap, ...]
-    """Offsets found lost in this run."""
-    new_lives: tuple[Life, ...]
-    """Topics that were seen in this life for the first time; an epoch over 1 is a re-creation."""
-    interrupted: bool
     cut: Mapping[tuple[str, int], int]
     """Topic and partition → next offset: everything before it is in the table."""
+    run_id: str = ""
+    rows: int = 0
+    """Records archived."""
+    batches: int = 0
+    elapsed_ms: int = 0
+    gaps: tuple[Gap, ...] = ()
+    """Offsets found lost in this run."""
+    new_lives: tuple[Life, ...] = ()
+    """Lives of topics seen for the first time; an epoch over 1 is a re-creation."""
+    interrupted: bool = False
     by_another: str | None = None
     """The run that was waited for and had archived enough, so that this one did nothing."""
 
@@ -73,66 +81,35 @@ class Archived:
         return self.rows * 1_000 / max(1, self.elapsed_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveOptions:
-    """How to archive."""
-
-    group: str
-    """Consumer group: all its handlers."""
-    rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
-    """Offsets that one batch covers at most."""
-
-
 class Archive:
-    """Runs the job on one lake."""
+    """Runs the job for one group (all its handlers) on one lake."""
 
     def __init__(
         self,
         spark: SparkSession,
         connection: KafkaConnection,
         lake: Lake,
-        options: ArchiveOptions,
+        group: str,
         *,
         now_ms: Callable[[], int],
+        rows_per_batch: int = DEFAULT_ROWS_PER_BATCH,
     ) -> None:
-        """Take the parts.
-
-        Args:
-            spark: the session.
-            connection: the cluster.
-            lake: where to.
-            options: what, and how.
-            now_ms: the time, epoch milliseconds.
-        """
         self._spark = spark
         self._connection = connection
         self._tables = Tables(spark, lake)
         self._lake = lake
-        self._options = options
+        self.group = group
+        self._rows_per_batch = rows_per_batch
         self._now_ms = now_ms
         self._admin = KafkaAdmin(connection)
         self._facts = Facts(spark, lake)
         self._runs = RunLog(self._facts, now_ms)
         self._holds = Holds(spark, lake, now_ms)
 
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self._options.group
-
     def hold(
         self, *, wait_s: float = 0.0, on_wait: OnWait | None = None, stopped: threading.Event | None = None
     ) -> AbstractContextManager[Held]:
-        """Keep other runs of the group from writing to the lake while the body runs; a run does so by itself.
-
-        Args:
-            wait_s: how long to wait for another run, in seconds.
-            on_wait: told who is waited for.
-            stopped: set by somebody who wants the waiting to end.
-
-        Raises:
-            HeldError: another run is at work.
-        """
+        """Keep other runs of the group from writing to the lake while the body runs; a run does so by itself."""
         name = f"{JOB} {self._admin.cluster_id()} {self.group}"
         return self._holds.take(JOB, name, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
 
@@ -147,22 +124,13 @@ class Archive:
     ) -> Archived:
         """Archive what is there now.
 
-        Args:
-            on_progress: told after each batch.
-            stopped: set by somebody who wants it to end early.
-            wait_s: how long to wait for another run of the group, in seconds; others who write to the table are
-                waited for at least ``TURN_S``.
-            on_wait: told who is waited for.
-            enough: topic and partition → offset up to which the records are wanted: where the run that was waited for
-                has published as much, nothing is done.
+        ``wait_s`` is for another run of the group; others that write to the table are waited for at least ``TURN_S``.
+        If the run that was waited for has published the offsets ``enough``, nothing is done.
 
         Raises:
-            HeldError: another run of the group is at work, or somebody else for too long.
-            TopicMissingError: a group has no topics.
-            TopicChangedError: a topic was re-created meanwhile.
-            JobFailedError: Spark failed; what was committed stays.
+            HeldError, TopicMissingError, TopicChangedError, JobFailedError: what was committed stays.
         """
-        sources = find_sources(self._admin, self._options.group)
+        sources = find_sources(self._admin, self.group)
         with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:
             last = self._runs.last(JOB, sources)
             if held.waited_for is not None and enough is not None and last is not None:
@@ -170,7 +138,8 @@ class Archive:
                 if done is not None:
                     return done
             turn = self._holds.take(JOB, RECORDS_HOLD, wait_s=max(wait_s, TURN_S), on_wait=on_wait, stopped=stopped)
-            return self._run(sources, last, held, turn, on_progress, stopped)
+            watch = partial(drive, job=JOB, on_progress=on_progress, stopped=stopped)
+            return self._run(sources, last, held, turn, watch)
 
     def _published(
         self, sources: Sources, last: LastRun, enough: Mapping[tuple[str, int], int], by: str
@@ -179,29 +148,11 @@ class Archive:
         ids = {source.topic: source.topic_id for source in sources.topics}
         if any(last.cut.get((ids.get(topic, ""), number), 0) < end for (topic, number), end in enough.items()):
             return None
-        places = [(source.topic, number) for source in sources.topics for number in range(source.partitions)]
-        return Archived(
-            group=sources.group,
-            run_id="",
-            rows=0,
-            batches=0,
-            elapsed_ms=0,
-            topics=len(sources.topics),
-            gaps=(),
-            new_lives=(),
-            interrupted=False,
-            cut={place: last.cut.get((ids[place[0]], place[1]), 0) for place in places},
-            by_another=by,
-        )
+        cut = {(topic, number): last.cut.get((ids[topic], number), 0) for topic, number in sources.places}
+        return Archived(group=sources.group, topics=len(sources.topics), cut=cut, by_another=by)
 
     def _run(
-        self,
-        sources: Sources,
-        last: LastRun | None,
-        held: Held,
-        turn: AbstractContextManager[Held],
-        on_progress: OnProgress | None,
-        stopped: threading.Event | None,
+        self, sources: Sources, last: LastRun | None, held: Held, turn: AbstractContextManager[Held], watch: Watch
     ) -> Archived:
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         lives = find_lives(self._facts, sources, began_ms)
@@ -209,17 +160,18 @@ class Archive:
         if last is not None and last.state == FINISHED and not (start.gaps or lives.fresh) and self._is_all(start):
             return self._result(run_id, began_ms, sources, lives, start, Driven())
         with turn as alone:
-            if alone.waited_for is not None:  # what was seen may be long ago
+            if alone.waited_for is not None:  # the first look may be long ago
                 lives = find_lives(self._facts, sources, began_ms)
                 start = find_start(self._tables, self._admin, sources, lives, last)
             self._tables.ensure_records()
             self._note_gaps(start.gaps, run_id, began_ms)
-            for life in lives.fresh:  # after the gaps: a re-creation that was not told is told by the next run
-                self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", life.row)
+            for life in lives.fresh:  # after the gaps: the next run then reports a re-creation that this one did not
+                self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", asdict(life))
             run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
             try:
-                lost = either(held.lost, alone.lost)
-                driven = self._stream(sources, lives, start, run, on_progress, stopped, lost)
+                lost = [event for event in (held.lost, alone.lost) if event is not None]
+                query = self._start(sources, lives, start, run)
+                driven = watch(query, resumed=start.checkpoint is not None, lost=lost)
                 held.check(JOB)
                 alone.check_turn(JOB, self._lake.uri)
                 self._check_unchanged(lives, run_id, driven)
@@ -227,7 +179,7 @@ class Archive:
                 self._runs.end(run, REFUSED, rows=0, cut={})
                 raise
             except RetryAppError as error:
-                with suppress(LakeUnusableError):  # a full disk takes no word of it either; the next run sees no end
+                with suppress(LakeUnusableError):  # on a full disk nothing can be noted; the next run sees no end
                     self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
                 raise
             result = self._result(run_id, began_ms, sources, lives, start, driven)
@@ -255,36 +207,13 @@ class Archive:
             cut={**start.positions, **driven.ends},
         )
 
-    def _stream(
-        self,
-        sources: Sources,
-        lives: Lives,
-        start: Start,
-        run: Run,
-        on_progress: OnProgress | None,
-        stopped: Flag | None,
-        lost: Flag,
-    ) -> Driven:
-        names = [source.topic for source in sources.topics]
-        records = read_stream(
-            self._spark,
-            self._connection,
-            names,
-            start=start.positions,
-            rows_per_batch=self._options.rows_per_batch,
-        )
+    def _start(self, sources: Sources, lives: Lives, start: Start, run: Run) -> StreamingQuery:
+        records = read_stream(self._spark, self._connection, start=start.positions, rows_per_batch=self._rows_per_batch)
         rows = archive_rows(
             records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()
         )
-        query = append_stream(
-            rows,
-            self._lake,
-            RECORDS_TABLE,
-            checkpoint=self._lake.checkpoint(JOB, run.checkpoint),
-            name=query_name(JOB, sources.group),
-        )
-        resumed = start.checkpoint is not None
-        return drive(query, job=JOB, resumed=resumed, on_progress=on_progress, stopped=stopped, lost=lost)
+        checkpoint = self._lake.checkpoint(JOB, run.checkpoint)
+        return append_stream(rows, self._lake, RECORDS_TABLE, checkpoint=checkpoint, name=f"{JOB}:{sources.group}")
 
     def _erased(self) -> DataFrame | None:
         """Return the keys whose records are not kept; None where there are none, which is faster."""
@@ -297,13 +226,12 @@ class Archive:
             self._facts.put(GAPS_TABLE, gap.name, gap.row(run_id, found_ms))
 
     def _topics_frame(self, lives: Lives) -> DataFrame:
-        columns = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
-        values = [tuple(life.row[column] for column in columns) for life in lives.present]
-        schema = ", ".join(f"`{name}` {'int' if name == 'epoch' else 'string'}" for name in columns)
-        return self._spark.createDataFrame(values, schema)
+        columns = [field for field in RECORDS if field.name in _OF_LIFE]
+        values = [tuple(getattr(life, field.name) for field in columns) for life in lives.present]
+        return self._spark.createDataFrame(values, T.StructType(columns))
 
     def _check_unchanged(self, lives: Lives, run_id: str, driven: Driven) -> None:
-        """Find out whether a topic was re-created while it was read: its rows then carry the wrong id."""
+        """Raise if a topic was re-created while it was read: its rows then carry the wrong id."""
         now = self._admin.describe_topics([life.topic for life in lives.present])
         for life in lives.present:
             state = now.get(life.topic)
@@ -313,3 +241,21 @@ class Archive:
             doubts = [Gap(life, partition, None, end, IN_DOUBT) for partition, end in ends]
             self._note_gaps(doubts, run_id, self._now_ms())
             raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)
+
+
+def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str, name: str) -> StreamingQuery:
+    """Start a query that appends all that is there now to a table, and ends.
+
+    Delta notes (query id, batch number) in the commit itself, and the query id is kept in the checkpoint: a batch that
+    is repeated changes nothing, and a new checkpoint is never mistaken for an old one. Parquet has no commits: there a
+    batch is a folder of its own, which a repetition overwrites.
+    """
+    writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(name)
+    if lake.format == "delta":
+        return writer.format("delta").outputMode("append").start(lake.table(table))
+    folder = checkpoint.rsplit("/", 1)[-1]
+
+    def write(batch: DataFrame, number: int) -> None:
+        batch.write.mode("overwrite").parquet(f"{lake.table(table)}/batch={folder}-{number:09d}")
+
+    return writer.foreachBatch(write).start()

@@ -1,4 +1,4 @@
-"""Which keys were erased, until when their records are not kept, and which erasures have not come to their end."""
+"""The erased keys, until when their records are not kept, and the erasures that have not ended."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ class Erasures:
     """Reads and writes ``erasures``: a fact when one begins, and one when all its steps are done."""
 
     def __init__(self, facts: Facts) -> None:
-        """Args: facts: of the lake."""
         self._facts = facts
 
     def begin(self, erasure: Erasure) -> None:
-        """Say that one begins: from now on no record of the key that arrived until then is archived."""
+        """Note that one begins: from now on no record of the key that arrived until then is archived."""
         self._put(erasure, None)
 
     def end(self, erasure: Erasure, ended_ms: int) -> None:
-        """Say that nothing is left of it in the lake."""
+        """Note that nothing is left of it in the lake."""
         self._put(erasure, ended_ms)
 
     def last(self, key_hash: str) -> Erasure | None:
@@ -40,10 +39,7 @@ class Erasures:
         return max((each for each, is_end in self._named() if each.key_hash == key_hash and not is_end), default=None)
 
     def open(self) -> tuple[Erasure, ...]:
-        """Return those that have not ended, by time: at work still, or dead in the middle.
-
-        Of each key the one that reaches farthest, for it does all that the others of its key had to do.
-        """
+        """Return those that have not ended, by time; of each key the farthest, which covers the others."""
         begun: dict[str, Erasure] = {}
         ends: dict[str, list[Erasure]] = {}
         for each, is_end in sorted(self._named()):

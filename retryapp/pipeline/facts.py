@@ -1,7 +1,7 @@
 """Small facts of a lake: topics, gaps, runs and erasures, each a file of one JSON object.
 
-A file is written once and never changed. Its name is its identity, so a fact that is told twice is there once, without
-a transaction; and writing one costs no Spark job. ``Tables.read`` reads a folder of them as a table.
+A file is written once and never changed. Its name is its identity, so a fact that is written twice is there once,
+without a transaction; and writing one costs no Spark job. ``Tables.read`` reads a folder of them as a table.
 """
 
 from __future__ import annotations
@@ -21,18 +21,11 @@ class Facts:
     """Writes and reads the facts of one lake."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        """Args: spark: the session. lake: where."""
         self._lake = lake
         self._files = Files(spark, lake.uri)
 
     def put(self, table: str, name: str, row: Mapping[str, Any]) -> bool:
-        """Write a fact; False where it is known already.
-
-        Args:
-            table: its table.
-            name: its identity in the table; names sort as their text.
-            row: the table's columns.
-        """
+        """Write a fact; False where it is known already."""
         place, text = self._place(table, name), json.dumps(row, ensure_ascii=False)
         if self._files.create(place, text):
             return True

@@ -41,7 +41,10 @@ _ADVICE: Final = (
         ("TimeoutException", "Failed to construct kafka", "No resolvable bootstrap", "DisconnectException"),
         "The Kafka broker went away: start it again, or correct --broker",
     ),
-    (("ClassNotFoundException", "Failed to find data source"), "This Spark lacks a jar: see 'retryapp pipeline jars'"),
+    (
+        ("ClassNotFoundException", "Failed to find data source"),
+        "This Spark lacks a jar: see 'retryapp pipeline jars'",
+    ),
 )
 _NOT_RESUMED: Final = (
     "It could not go on from its checkpoint, which is damaged or of another time and is left alone from now on: run "
@@ -54,13 +57,7 @@ MAX_CHARS: Final = 300
 
 
 def named_failure(error: Exception, *, job: str, stuck: bool = False) -> RetryAppError:
-    """Return the error of ours that says what a failed query means.
-
-    Args:
-        error: what Spark raised.
-        job: the job's name.
-        stuck: the query was to go on from a checkpoint and did not do one batch.
-    """
+    """Return the error of ours that says what a failed query means."""
     text = str(error)
     if any(words in text for words in _OTHER_RUN):
         return OtherRunError(job, innermost(text))

@@ -1,18 +1,18 @@
 """Who may write to a lake: one archive run of a group at a time, one analysis, and one process to ``records``.
 
-Two runs with checkpoints of their own would each write the same records, and Spark tells nobody. Two processes that
-commit to one Delta table at once may take the same version for theirs: on S3, and for a moment on a disk, the later
-commit then replaces the earlier, whose rows are gone. A vacuum removes the files of a batch that is being written. So
-a run takes a hold first, in this order: the analysis, the group, the table (``RECORDS_HOLD``).
+Two runs with checkpoints of their own would each write the same records, and Spark does not notice. Two processes that
+commit to one Delta table at once may take the same version: on S3, and for a moment on a disk, the later commit then
+replaces the earlier, whose rows are gone. A vacuum removes the files of a batch that is being written. So a run takes a
+hold first, in this order: the analysis, the group, the table (``RECORDS_HOLD``).
 
 Where the lake is a folder of this machine the hold is a lock of the operating system, taken by Spark's JVM: it writes,
 and its lock goes when it goes, however it ends. On other file systems, and where a folder takes no locks, the hold is a
 lease:
 
-1. The newest file in the lease's folder says who holds it, and until when. Later than that it is nobody's.
-2. To take it is to create the file with the next number, which only one can; who finds a newer one then was too late.
-3. Its holder says again and again that it holds it on. When it finds a newer file it was too late, and has to end.
-4. To let go is to say that it is held until now. The newest file stays, so that no number comes twice.
+1. The newest file in the lease's folder names the holder and the time until which it holds. After that it has expired.
+2. To take it, create the file with the next number, which only one can; who then finds a newer one was too late.
+3. The holder renews it periodically. When it finds a newer file it has lost the lease and must stop.
+4. To release it, write that it is held until now. The newest file stays, so that no number comes twice.
 """
 
 from __future__ import annotations
@@ -24,48 +24,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from retryapp.pipeline.errors import HeldError, LakeUnusableError, OtherRunError, TurnLostError
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.lake import Files, Lake
-from retryapp.pipeline.runner import Flag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FOLDER: Final = "holds"
 ANALYSIS_HOLD: Final = "analyse"
 """Held by an analysis, from its cut to its last table."""
 RECORDS_HOLD: Final = "records"
-"""Held by whoever changes the table of records, whatever it does to it."""
+"""Held by every job that changes the table of records."""
 TURN_S: Final = 600.0
-"""Others at work on the same table are waited for so long, in seconds."""
+"""How long a job waits for others that write to the same table, in seconds."""
 LEASE_MS: Final = 60_000
-"""So long after its holder was last heard of a lease is nobody's; clocks of machines may differ by less than that."""
+"""A lease expires this long after its last renewal; clocks of machines may differ by less than that."""
 RENEW_S: Final = 10.0
 POLL_S: Final = 0.2
-_DIGITS: Final = 9
 
 OnWait = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Who holds it."""
-
-    job: str
-    host: str
-    pid: int
-    since_ms: int
-    """Epoch milliseconds."""
-
-    @property
-    def text(self) -> str:
-        """For messages."""
-        return f"{self.job} (process {self.pid} on {self.host})"
 
 
 @dataclass(slots=True)
@@ -73,32 +54,24 @@ class Held:
     """A hold that was taken."""
 
     waited_for: str | None = None
-    """Who had it before, where it was waited for."""
+    """The former holder, where it was waited for."""
     lost: threading.Event | None = None
-    """Set when somebody else has taken a lease that was not renewed in time; a lock cannot be lost."""
+    """Set when another process has taken an expired lease; a lock cannot be lost."""
     look: Callable[[], bool] | None = None
-    """Tells whether a lease is still the holder's, by a look at the store."""
+    """Asks the store whether the lease is still the holder's."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody else has taken it: asked of the store, before something that must not go wrong."""
+        """Whether another process has taken it; asks the store."""
         return self.lost is not None and (self.lost.is_set() or (self.look is not None and not self.look()))
 
     def check(self, job: str) -> None:
-        """Find out whether it is still held.
-
-        Raises:
-            OtherRunError: it was lost.
-        """
+        """Raise an ``OtherRunError`` if it was lost."""
         if self.is_lost:
-            raise OtherRunError(job, "it took the lake over, because this one was not heard of for too long")
+            raise OtherRunError(job, "it took the lake over, because this run did not renew its lease in time")
 
     def check_turn(self, job: str, lake: str) -> None:
-        """Find out whether a turn that anybody may have taken is still held; ``lake`` is its URI.
-
-        Raises:
-            TurnLostError: it was lost.
-        """
+        """Raise a ``TurnLostError`` if a turn, which any job may have taken, was lost."""
         if self.is_lost:
             raise TurnLostError(job, lake)
 
@@ -115,15 +88,6 @@ class Holds:
         lease_ms: int = LEASE_MS,
         renew_s: float = RENEW_S,
     ) -> None:
-        """Take the parts.
-
-        Args:
-            spark: the session.
-            lake: whose.
-            now_ms: the time, epoch milliseconds.
-            lease_ms: how long a lease is good that is not renewed.
-            renew_s: how often it is renewed, in seconds.
-        """
         self._spark = spark
         self._lake = lake
         self._files = Files(spark, lake.uri)
@@ -141,20 +105,8 @@ class Holds:
         on_wait: OnWait | None = None,
         stopped: threading.Event | None = None,
     ) -> Iterator[Held]:
-        """Hold a name while the body runs.
-
-        Args:
-            job: what is done, for those who find it held.
-            name: what is held; of any characters.
-            wait_s: how long to wait for another holder, in seconds.
-            on_wait: told once who is waited for.
-            stopped: set by somebody who wants the waiting to end.
-
-        Raises:
-            HeldError: another one holds it, and did so for ``wait_s``, or until ``stopped`` was set.
-            LakeUnusableError: the lake cannot be written to.
-        """
-        ours = Holder(job=job, host=socket.gethostname(), pid=os.getpid(), since_ms=self._now_ms())
+        """Hold a name while the body runs; ``on_wait`` is called once, with the holder that is waited for."""
+        ours = {"job": job, "host": socket.gethostname(), "pid": os.getpid()}
         deadline_s, waited_for = time.monotonic() + wait_s, None
         pause = stopped or threading.Event()
         while (hold := self._try(name, ours)) is None:
@@ -171,45 +123,29 @@ class Holds:
             hold.release()
 
     def _place(self, name: str) -> str:
-        return self._lake.table(f"{FOLDER}/{fact_name(name)}")
+        return self._lake.table(f"holds/{fact_name(name)}")
 
-    def _try(self, name: str, ours: Holder) -> _Lock | _Lease | None:
-        folder = self._files.local_folder(self._place(name))
+    def _try(self, name: str, ours: Mapping[str, Any]) -> _Lock | _Lease | None:
+        place = self._place(name)
+        folder = self._files.local_folder(place)
         if folder is not None:
             with suppress(_NoLocksError):
                 return _Lock.take(self._spark, folder, ours)
-        return _Lease.take(
-            self._files, self._place(name), ours, self._now_ms, lease_ms=self._lease_ms, renew_s=self._renew_s
-        )
+        return _Lease.take(self._files, place, ours, self._now_ms, lease_ms=self._lease_ms, renew_s=self._renew_s)
 
     def _holder(self, name: str) -> str:
-        """Return who holds it, for messages."""
+        """Return the holder, for messages."""
         place = self._place(name)
         try:
             files = [file for file in self._files.names(place) if file.endswith(".json")]
             facts = json.loads(self._files.read(f"{place}/{max(files)}") or "") if files else {}
-            return Holder(**{field: facts[field] for field in ("job", "host", "pid", "since_ms")}).text
+            return f"{facts['job']} (process {facts['pid']} on {facts['host']})"
         except (ValueError, KeyError, TypeError, LakeUnusableError):  # it is being written, or has just gone
             return "another run"
 
 
-@dataclass(frozen=True, slots=True)
-class _Either:
-    """Set where one of some events is."""
-
-    events: tuple[threading.Event, ...]
-
-    def is_set(self) -> bool:
-        return any(event.is_set() for event in self.events)
-
-
-def either(*events: threading.Event | None) -> Flag:
-    """Return a flag that is set where one of the events is."""
-    return _Either(tuple(event for event in events if event is not None))
-
-
 class _NoLocksError(Exception):
-    """The folder's file system takes no locks."""
+    """The file system has no locks."""
 
 
 _TAKING: Final = threading.Lock()
@@ -223,55 +159,47 @@ class _Lock:
     lost = None
     look = None
 
-    def __init__(self, folder: Path, file: Any, lock: Any, note: Path) -> None:
+    def __init__(self, folder: Path, file: Any, lock: Any) -> None:
         self._folder = folder
         self._file = file  # both are kept: with the last reference Java would close the file, and the lock be gone
         self._lock = lock
-        self._note = note
 
     @classmethod
-    def take(cls, spark: SparkSession, folder: Path, ours: Holder) -> _Lock | None:
-        with _TAKING:
-            if folder in _TAKEN:
-                return None
-            taken = cls._open(spark, folder, ours)
-            if taken is not None:
-                _TAKEN.add(folder)
-            return taken
-
-    @classmethod
-    def _open(cls, spark: SparkSession, folder: Path, ours: Holder) -> _Lock | None:
+    def take(cls, spark: SparkSession, folder: Path, ours: Mapping[str, Any]) -> _Lock | None:
         from py4j.protocol import Py4JJavaError
 
         jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = jvm.java.io.RandomAccessFile(str(folder / "lock"), "rw")
-        except (OSError, Py4JJavaError) as error:
-            raise LakeUnusableError(folder.as_uri(), str(error).splitlines()[0]) from error
-        try:
-            lock = file.getChannel().tryLock()
-        except Py4JJavaError as error:
-            file.close()
-            raise _NoLocksError from error
-        if lock is None:
-            file.close()
-            return None
-        note = folder / "holder.json"
-        with suppress(OSError):  # a full disk: it is only for messages
-            note.write_text(json.dumps(asdict(ours)))
-        return cls(folder, file, lock, note)
+        with _TAKING:
+            if folder in _TAKEN:
+                return None
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = jvm.java.io.RandomAccessFile(str(folder / "lock"), "rw")
+            except (OSError, Py4JJavaError) as error:
+                raise LakeUnusableError(folder.as_uri(), str(error).splitlines()[0]) from error
+            try:
+                lock = file.getChannel().tryLock()
+            except Py4JJavaError as error:
+                file.close()
+                raise _NoLocksError from error
+            if lock is None:
+                file.close()
+                return None
+            _TAKEN.add(folder)
+            with suppress(OSError):  # a full disk: it is only for messages
+                (folder / "holder.json").write_text(json.dumps(ours))
+            return cls(folder, file, lock)
 
     def release(self) -> None:
         with _TAKING:
-            self._note.unlink(missing_ok=True)
+            (self._folder / "holder.json").unlink(missing_ok=True)
             self._lock.release()
             self._file.close()
             _TAKEN.discard(self._folder)
 
 
 class _Lease:
-    """A file that says until when it holds, and a thread that says so again."""
+    """A file with the time until which it holds, and a thread that renews it."""
 
     def __init__(self, files: Files, place: str, number: int, facts: Callable[[], str], renew_s: float) -> None:
         self.lost = threading.Event()
@@ -286,27 +214,33 @@ class _Lease:
 
     @classmethod
     def take(
-        cls, files: Files, place: str, ours: Holder, now_ms: Callable[[], int], *, lease_ms: int, renew_s: float
+        cls,
+        files: Files,
+        place: str,
+        ours: Mapping[str, Any],
+        now_ms: Callable[[], int],
+        *,
+        lease_ms: int,
+        renew_s: float,
     ) -> _Lease | None:
         def facts() -> str:
-            return json.dumps({**asdict(ours), "until_ms": now_ms() + lease_ms})
+            return json.dumps({**ours, "until_ms": now_ms() + lease_ms})
 
         newest = max(_numbers(files, place), default=0)
         if newest and _until_ms(files, _file(place, newest), lease_ms) > now_ms():
             return None
         if not files.create(_file(place, newest + 1), facts()):
             return None
-        there = _numbers(files, place)
-        if max(there) > newest + 1:  # while it looked others have taken it, and removed the number that it saw
+        numbers = _numbers(files, place)
+        if max(numbers) > newest + 1:  # others have taken it meanwhile, and removed the number that was newest
             files.remove(_file(place, newest + 1))
             return None
-        for number in there:
+        for number in numbers:
             if number <= newest:
                 files.remove(_file(place, number))
         return cls(files, place, newest + 1, facts, renew_s)
 
     def look(self) -> bool:
-        """Tell whether nobody has taken it over."""
         return max(_numbers(self._files, self._place), default=0) == self._number
 
     def _renew(self) -> None:
@@ -320,13 +254,13 @@ class _Lease:
     def release(self) -> None:
         self._over.set()
         self._thread.join()
-        with suppress(LakeUnusableError):  # then it is nobody's when its time is over
+        with suppress(LakeUnusableError):  # then it expires
             if not self.lost.is_set() and self.look():
                 self._files.replace(_file(self._place, self._number), json.dumps({"until_ms": 0}))
 
 
 def _file(place: str, number: int) -> str:
-    return f"{place}/{number:0{_DIGITS}d}.json"
+    return f"{place}/{number:09d}.json"
 
 
 def _numbers(files: Files, place: str) -> list[int]:
@@ -337,7 +271,6 @@ def _numbers(files: Files, place: str) -> list[int]:
 def _until_ms(files: Files, file: str, lease_ms: int) -> float:
     """Return until when a lease is held; of one that is half written, or was left so by a crash, by the file's age."""
     try:
-        facts: Mapping[str, Any] = json.loads(files.read(file) or "")
-        return float(facts["until_ms"])
+        return float(json.loads(files.read(file) or "")["until_ms"])
     except (ValueError, KeyError, TypeError, LakeUnusableError):  # the last: checksums of a file that is being written
         return float(files.modified_ms(file) or 0) + lease_ms

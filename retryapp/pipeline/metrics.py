@@ -1,26 +1,29 @@
-"""Metrics of the streaming jobs for Prometheus: how far they are, how fast, and when they last did something.
+"""Metrics of the streaming jobs for Prometheus: their lag, rate, and last activity.
 
-Batches are told by Spark itself, through a listener; rounds by whoever runs the job. A round in which there is nothing
-to read has no batch, so a job that stands still is seen by its rounds, never by its batches.
+Spark reports batches, through a listener; the job reports rounds. A round in which there is nothing to read has no
+batch, so watch the rounds to see whether a job has stopped.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from retryapp.core.errors import PortTakenError
-from retryapp.pipeline.runner import offsets_of, read_query_name
+from retryapp.pipeline.runner import offsets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
+
+M = TypeVar("M")
 
 BATCH_BUCKETS_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -29,49 +32,41 @@ Ends = Mapping[tuple[str, int], int]
 
 
 class PipelineMetrics:
-    """Counts what jobs do; one for each process."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
-        """Make all metrics; nothing is served yet."""
-        self.registry = registry = CollectorRegistry()
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"retryapp_pipeline_{name}", text, ("task", "group", *labels), registry=registry)
-
-        labels = ("task", "group")
-        self._rows = Counter("retryapp_pipeline_rows", "Records read.", labels, registry=registry)
-        self._batches = Histogram(
-            "retryapp_pipeline_batch_seconds",
+        self.registry = CollectorRegistry()
+        self._rows = self._make(Counter, "rows", "Records read.")
+        self._batches = self._make(
+            partial(Histogram, buckets=BATCH_BUCKETS_S),
+            "batch_seconds",
             "Time of a batch, from its trigger to its commit.",
-            labels,
-            registry=registry,
-            buckets=BATCH_BUCKETS_S,
         )
-        self._rate = gauge("rows_per_second", "Records a second in the last batch.")
-        self._last_batch = gauge("last_batch_timestamp_seconds", "When the last batch ended.")
-        self._behind = gauge("behind_offsets", "Offsets between what was read and the topic's end.", "topic")
-        self._last_round = gauge("last_round_timestamp_seconds", "When a round last ended in order.")
-        self._loss = gauge(
-            "loss_timestamp_seconds", "When retention may take what is not read yet, at the earliest.", "topic"
+        self._rate = self._make(Gauge, "rows_per_second", "Records a second in the last batch.")
+        self._last_batch = self._make(Gauge, "last_batch_timestamp_seconds", "When the last batch ended.")
+        self._behind = self._make(
+            Gauge, "behind_offsets", "Offsets between what was read and the topic's end.", "topic"
         )
-        self._gaps = Counter(
-            "retryapp_pipeline_gaps", "Ranges that were lost before they were read.", labels, registry=registry
+        self._last_round = self._make(Gauge, "last_round_timestamp_seconds", "When a round last ended in order.")
+        self._loss = self._make(
+            Gauge, "loss_timestamp_seconds", "When retention may delete what is not read yet, at the earliest.", "topic"
         )
+        self._gaps = self._make(Counter, "gaps", "Ranges that were lost before they were read.")
+
+    def _make(self, kind: Callable[..., M], name: str, text: str, *labels: str) -> M:
+        return kind(f"retryapp_pipeline_{name}", text, ("task", "group", *labels), registry=self.registry)
 
     def batch_ended(self, progress: Mapping[str, Any]) -> None:
-        """Take in a batch.
-
-        Args:
-            progress: what Spark says of it, as `StreamingQueryProgress` writes it.
-        """
-        task, group = read_query_name(str(progress.get("name") or ""))
+        """Record a batch, from Spark's JSON."""
+        task, _, group = str(progress.get("name") or "").partition(":")  # as the archive names its queries
         if not group:
             return  # not one of ours
         length_ms = progress.get("durationMs", {}).get("triggerExecution", 0)
+        began = datetime.fromisoformat(str(progress["timestamp"]))
         self._rows.labels(task, group).inc(int(progress["numInputRows"]))
         self._batches.labels(task, group).observe(length_ms / 1_000)
         self._rate.labels(task, group).set(float(progress.get("processedRowsPerSecond") or 0.0))
-        self._last_batch.labels(task, group).set(_end_s(str(progress["timestamp"]), length_ms))
+        self._last_batch.labels(task, group).set(began.timestamp() + length_ms / 1_000)
         for source in progress["sources"]:
             self._set_behind(task, group, offsets_of(source.get("endOffset")), offsets_of(source.get("latestOffset")))
 
@@ -87,18 +82,7 @@ class PipelineMetrics:
         retention_ms: Mapping[str, int | None],
         gaps: int,
     ) -> None:
-        """Take in a round that ended in order.
-
-        Args:
-            task: the job's name.
-            group: the consumer group.
-            began_ms: when it looked where topics end, epoch milliseconds: what came before is read.
-            ended_ms: when it ended, epoch milliseconds.
-            read: offset behind what was read, by topic and partition.
-            ends: where they end now.
-            retention_ms: of each topic; None: for ever.
-            gaps: ranges that it found lost.
-        """
+        """Record a round that ended in order; it looked at the topics' ends at ``began_ms``."""
         self._last_round.labels(task, group).set(ended_ms / 1_000)
         self._gaps.labels(task, group).inc(gaps)
         self._set_behind(task, group, read, ends)
@@ -116,15 +100,7 @@ class PipelineMetrics:
 
     @contextmanager
     def served(self, address: str, port: int) -> Iterator[int]:
-        """Serve them over HTTP; yields the port, which is another one for 0.
-
-        Args:
-            address: to listen on.
-            port: to listen on; 0: any that is free.
-
-        Raises:
-            PortTakenError: somebody listens there.
-        """
+        """Serve them over HTTP; yields the port, which is another one for 0."""
         try:
             server, thread = start_http_server(port, address, registry=self.registry)
         except OSError as error:
@@ -149,34 +125,15 @@ class PipelineMetrics:
 
 def _listener(metrics: PipelineMetrics) -> StreamingQueryListener:
     """Return a listener; its class is made here, so that this module can be imported without PySpark."""
-    from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-        StreamingQueryListener,
-    )
+    from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryListener
+
+    def ignore(self: StreamingQueryListener, event: object) -> None:
+        pass
 
     class Listener(StreamingQueryListener):
-        def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's names
-            pass
+        onQueryStarted = onQueryIdle = onQueryTerminated = ignore  # noqa: N815 - Spark's names
 
         def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
             metrics.batch_ended(json.loads(event.progress.json))
 
-        def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-            pass
-
-        def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-            pass
-
     return Listener()
-
-
-def _end_s(began: str, length_ms: float) -> float:
-    """Return when a batch ended, epoch seconds.
-
-    >>> _end_s("1970-01-01T00:01:00.500Z", 250)
-    60.75
-    """
-    return datetime.fromisoformat(began).timestamp() + length_ms / 1_000

@@ -11,7 +11,7 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import find_lives, find_start
 from retryapp.pipeline.runs import RunLog
-from retryapp.pipeline.sources import find_sources
+from retryapp.pipeline.sources import find_sources, retention_of
 from retryapp.pipeline.tables import Tables
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JOB: Final = "archive"
 SOON_MS: Final = 3_600_000
-"""A loss that is nearer than this is a finding."""
+"""A loss sooner than this is a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class TopicOutlook:
     oldest_unread_ms: int | None
     """When the oldest record arrived that is not archived; None: there is none."""
     loss_at_ms: int | None
-    """When its retention ends; the broker may keep it somewhat longer. None: nothing is unread, or kept for ever."""
+    """When its retention ends; the broker may keep it somewhat longer. None: nothing unread, or no limit."""
     lost_offsets: int
     """Offsets that are gone already and were not archived."""
 
@@ -43,20 +43,13 @@ class TopicOutlook:
 
 
 def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
-    """Look at all topics of a group; changes nothing.
-
-    Returns:
-        One for each topic, by name.
-
-    Raises:
-        TopicMissingError: the group has none.
-    """
+    """Return the outlook of each topic of a group, by name; changes nothing."""
     facts, tables = Facts(spark, lake), Tables(spark, lake)
     sources = find_sources(admin, group)
     lives = find_lives(facts, sources, 0)
     start = find_start(tables, admin, sources, lives, RunLog(facts, int).last(JOB, sources))
     ends = Positions(admin.connection).ends(list(start.positions))
-    states = admin.describe_topics([source.topic for source in sources.topics])
+    retention_ms = retention_of(admin, [source.topic for source in sources.topics])
     found = []
     for life in sorted(lives.present, key=lambda life: life.topic):
         unread = {
@@ -65,14 +58,14 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
             if topic == life.topic and position < ends[topic, partition]
         }
         oldest_ms = _oldest(admin, life.topic, unread)
-        retention_ms = int(states[life.topic].config.get("retention.ms", "-1"))
+        kept_ms = retention_ms[life.topic]
         found.append(
             TopicOutlook(
                 topic=life.topic,
                 epoch=life.epoch,
                 behind=sum(ends[life.topic, partition] - position for partition, position in unread.items()),
                 oldest_unread_ms=oldest_ms,
-                loss_at_ms=None if oldest_ms is None or retention_ms < 0 else oldest_ms + retention_ms,
+                loss_at_ms=None if oldest_ms is None or kept_ms is None else oldest_ms + kept_ms,
                 lost_offsets=sum(
                     gap.to_offset - gap.from_offset
                     for gap in start.gaps
@@ -85,9 +78,8 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
 
 def _oldest(admin: KafkaAdmin, topic: str, unread: Mapping[int, int]) -> int | None:
     """Return the earliest arrival among the first unread records of partitions."""
-    times = []
-    for partition, position in unread.items():
-        first = next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
-        if first is not None:
-            times.append(first[2])
-    return min(times, default=None)
+    firsts = (
+        next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
+        for partition, position in unread.items()
+    )
+    return min((first[2] for first in firsts if first is not None), default=None)

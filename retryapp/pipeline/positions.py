@@ -1,4 +1,4 @@
-"""From where a run reads: topic lives and epochs, offsets by the table's own word, and what is lost in between.
+"""Where a run starts: topic lives and epochs, next offsets, and the gaps before them.
 
 A topic's life is its topic id. A position is the next offset to read: the greater of what the last run published and
 one more than the greatest offset in the table. The table is asked only when the last run did not end in order, because
@@ -24,27 +24,19 @@ RECREATED: Final = "re-created"
 IN_DOUBT: Final = "in-doubt"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One life of a topic."""
+    """One life of a topic: a row of ``topics``."""
 
-    row: Mapping[str, Any]
-    """As in the ``topics`` table."""
-
-    @property
-    def topic(self) -> str:
-        """Its name."""
-        return str(self.row["topic"])
-
-    @property
-    def topic_id(self) -> str:
-        """Its id."""
-        return str(self.row["topic_id"])
-
-    @property
-    def epoch(self) -> int:
-        """Number of this life of the name."""
-        return int(self.row["epoch"])
+    cluster_id: str
+    topic_id: str
+    epoch: int
+    topic: str
+    group: str
+    main: str
+    station: str
+    partitions: int
+    first_seen_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +48,31 @@ class Gap:
     from_offset: int | None
     """None: not known."""
     to_offset: int | None
-    """Behind the last one; None: not known."""
+    """Exclusive; None: not known."""
     reason: str
 
     @property
     def name(self) -> str:
         """Its identity: a gap that is found twice is one."""
-        return (
-            f"{self.life.topic}@{self.life.topic_id} {self.partition} {self.from_offset} {self.to_offset} {self.reason}"
-        )
+        place = f"{self.life.topic}@{self.life.topic_id} {self.partition}"
+        return f"{place} {self.from_offset} {self.to_offset} {self.reason}"
 
     def row(self, run_id: str, found_ms: int) -> dict[str, Any]:
         """Return it as in the ``gaps`` table."""
-        return {
-            **{name: self.life.row[name] for name in ("cluster_id", "topic_id", "epoch", "topic")},
-            "partition": self.partition,
-            "from_offset": self.from_offset,
-            "to_offset": self.to_offset,
-            "reason": self.reason,
-            "found_ms": found_ms,
-            "run_id": run_id,
-        }
+        life = {name: getattr(self.life, name) for name in ("cluster_id", "topic_id", "epoch", "topic")}
+        offsets = {name: getattr(self, name) for name in ("partition", "from_offset", "to_offset", "reason")}
+        return {**life, **offsets, "found_ms": found_ms, "run_id": run_id}
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From where to read."""
+    """Where to read from."""
 
     positions: Mapping[tuple[str, int], int]
     """Topic and partition → next offset, for every partition."""
     gaps: tuple[Gap, ...]
     checkpoint: str | None
-    """Name of the checkpoint to go on from; None: a new one."""
+    """Name of the checkpoint to continue from; None: a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,50 +92,36 @@ def find_lives(facts: Facts, sources: Sources, now_ms: int) -> Lives:
     latest: dict[str, Life] = {}
     rows = [row for row in facts.rows(TOPICS_TABLE) if row["cluster_id"] == sources.cluster_id]
     for row in sorted(rows, key=lambda row: int(row["epoch"])):
-        known[row["topic_id"]] = latest[row["topic"]] = Life(row)
+        known[row["topic_id"]] = latest[row["topic"]] = Life(**row)
     present, fresh = [], []
     for source in sources.topics:
         if source.topic_id in known:
             present.append(known[source.topic_id])
             continue
         before = latest.get(source.topic)
-        row = {
-            **asdict(source),
-            "cluster_id": sources.cluster_id,
-            "epoch": 1 if before is None else before.epoch + 1,
-            "first_seen_ms": now_ms,
-        }
-        fresh.append(Life(row))
+        epoch = 1 if before is None else before.epoch + 1
+        fresh.append(Life(**asdict(source), cluster_id=sources.cluster_id, epoch=epoch, first_seen_ms=now_ms))
     former = tuple(latest[life.topic] for life in fresh if life.topic in latest)
     return Lives((*present, *fresh), tuple(fresh), former)
 
 
 def find_start(tables: Tables, admin: KafkaAdmin, sources: Sources, lives: Lives, last: LastRun | None) -> Start:
-    """Work out where each partition is to be read from, and what is lost.
-
-    Args:
-        tables: of the lake.
-        admin: the cluster.
-        sources: what is to be read.
-        lives: of its topics.
-        last: how the last run over the same group stands.
-    """
+    """Return the next offset of each partition, and the gaps."""
     by_topic = {life.topic: life for life in lives.present}
-    places = [(source.topic, number) for source in sources.topics for number in range(source.partitions)]
-    begins = Positions(admin.connection).begins(places)
+    begins = Positions(admin.connection).begins(sources.places)
     kept = {} if last is None else dict(last.cut)
     if last is None or last.state != FINISHED:
         for place, offset in table_positions(tables, sources.cluster_id).items():
             kept[place] = max(offset, kept.get(place, 0))
     positions, gaps = {}, []
-    for topic, number in places:
+    for topic, number in sources.places:
         life, begin = by_topic[topic], begins[topic, number]
-        # What a topic lost before the archive knew its name is nobody's loss; of a later life nothing may be missing.
+        # What a topic lost before the archive knew its name is no gap; of a later life nothing may be missing.
         position = kept.get((life.topic_id, number), begin if life.epoch == 1 else 0)
         if begin > position:
             gaps.append(Gap(life, number, position, begin, RETENTION))
         positions[topic, number] = max(begin, position)
-    for life in lives.former:  # up to where it went nobody knows any more
+    for life in lives.former:  # where it ended is not known any more
         ends = [(number, offset) for (topic_id, number), offset in sorted(kept.items()) if topic_id == life.topic_id]
         gaps += [Gap(life, number, offset, None, RECREATED) for number, offset in ends or [(0, 0)]]
     return Start(positions, tuple(gaps), None if gaps else _usable(tables, sources, last))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from retryapp.kafka import KafkaConnection
@@ -20,11 +20,7 @@ Positions = Mapping[tuple[str, int], int]
 
 
 def kafka_options(connection: KafkaConnection) -> dict[str, str]:
-    """Return what every read of a cluster sets.
-
-    Raises:
-        InvalidSettingError: the connection says something that Java's client cannot.
-    """
+    """Return what every read of a cluster sets."""
     options = {f"kafka.{name}": value for name, value in java_options(connection).items()}
     return {**options, "kafka.bootstrap.servers": connection.bootstrap, "includeHeaders": "true", **READ_COMMITTED}
 
@@ -42,21 +38,9 @@ def offsets_json(positions: Positions) -> str:
 
 
 def read_stream(
-    spark: SparkSession,
-    connection: KafkaConnection,
-    topics: Iterable[str],
-    *,
-    start: Positions,
-    rows_per_batch: int,
+    spark: SparkSession, connection: KafkaConnection, *, start: Positions, rows_per_batch: int
 ) -> DataFrame:
-    """Return the records of topics as a stream.
-
-    Args:
-        spark: the session.
-        connection: the cluster.
-        topics: exact names.
-        start: first offset of *every* partition, for a stream without a checkpoint.
-        rows_per_batch: offsets that one batch covers at most, over all partitions.
+    """Return the records of topics as a stream; ``start`` has *every* partition, for a stream without a checkpoint.
 
     Returns:
         key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,
@@ -65,25 +49,9 @@ def read_stream(
     return (
         spark.readStream.format("kafka")
         .options(**kafka_options(connection))
-        .option("subscribe", ",".join(sorted(topics)))
+        .option("subscribe", ",".join(sorted({topic for topic, _ in start})))
         .option("startingOffsets", offsets_json(start))
         .option("maxOffsetsPerTrigger", rows_per_batch)
         .option("failOnDataLoss", "true")
-        .load()
-    )
-
-
-def read_between(spark: SparkSession, connection: KafkaConnection, *, start: Positions, end: Positions) -> DataFrame:
-    """Return the committed records between two positions, ``end`` exclusive; both name every partition.
-
-    Returns:
-        The columns of :func:`read_stream`.
-    """
-    return (
-        spark.read.format("kafka")
-        .options(**kafka_options(connection))
-        .option("subscribe", ",".join(sorted({topic for topic, _ in start})))
-        .option("startingOffsets", offsets_json(start))
-        .option("endingOffsets", offsets_json(end))
         .load()
     )

@@ -1,4 +1,4 @@
-"""Reads records by core's decoders, in Spark's Python workers: whatever is unreadable is said, never raised."""
+"""Reads records by core's decoders, in Spark's Python workers: unreadable data is reported, never raised."""
 
 from __future__ import annotations
 
@@ -43,18 +43,12 @@ class Reading(NamedTuple):
 
 
 def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
-    """Read one record of a station.
-
-    Args:
-        station: ``retry``, ``dlq`` or ``events``.
-        headers: all headers of the record.
-        value: its value; looked at on the events station only.
-    """
+    """Read one record of a station."""
     try:
         if station == EVENTS:
             event = decode_event(value or b"")
-            told = vars(event)
-            return Reading(told.get("failure_id"), None, told, None)
+            fields = vars(event)
+            return Reading(fields.get("failure_id"), None, fields, None)
         metadata = decode_metadata(headers)
     except RetryAppError as error:
         return Reading(None, None, None, str(error))
@@ -64,16 +58,7 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
 
 
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
-    """Read a batch of records.
-
-    Args:
-        station: string; null for a record that is not to be read.
-        headers: list<struct<key: string, value: binary>>; null for no headers.
-        value: binary; may be null where the station is not ``events``.
-
-    Returns:
-        A struct array as ``schemas.READING`` has it, as long as the arguments; null for what was not to be read.
-    """
+    """Read a batch of records."""
     if station.null_count == len(station):
         return pa.nulls(len(station), _READING)
     if station.null_count:

@@ -16,15 +16,11 @@ class Remains:
     topic: str
     records: int
     expires_ms: int | None
-    """When the retention of the newest of them ends; brokers keep them somewhat longer. None: kept for ever."""
+    """When the retention of the newest of them ends; brokers keep them somewhat longer. None: no limit."""
 
 
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:
-    """Read a group's main, retry, redelivery and dead-letter topics and count a key's records.
-
-    Returns:
-        One for each topic that has some, by name. Events name no key; the table of what waits follows its records.
-    """
+    """Read a group's main, retry, redelivery and dead-letter topics and count a key's records."""
     handlers = find_handlers(admin, group)
     states = admin.describe_topics(_holding_keys(handlers, admin.topic_names()))
     found = []

@@ -1,12 +1,12 @@
-"""Drives one streaming query to its end: tells how far it is, stops it politely, names what it died of."""
+"""Drives one streaming query to its end: reports progress, stops it between batches, names its failure."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from retryapp.pipeline.failures import named_failure
 
@@ -18,38 +18,22 @@ STOP_S: Final = 30.0
 STOP_POLL_S: Final = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """How far a run has come."""
-
-    rows: int
-    """Rows read so far."""
-    rows_per_s: float
-    """Rate of the last batch."""
-    batches: int
-    behind: int | None
-    """Offsets between the last batch and the ends of the topics; None where not known yet."""
-
-
 @dataclass(slots=True)
 class Driven:
-    """What a query has done."""
+    """What a query has done so far."""
 
     rows: int = 0
     batches: int = 0
+    rows_per_s: float = 0.0
+    """Rate of the last batch."""
+    behind: int | None = None
+    """Offsets between the last batch and the ends of the topics; None where not known yet."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Next offset of each partition that was read."""
     interrupted: bool = False
 
 
-OnProgress = Callable[[RunProgress], None]
-
-
-class Flag(Protocol):
-    """Something that can be asked whether it is time to end; a `threading.Event` is one."""
-
-    def is_set(self) -> bool:
-        """Tell whether it is."""
+OnProgress = Callable[[Driven], None]
 
 
 def drive(
@@ -58,22 +42,13 @@ def drive(
     job: str,
     resumed: bool = False,
     on_progress: OnProgress | None = None,
-    stopped: Flag | None = None,
-    lost: Flag | None = None,
+    stopped: threading.Event | None = None,
+    lost: Sequence[threading.Event] = (),
 ) -> Driven:
-    """Wait for a query that ends by itself, or stop it when told to.
+    """Wait for a query that ends by itself, or stop it.
 
-    Args:
-        query: a running query.
-        job: its name, for messages.
-        resumed: it was to go on from a checkpoint.
-        on_progress: told after each batch.
-        stopped: set by somebody who wants it to end; so does Ctrl-C. The batch under way is finished if it is quick. A
-            query that fails once this is set was stopped: whoever stops a service ends its Python workers too.
-        lost: set when it may no longer write; the batch under way is not finished.
-
-    Raises:
-        JobFailedError, or what `failures` finds: the query failed.
+    Once ``stopped`` is set the batch under way is finished if it is quick, and a query that fails was stopped: a
+    supervisor ends the Python workers too. Once one of ``lost`` is set nothing may be written any more.
     """
     from pyspark.errors import PySparkException
 
@@ -84,7 +59,7 @@ def drive(
             seen = _take(query, seen, done, on_progress)
             if ended:
                 return done
-            at_once = lost is not None and lost.is_set()
+            at_once = any(event.is_set() for event in lost)
             if at_once or (stopped is not None and stopped.is_set()):
                 break
     except PySparkException as error:
@@ -106,59 +81,40 @@ def drive(
 
 def _stop(query: StreamingQuery) -> None:
     """Stop between two batches where that does not take long: stopped in one, Spark prints pages of noise."""
-    waited_s, batch = 0.0, _last_batch(query)
+
+    def last_batch() -> int:
+        last = query.lastProgress
+        return -1 if last is None else int(json.loads(last.json)["batchId"])
+
+    waited_s, batch = 0.0, last_batch()
     # while much is behind one batch follows the other, and the trigger never rests
-    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == batch and waited_s < STOP_S:
+    while query.isActive and query.status["isTriggerActive"] and last_batch() == batch and waited_s < STOP_S:
         threading.Event().wait(STOP_POLL_S)
         waited_s += STOP_POLL_S
     query.stop()
 
 
-def _last_batch(query: StreamingQuery) -> int:
-    """Return the number of the last batch that is over; -1 before the first."""
-    last = query.lastProgress
-    return -1 if last is None else int(json.loads(last.json)["batchId"])
-
-
 def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgress | None) -> int:
-    """Take in the batches that are new; return the number of the last one."""
+    """Add the batches after ``seen``; return the number of the last one."""
     for raw in query.recentProgress:
         progress: Mapping[str, Any] = json.loads(raw.json)
-        number = int(progress["batchId"])
-        if number <= seen:
+        if int(progress["batchId"]) <= seen:
             continue
-        seen = number
+        seen = int(progress["batchId"])
         source = progress["sources"][0]
-        rows = int(progress["numInputRows"])
-        done.rows += rows
+        done.rows += int(progress["numInputRows"])
         done.batches += 1
+        done.rows_per_s = float(progress.get("processedRowsPerSecond") or 0.0)
         done.ends.update(offsets_of(source.get("endOffset")))
+        behind = (source.get("metrics") or {}).get("avgOffsetsBehindLatest")
+        done.behind = None if behind is None else round(float(behind) * len(done.ends))
         if on_progress is not None:
-            behind = (source.get("metrics") or {}).get("avgOffsetsBehindLatest")
-            partitions = len(done.ends)
-            left = None if behind is None else round(float(behind) * partitions)
-            rate = float(progress.get("processedRowsPerSecond") or 0.0)
-            on_progress(RunProgress(done.rows, rate, done.batches, left))
+            on_progress(done)
     return seen
 
 
-def query_name(task: str, group: str) -> str:
-    """Return the name of a query, by which its batches are told apart.
-
-    >>> query_name("archive", "billing")
-    'archive:billing'
-    """
-    return f"{task}:{group}"
-
-
-def read_query_name(name: str) -> tuple[str, str]:
-    """Return task and group of a query; the group is empty for one that is not ours."""
-    task, _, group = name.partition(":")
-    return task, group
-
-
 def offsets_of(end: Any) -> dict[tuple[str, int], int]:
-    """Return offsets by topic and partition from what Spark says of a Kafka source."""
+    """Return offsets by topic and partition, from the JSON of a Kafka source."""
     nested = json.loads(end) if isinstance(end, str) else end or {}
     return {
         (topic, int(partition)): int(offset)

@@ -34,7 +34,7 @@ class Run:
     group: str
     checkpoint: str
     topic_ids: Mapping[str, str]
-    """Topic → topic id; what a cut is said by."""
+    """Topic → topic id; which a cut is written with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,6 @@ class RunLog:
     """Reads and writes ``runs``. Names sort by job, cluster, group, time, and a run's beginning before its end."""
 
     def __init__(self, facts: Facts, now_ms: Callable[[], int]) -> None:
-        """Args: facts: of the lake. now_ms: the time, epoch milliseconds."""
         self._facts = facts
         self._now_ms = now_ms
 
@@ -71,15 +70,7 @@ class RunLog:
     def end(
         self, run: Run, state: str, *, rows: int, cut: Mapping[tuple[str, int], int], detail: str | None = None
     ) -> None:
-        """Say how a run ended.
-
-        Args:
-            run: which one.
-            state: ``finished``, ``interrupted``, ``failed`` or ``refused``.
-            rows: rows written.
-            cut: topic and partition → next offset.
-            detail: what else there is to know.
-        """
+        """Say how a run ended."""
         published = [
             {"topic": topic, "topic_id": run.topic_ids[topic], "partition": partition, "offset": offset}
             for (topic, partition), offset in sorted(cut.items())
@@ -87,7 +78,7 @@ class RunLog:
         self._put(run, state, {"rows": rows, "cut": published, "detail": detail})
 
     def last(self, job: str, sources: Sources) -> LastRun | None:
-        """Return how the last run of a job over the same group stands; None when there was none."""
+        """Return the state of the last run of a job over the same group; None when there was none."""
         prefix = fact_name(_prefix(job, sources.cluster_id, sources.group))
         newest: dict[str, Any] | None = None
         refused: set[str] = set()

@@ -20,6 +20,24 @@ SCHEMA_VERSION: Final = 1
 EVENT_TYPES: Final = (Succeeded, PolicyUsed, Progress)
 
 
+def struct(text: str) -> T.StructType:
+    """Return a struct of ``name type`` pairs with commas between."""
+    made = T.StructType()
+    for pair in text.split(", "):
+        name, kind = pair.split()
+        made.add(name, kind)
+    return made
+
+
+def table(text: str, **nested: T.DataType) -> T.StructType:
+    """Return a table's schema: one column a line, ``name type comment``; ``nested`` are types by name."""
+    schema = T.StructType()
+    for line in text.strip().splitlines():
+        name, kind, comment = line.split(maxsplit=2)
+        schema.add(name, nested.get(kind, kind), metadata={"comment": comment})
+    return schema
+
+
 def _spark_type(hint: Any) -> T.DataType:
     """Return the column type of a field of core's."""
     if isinstance(hint, UnionType):
@@ -56,110 +74,46 @@ METADATA: Final = _struct(RetryMetadata)
 EVENT: Final = _event_struct()
 """What a lifecycle event says: the fields of all kinds together."""
 
-READING: Final = T.StructType(
-    [
-        T.StructField("failure_id", T.StringType()),
-        T.StructField("metadata", METADATA),
-        T.StructField("event", EVENT),
-        T.StructField("unreadable", T.StringType()),
-    ]
+READING: Final = (
+    T.StructType().add("failure_id", "string").add("metadata", METADATA).add("event", EVENT).add("unreadable", "string")
 )
-"""What ``reading.read_records`` returns for one record."""
+"""What the readers return for one record."""
 
-HEADERS: Final = T.ArrayType(
-    T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
-)
+HEADERS: Final = T.ArrayType(struct("key string, value binary"))
 
-
-def _column(name: str, kind: T.DataType, comment: str) -> T.StructField:
-    return T.StructField(name, kind, nullable=True, metadata={"comment": comment})
-
-
-RECORDS: Final = T.StructType(
-    [
-        _column("cluster_id", T.StringType(), "Kafka's cluster id"),
-        _column("topic_id", T.StringType(), "first 8 characters of the topic id, as in retry-origin"),
-        _column("epoch", T.IntegerType(), "1 for the first life of the topic's name, one more for each re-creation"),
-        _column("topic", T.StringType(), "name of the topic"),
-        _column("partition", T.IntegerType(), "partition number"),
-        _column("offset", T.LongType(), "order within topic_id and partition; has gaps, so nothing is counted by it"),
-        _column("timestamp_ms", T.LongType(), "the broker's time of arrival, epoch milliseconds"),
-        _column("date", T.DateType(), "its day in UTC"),
-        _column("key", T.BinaryType(), "key bytes; null differs from empty"),
-        _column("value", T.BinaryType(), "value bytes; null differs from empty"),
-        _column("headers", HEADERS, "all headers in their order, ours included"),
-        _column("key_hash", T.StringType(), "salted SHA-256 of the key, in hex; by it a key is erased"),
-        _column("group", T.StringType(), "consumer group"),
-        _column("main", T.StringType(), "main topic of the handler"),
-        _column("station", T.StringType(), "retry, dlq or events"),
-        _column("failure_id", T.StringType(), "group/topic@id/partition/offset of the first delivery"),
-        _column("metadata", METADATA, "stations retry and dlq: what our headers say"),
-        _column("event", EVENT, "station events: what the event says; fields of other kinds are null"),
-        _column("unreadable", T.StringType(), "why metadata or event could not be read; null where it could"),
-        _column("run_id", T.StringType(), "the run that wrote the row"),
-    ]
+RECORDS: Final = table(
+    """
+    cluster_id string Kafka's cluster id
+    topic_id string first 8 characters of the topic id, as in retry-origin
+    epoch integer 1 for the first life of the topic's name, one more for each re-creation
+    topic string name of the topic
+    partition integer partition number
+    offset long order within topic_id and partition; has gaps, so nothing is counted by it
+    timestamp_ms long the broker's time of arrival, epoch milliseconds
+    date date its day in UTC
+    key binary key bytes; null differs from empty
+    value binary value bytes; null differs from empty
+    headers HEADERS all headers in their order, ours included
+    key_hash string salted SHA-256 of the key, in hex; by it a key is erased
+    group string consumer group
+    main string main topic of the handler
+    station string retry, dlq or events
+    failure_id string group/topic@id/partition/offset of the first delivery
+    metadata METADATA stations retry and dlq: what our headers say
+    event EVENT station events: what the event says; fields of other kinds are null
+    unreadable string why metadata or event could not be read; null where it could
+    run_id string the run that wrote the row
+    """,
+    HEADERS=HEADERS,
+    METADATA=METADATA,
+    EVENT=EVENT,
 )
 
-TOPICS: Final = T.StructType(
-    [
-        _column("cluster_id", T.StringType(), "Kafka's cluster id"),
-        _column("topic_id", T.StringType(), "first 8 characters of the topic id"),
-        _column("epoch", T.IntegerType(), "1 for the first life of the name"),
-        _column("topic", T.StringType(), "name of the topic"),
-        _column("group", T.StringType(), "consumer group"),
-        _column("main", T.StringType(), "main topic of the handler"),
-        _column("station", T.StringType(), "retry, dlq or events"),
-        _column("partitions", T.IntegerType(), "partition count when it was seen first"),
-        _column("first_seen_ms", T.LongType(), "when the archive saw it first, epoch milliseconds"),
-    ]
+GAPS: Final = struct(
+    "cluster_id string, topic_id string, epoch integer, topic string, partition integer, from_offset long, "
+    "to_offset long, reason string, found_ms long, run_id string"
 )
+"""Offsets that were not read; ``to_offset`` is exclusive; reasons: retention, re-created, in-doubt."""
 
-GAPS: Final = T.StructType(
-    [
-        _column("cluster_id", T.StringType(), "Kafka's cluster id"),
-        _column("topic_id", T.StringType(), "first 8 characters of the topic id"),
-        _column("epoch", T.IntegerType(), "life of the topic's name"),
-        _column("topic", T.StringType(), "name of the topic"),
-        _column("partition", T.IntegerType(), "partition number"),
-        _column("from_offset", T.LongType(), "first offset that was not read"),
-        _column("to_offset", T.LongType(), "offset behind the last one"),
-        _column("reason", T.StringType(), "retention, re-created or in-doubt"),
-        _column("found_ms", T.LongType(), "when it was noticed, epoch milliseconds"),
-        _column("run_id", T.StringType(), "the run that noticed it"),
-    ]
-)
-
-ERASURES: Final = T.StructType(
-    [
-        _column("key_hash", T.StringType(), "salted SHA-256 of the key, in hex"),
-        _column("erased_ms", T.LongType(), "records that arrived until then are not kept, epoch milliseconds"),
-        _column("ended_ms", T.LongType(), "when its last step was done, epoch milliseconds; null: that it began"),
-    ]
-)
-
-_CUT: Final = T.ArrayType(
-    T.StructType(
-        [
-            T.StructField("topic", T.StringType()),
-            T.StructField("topic_id", T.StringType()),
-            T.StructField("partition", T.IntegerType()),
-            T.StructField("offset", T.LongType()),
-        ]
-    )
-)
-
-RUNS: Final = T.StructType(
-    [
-        _column("run_id", T.StringType(), "name of the run"),
-        _column("job", T.StringType(), "archive, erase, compact, ..."),
-        _column("cluster_id", T.StringType(), "Kafka's cluster id, for jobs that read it"),
-        _column("group", T.StringType(), "consumer group, for jobs that are about one"),
-        _column("state", T.StringType(), "started, finished, failed or interrupted: one row each"),
-        _column("at_ms", T.LongType(), "when, epoch milliseconds"),
-        _column("rows", T.LongType(), "rows written"),
-        _column("checkpoint", T.StringType(), "folder of Spark's notes"),
-        _column("cut", _CUT, "finished: the published cut, next offset of each partition"),
-        _column("version", T.StringType(), "version of retryapp"),
-        _column("detail", T.StringType(), "what else is to be known: the error of a failed run"),
-    ]
-)
+ERASURES: Final = struct("key_hash string, erased_ms long, ended_ms long")
+"""Records of the key that arrived until ``erased_ms`` are not kept; ``ended_ms`` is null while the erasure runs."""

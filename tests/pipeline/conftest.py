@@ -13,11 +13,14 @@ import pytest
 
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka import KafkaConnection
 
 if TYPE_CHECKING:
+    from history import Group
     from pyspark.sql import SparkSession
     from standalone import Cluster
+
+    from retryapp.pipeline.lake import Lake
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `history`
 
@@ -56,11 +59,10 @@ def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
     pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     from standalone import Cluster
 
-    from retryapp.pipeline.classes import sharing_flags
-    from retryapp.pipeline.java import java_home
+    from retryapp.pipeline.session import java_home
 
     os.environ.setdefault("JAVA_HOME", str(java_home(cache_dir)))
-    made = Cluster(tmp_path, sharing_flags(cache_dir))
+    made = Cluster(tmp_path)
     yield made
     made.stop()
 
@@ -100,6 +102,18 @@ def topology() -> HandlerTopology:
 
 
 @pytest.fixture
-def admin(connection: KafkaConnection) -> KafkaAdmin:
-    """An administrator of that broker."""
-    return KafkaAdmin(connection)
+def group(connection: KafkaConnection, topology: HandlerTopology) -> Group:
+    """Its topics, with two partitions."""
+    from history import Group
+
+    made = Group(connection, topology)
+    made.make(partitions=2)
+    return made
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> Lake:
+    """An empty lake."""
+    from retryapp.pipeline.lake import open_lake
+
+    return open_lake(spark, str(tmp_path / "lake"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,6 @@ def rows_of(table: Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     return found
 
 
-def commits_of(table: Path) -> int:
-    """Return how many commits a table has."""
-    return len(list((table / "_delta_log").glob("*.json")))
+def places_of(lake: Path) -> Counter[tuple[Any, ...]]:
+    """Count each place in an archive."""
+    return Counter(rows_of(lake / "records", ("topic", "partition", "offset")))

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from samples import dead
 
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, failure_id
 from retryapp.core.topology import HandlerTopology, topic_specs
-from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from retryapp.pipeline.archive import Archive
+    from retryapp.pipeline.lake import Lake
+
+tick = itertools.count(time.time_ns() // 1_000_000).__next__
+"""The clock of the jobs: runs of one test never have the same time."""
 
 
 @dataclass
@@ -94,14 +106,29 @@ class Group:
         producer.flush(20)
         (producer.commit_transaction if commit else producer.abort_transaction)(20)
 
-    def metadata(self, metadata: RetryMetadata) -> Headers:
-        """Return headers of this group."""
-        return encode_metadata(metadata)
-
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
         """Publish a record."""
         arguments: dict[str, Any] = {"key": key, "value": value, "headers": list(headers), "partition": partition}
         self.producer.produce(topic, **arguments)
+
+    def send_dead(self, count: int, *, value: bytes = b"v" * 100) -> None:
+        """Publish many dead letters, spread over the partitions."""
+        partitions = self.admin.describe_topics([self.topology.dlq])[self.topology.dlq].partitions
+        for number in range(count):
+            headers = encode_metadata(dead(number))
+            self.send(self.topology.dlq, number % partitions, b"k%d" % number, value, headers)
+        self.flush()
+
+    def places(self) -> Counter[tuple[str, int, int]]:
+        """Count each place on the topics, without Spark."""
+        topics = (*self.topology.retry_topics, self.topology.dlq, self.topology.events)
+        return Counter((topic, *place[:2]) for topic in topics for place in read_offsets(self.connection, topic))
+
+    def archive(self, spark: SparkSession, lake: Lake, **options: Any) -> Archive:
+        """Return the job over this group."""
+        from retryapp.pipeline.archive import Archive
+
+        return Archive(spark, self.connection, lake, self.topology.group, now_ms=tick, **options)
 
     def flush(self) -> None:
         """Wait until everything is acknowledged."""
@@ -111,14 +138,14 @@ class Group:
         self, partition: int, metadata: RetryMetadata, *, key: bytes | None = None, value: bytes | None = b"v"
     ) -> None:
         """Publish a record that waits."""
-        self.send(self.topology.retry_topics[0], partition, key, value, self.metadata(metadata))
+        self.send(self.topology.retry_topics[0], partition, key, value, encode_metadata(metadata))
         self.flush()
 
     def dead(
         self, partition: int, metadata: RetryMetadata, *, key: bytes | None = None, value: bytes | None = b"v"
     ) -> None:
         """Publish a dead letter."""
-        self.send(self.topology.dlq, partition, key, value, self.metadata(metadata))
+        self.send(self.topology.dlq, partition, key, value, encode_metadata(metadata))
         self.flush()
 
     def succeeded(self, partition: int, offset: int, *, attempt: int = 2) -> None:

@@ -22,10 +22,8 @@ QUICK: Final = " ".join(QUICK_JVM)
 class Cluster:
     """A standalone master and two workers, from the installed PySpark: the wheel has no start scripts."""
 
-    def __init__(self, folder: Path, sharing: str) -> None:
-        """Args: folder: for logs and work. sharing: Java's options for its archive of classes."""
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.sharing = sharing
         self.processes: list[subprocess.Popen[bytes]] = []
         port, *self.web = free_ports(4)
         self.url = f"spark://{HOST}:{port}"
@@ -43,7 +41,7 @@ class Cluster:
             "spark.driver.extraJavaOptions": java_flags(*QUICK_JVM),
             "spark.ui.enabled": "false",
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": f"{QUICK} -Xss4m {self.sharing}",
+            "spark.executor.extraJavaOptions": f"{QUICK} -Xss4m",
             "spark.sql.shuffle.partitions": "2",
             "spark.databricks.delta.snapshotPartitions": "1",
         }
@@ -57,7 +55,7 @@ class Cluster:
         settings = {
             "SPARK_HOME": str(home),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK} {self.sharing}",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK,
         }
         with (self.folder / f"daemon-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(

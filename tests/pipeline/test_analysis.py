@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from harness import Stage
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600), pytest.mark.extended]
 
 
 @pytest.fixture

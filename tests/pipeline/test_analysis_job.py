@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -12,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
 
-from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import SIDE_BY_SIDE, Derived
 from retryapp.pipeline.analysis.job import Analysed, Analysis
@@ -26,32 +26,100 @@ from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NOBODY = KafkaConnection("localhost:1")
-"""A run asks no broker: its cuts were taken before."""
+pytestmark = pytest.mark.timeout(300)
 
 
-def cut_at(offset: int) -> TakenCut:
-    """Return a cut of one partition."""
-    main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
-    mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
-    return TakenCut(mains, {(MAIN, 0): offset}, {}, {f"{GROUP}.{MAIN}.dlq": None})
+@dataclass
+class Analysts:
+    """The job and its results on one lake."""
+
+    spark: SparkSession
+    lake: Lake
+
+    def analyse(self, offset: int) -> Analysed:
+        """Run the job up to an offset of one partition."""
+        main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
+        mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
+        cut = TakenCut(mains, {(MAIN, 0): offset}, {}, {f"{GROUP}.{MAIN}.dlq": None})
+        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut])
+
+    def append(self, archive: Archive) -> None:
+        """Write rows to the archive."""
+        archive.frame(self.spark).write.format("delta").mode("append").save(self.lake.table(RECORDS_TABLE))
+        archive.rows.clear()
+
+    def collect(self, now_ms: int = NOON_MS) -> dict[str, Any]:
+        """Return the report."""
+        return collect(self.spark, self.lake, now_ms=now_ms, within_ms=1_000)
+
+    def fates(self) -> dict[int, str]:
+        """Return the fate of each record."""
+        return {row["offset"]: row["fate"] for row in Derived(self.spark, self.lake).read("journeys").collect()}
 
 
-@pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path) -> Lake:
-    """An empty lake."""
-    return open_lake(spark, str(tmp_path / "lake"))
+@pytest.fixture(scope="module")
+def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysts, Analysed, Analysed]:
+    """A lake that was analysed twice, with records that came late in between."""
+    folder = tmp_path_factory.mktemp("analysed") / "lake"
+    job, archive = Analysts(spark, open_lake(spark, str(folder))), Archive()
+    with pytest.raises(TableMissingError, match="pipeline archive"):
+        job.analyse(5)
+    Tables(spark, job.lake).ensure_records()
+    for offset in range(6):
+        archive.failed(offset, 1)
+    archive.counted(0, 5, ok=0, failed=5)
+    job.append(archive)
+    with pytest.raises(TableMissingError):
+        job.collect()
+    first = job.analyse(5)
+    assert job.fates() == dict.fromkeys(range(5), "pending")
+    archive.succeeded(1, 2)
+    archive.failed(4, 2, reason="exhausted", started_ms=NOON_MS + 61_000)
+    job.append(archive)
+    return job, first, job.analyse(6)  # record 5 was there before, and lay at the cut
 
 
-@pytest.fixture
-def analyse(spark: SparkSession, lake: Lake) -> Callable[[int], Analysed]:
-    """Run the job up to an offset."""
-    job = Analysis(spark, NOBODY, lake, now_ms=lambda: NOON_MS)
-    return lambda offset: job.run([cut_at(offset)])
+def test_late_records_touch_their_journeys_alone(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
+    """The first run makes all, the second those with new records and those that the cut released."""
+    job, first, second = analysed
+    assert (first.full, first.journeys, first.is_sound) == (True, 5, True)
+    assert (second.full, second.touched, second.journeys) == (False, 3, 6)
+    assert job.fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
+
+
+def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
+    """Every table is in it, and an old analysis is a failed check."""
+    job, _, _ = analysed
+    report = job.collect()
+    assert (report["totals"]["failed"], report["totals"]["recovered"], report["totals"]["dead"]) == (6, 1, 1)
+    assert [(row["failures"], row["records"], row["dead"]) for row in report["causes"]] == [(7, 6, 1)]
+    assert [check["name"] for check in report["checks"] if check["failures"]] == []
+    assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
+    assert set(DERIVED_TABLES) - {"journeys", "progress"} <= set(report)
+    late = job.collect(NOON_MS + 2_000)
+    assert [check["name"] for check in late["checks"] if check["failures"]] == ["the archive is fresh"]
+
+
+@pytest.mark.extended
+def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(
+    spark: SparkSession, analysed: tuple[Analysts, Analysed, Analysed], tmp_path: Path
+) -> None:
+    """And what was deleted is missed by the ledger."""
+    former, folder = Path(analysed[0].lake.uri.removeprefix("file://")), tmp_path / "lake"
+    shutil.copytree(former, folder)
+    job = Analysts(spark, open_lake(spark, str(folder)))
+    spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE failure_id LIKE '%/0/0'")  # noqa: S608 - a folder of this test
+    third = job.analyse(6)
+    assert (third.full, third.journeys, third.is_sound) == (True, 5, False)
+    (lost,) = [verdict for verdict in third.verdicts if verdict.is_error]
+    assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
+    back = job.analyse(3)
+    assert (back.full, back.journeys) == (True, 2)
+    assert job.collect()["totals"]["failed"] == 2
 
 
 def test_a_table_that_cannot_be_made_ends_the_others(spark: SparkSession, lake: Lake) -> None:
-    """The error is told once what was begun has ended; what had not begun by then is not made."""
+    """The error is raised once what was begun has ended; what had not begun by then is not made."""
     derived, begun = Derived(spark, lake), []
     names = sorted(set(DERIVED_TABLES) - {"journeys", "checks"})
     assert len(names) > SIDE_BY_SIDE
@@ -94,51 +162,3 @@ def test_what_is_set_for_journeys_is_set_for_them_alone(spark: SparkSession, lak
         assert (seen, spark.conf.get(name, None)) == (["false"], given)
     finally:
         spark.conf.unset(name)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_a_run_makes_anew(spark: SparkSession, lake: Lake, analyse: Callable[[int], Analysed]) -> None:
-    """Late records: theirs alone. Rows deleted from the archive, or a cut that moved back: everything."""
-    tables, archive = Tables(spark, lake), Archive()
-    with pytest.raises(TableMissingError, match="pipeline archive"):
-        analyse(5)
-    tables.ensure_records()
-
-    def append() -> None:
-        archive.frame(spark).write.format("delta").mode("append").save(lake.table(RECORDS_TABLE))
-        archive.rows.clear()
-
-    def fates() -> dict[int, Any]:
-        return {row["offset"]: row["fate"] for row in Derived(spark, lake).read("journeys").collect()}
-
-    for offset in range(6):
-        archive.failed(offset, 1)
-    archive.counted(0, 5, ok=0, failed=5)
-    append()
-    with pytest.raises(TableMissingError):
-        collect(spark, lake, now_ms=NOON_MS, within_ms=1_000)
-    first = analyse(5)
-    assert (first.full, first.journeys, first.is_sound) == (True, 5, True)
-    assert fates() == dict.fromkeys(range(5), "pending")
-
-    archive.succeeded(1, 2)
-    archive.failed(4, 2, reason="exhausted", started_ms=NOON_MS + 61_000)
-    append()
-    second = analyse(6)  # record 5 was there before, and lay behind the cut
-    assert (second.full, second.touched, second.journeys) == (False, 3, 6)
-    assert fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
-
-    spark.sql(f"DELETE FROM {quoted(lake.table(RECORDS_TABLE))} WHERE failure_id LIKE '%/0/0'")  # noqa: S608 - a folder of this test
-    third = analyse(6)
-    assert (third.full, third.journeys) == (True, 5)
-    assert not third.is_sound
-    (lost,) = [verdict for verdict in third.verdicts if verdict.is_error]
-    assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
-
-    back = analyse(3)
-    assert (back.full, back.journeys) == (True, 2)
-
-    shown = collect(spark, lake, now_ms=NOON_MS + 2_000, within_ms=1_000)
-    assert shown["totals"]["failed"] == 2
-    assert [check["name"] for check in shown["checks"] if check["failures"]] == ["the archive is fresh"]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from delta import rows_of
+from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 from history import Group
 from samples import dead
 
@@ -21,9 +18,6 @@ from retryapp.cli._spark import stopped_by_signals
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "acceptance"))  # for `harness`
-from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,52 +32,69 @@ def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     def call(name: str, *words: str) -> tuple[int, Any]:
         code = run(["pipeline", name, *words, "--lake", str(tmp_path / "lake"), "--json"])
-        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+        return code, json.loads(capsys.readouterr().out)
 
     return call
 
 
-def test_archive_status_and_upkeep(
-    command: Command, connection: KafkaConnection, topology: HandlerTopology, tmp_path: Path
-) -> None:
-    """Each prints one JSON object; a loss is exit code 1."""
-    group = Group(connection, topology)
-    group.make(partitions=1)
+def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Path) -> None:
+    """Every command prints one JSON object; a loss is exit code 1."""
+    topic = group.topology.dlq
     for number in range(3):
         group.dead(0, dead(number), key=b"ada")
-    where = ("--broker", connection.bootstrap, "--group", topology.group)
+    where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
     code, facts = command("archive", *where)
     assert (code, facts["groups"][0]["rows"], facts["groups"][0]["gaps"]) == (0, 3, [])
-    cut = {(part["topic"], part["partition"]): part["offset"] for part in facts["groups"][0]["cut"]}
-    assert cut[topology.dlq, 0] == 3
-    assert command("compact")[0] == 0
     group.dead(0, dead(3))
     group.dead(0, dead(4))
     code, facts = command("status", *where)
-    behind = {topic["topic"]: topic["behind"] for topic in facts["topics"]}
-    assert (code, behind[topology.dlq], behind[topology.events]) == (0, 2, 0)
-    group.delete_before(topology.dlq, 0, 4)
+    topics = {outlook["topic"]: outlook for outlook in facts["topics"]}
+    unread = topics[topic]
+    assert (code, unread["behind"], unread["epoch"], topics[group.topology.events]["behind"]) == (0, 2, 1, 0)
+    assert unread["loss_at_ms"] == unread["oldest_unread_ms"] + 30 * 86_400_000
+    group.delete_before(topic, 0, 4)
     assert command("status", *where)[0] == 1
     code, facts = command("archive", *where)
-    assert (code, facts["groups"][0]["rows"]) == (1, 1)
-    assert [(gap["reason"], gap["from_offset"], gap["to_offset"]) for gap in facts["groups"][0]["gaps"]] == [
-        ("retention", 3, 4)
-    ]
+    (archived,) = facts["groups"]
+    assert (code, archived["rows"]) == (1, 1)
+    assert [(gap["reason"], gap["from_offset"], gap["to_offset"]) for gap in archived["gaps"]] == [("retention", 3, 4)]
+    assert {"topic": topic, "partition": 0, "offset": 5} in archived["cut"]
+    assert command("compact") == (0, {"added": 1, "removed": 2})
     (tmp_path / "key").write_bytes(b"ada")
     facts = command("erase", "--key-file", str(tmp_path / "key"), *where)[1]
-    assert facts["rows"] == 3
-    assert facts["remains"] == []  # deleted above
+    assert (facts["rows"], facts["remains"]) == (3, []), "deleted from the topic above"
     code, facts = command("expire", "--older-than", "1d")
     assert (code, facts["rows"]) == (0, 0)
 
 
+def test_analyse_and_report(command: Command, connection: KafkaConnection, tmp_path: Path) -> None:
+    """What is archived is analysed at once, and the page says the same as the JSON; Parquet has no upkeep."""
+    group = Group.with_main(connection, partitions=1)
+    group.send_dead(3)
+    where = ("--broker", connection.bootstrap, "--group", group.topology.group)
+    page = tmp_path / "report.html"
+    code, facts = command("analyse", *where, "--format", "parquet", "--report", str(page))
+    assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 3, 3, True)
+    assert facts["report"]["totals"]["dead"] == 3
+    assert facts["report"]["headline"] in page.read_text()
+    code, facts = command("report")
+    assert (code, facts["totals"]["failed"], facts["causes"][0]["error_type"]) == (0, 3, "ValueError")
+    assert command("compact")[1]["error"]["type"] == "LakeUnusableError"
+
+
+def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are those of a session that is started here; an image downloads them as it is built."""
+    assert run(["pipeline", "jars"]) == 0
+    assert capsys.readouterr().out.strip() == spark.conf.get("spark.jars")
+
+
 def test_what_is_missing_is_named(command: Command, connection: KafkaConnection) -> None:
     """No such group; no archive in the lake; no such broker."""
-    code, facts = command("archive", "--broker", connection.bootstrap, "--group", "nobody")
+    code, facts = command("archive", "--broker", connection.bootstrap, "--group", "unknown")
     assert (code, facts["error"]["type"]) == (3, "TopicMissingError")
     code, facts = command("compact")
     assert (code, facts["error"]["type"]) == (3, "TableMissingError")
-    code, facts = command("archive", "--broker", "127.0.0.1:1", "--group", "nobody")
+    code, facts = command("archive", "--broker", "127.0.0.1:1", "--group", "unknown")
     assert (code, facts["error"]["type"]) == (3, "BrokerUnreachableError")
 
 
@@ -94,6 +105,7 @@ def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("way", ["sasl_tls", "tls"])
 def test_spark_gets_in_with_what_the_other_clients_have(
     command: Command, secured: SecuredBroker, topology: HandlerTopology, tmp_path: Path, way: str
@@ -102,6 +114,7 @@ def test_spark_gets_in_with_what_the_other_clients_have(
     group = Group(KafkaConnection(secured.plain), topology)
     group.make(partitions=1)
     group.dead(0, dead(0))
+    certificate = str(secured.certificates.folder / "broker.pem")  # Java reads a key in PKCS #8 only
     properties = {
         "sasl_tls": {
             "security.protocol": "SASL_SSL",
@@ -111,13 +124,10 @@ def test_spark_gets_in_with_what_the_other_clients_have(
         },
         "tls": {
             "security.protocol": "SSL",
-            "ssl.certificate.location": str(secured.certificates.client),
-            "ssl.key.location": str(secured.certificates.client),
+            "ssl.certificate.location": certificate,
+            "ssl.key.location": certificate,
         },
     }[way] | {"ssl.ca.location": str(secured.certificates.ca)}
-    if way == "tls":  # Java reads a key in PKCS #8 only
-        properties |= {"ssl.key.location": str(secured.certificates.folder / "broker.pem")}
-        properties |= {"ssl.certificate.location": str(secured.certificates.folder / "broker.pem")}
     config = tmp_path / "client.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     address = getattr(secured, way)
@@ -132,31 +142,3 @@ def test_signals_stop_between_batches_and_the_second_at_once() -> None:
         assert stopped.wait(5)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_rounds_go_on_until_they_are_stopped(
-    command: Command, connection: KafkaConnection, topology: HandlerTopology, tmp_path: Path
-) -> None:
-    """With --every: what comes later is archived by a later round; Ctrl-C ends it in order."""
-    group = Group(connection, topology)
-    group.make(partitions=1)
-    group.dead(0, dead(0))
-
-    def finished() -> int:
-        return len(list((tmp_path / "lake" / "runs").glob("*finished.json")))
-
-    def operator() -> None:
-        deadline_s = time.monotonic() + 200
-        for number in (1, 2):
-            while finished() < number and time.monotonic() < deadline_s:
-                time.sleep(0.05)
-            if number == 1:
-                group.dead(0, dead(1))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    person = threading.Thread(target=operator)
-    person.start()
-    code, _ = command("archive", "--broker", connection.bootstrap, "--group", topology.group, "--every", "50ms")
-    person.join()
-    assert (code, finished()) == (0, 2)
-    assert len(rows_of(tmp_path / "lake" / "records", ("offset",))) == 2

@@ -1,149 +1,247 @@
-"""Killed at any moment: nothing lost, nothing twice, counted without Spark and from the topics themselves."""
+"""Drivers, executors and workers killed, disks that fill up, signals: nothing lost, nothing twice, a clean end.
+
+What is in the lake and on the topics is counted without Spark. Each test starts processes of its own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
-from delta import rows_of
+from commands import PATIENCE_S, Command, batches, is_in_mid_batch
+from delta import places_of, rows_of
 from history import Group
-from quick import QUICK_JVM
-from samples import dead, waiting
+from quick import INTERPRETED
+from samples import dead
+from standalone import Cluster
 
+import retryapp.cli.main
 from retryapp.core.headers import encode_metadata
-from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaConnection, read_offsets
-from retryapp.pipeline.archive import Archive, ArchiveOptions
-from retryapp.pipeline.errors import HeldError
+from retryapp.jvm import ensure_jars, spark_jars
+from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.errors import JobFailedError
 from retryapp.pipeline.lake import open_lake
-from retryapp.pipeline.session import java_flags
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pyspark = pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
+pytestmark = [pytest.mark.timeout(900), pytest.mark.extended]
 RECORDS = 2_000
-PATIENCE_S = 240.0
+MOST_BYTES = 4 * 2**30
+SMALL, LARGE = "size=1m", "size=64m"
 
 
 @pytest.fixture
-def group(connection: KafkaConnection, topology: HandlerTopology) -> Group:
-    """Topics with four partitions and many records."""
-    made = Group(connection, topology)
-    made.make(partitions=4)
-    for number in range(RECORDS):
-        topic = (topology.retry_topics[0], topology.dlq)[number % 2]
-        metadata = (waiting, dead)[number % 2](number)
-        made.send(topic, number % 4, b"k%d" % number, b"v" * 100, encode_metadata(metadata))
-    made.flush()
+def full(connection: KafkaConnection) -> Group:
+    """A group with many dead letters in four partitions, and its main topic."""
+    made = Group.with_main(connection, partitions=4)
+    made.send_dead(RECORDS)
     return made
 
 
-@contextmanager
-def started(group: Group, lake: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command in a process group of its own, and leave nothing of it."""
-    command = [sys.executable, "-m", "retryapp.cli.main", "pipeline", "archive", "--json", "--memory", "512m"]
-    command += ["--broker", group.connection.bootstrap, "--group", group.topology.group, "--lake", str(lake)]
-    command += ["--conf", f"spark.driver.extraJavaOptions={java_flags(*QUICK_JVM)}"]
-    process = subprocess.Popen([*command, *options], start_new_session=True, stdout=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        kill(process)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill -9 the driver with its JVM and Python workers: the JVM outlives a killed Python otherwise."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait until something is so, while the process runs."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def in_the_lake(lake: Path) -> Counter[tuple[str, int, int]]:
-    """Count each place in the archive, without Spark."""
-    return Counter(rows_of(lake / "records", ("topic", "partition", "offset")))
-
-
-def on_the_topics(group: Group) -> Counter[tuple[str, int, int]]:
-    """Count each place on the topics, by another client."""
-    topics = (*group.topology.retry_topics, group.topology.dlq, group.topology.events)
-    return Counter(
-        (topic, partition, offset) for topic in topics for partition, offset, _ in read_offsets(group.connection, topic)
-    )
-
-
-def test_a_driver_killed_in_mid_batch(spark: SparkSession, group: Group, tmp_path: Path) -> None:
+def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path: Path) -> None:
     """Its batch is begun and not done; the next run finishes it and the rest."""
     lake = tmp_path / "lake"
-    notes = lake / "checkpoints" / "archive" / "v1"
-    with started(group, lake, "--rows-per-batch", "250", "--master", "local[2]") as process:
-        wait_until(
-            lambda: len(done := numbers_in(notes, "commits")) >= 2 and len(numbers_in(notes, "offsets")) > len(done),
-            process,
-        )
-        kill(process)
-    before = in_the_lake(lake)
-    assert 0 < before.total() < RECORDS, "it was not killed in the middle"
-    options = ArchiveOptions(group=group.topology.group)
-    job = Archive(spark, group.connection, open_lake(spark, str(lake)), options, now_ms=lambda: 2**42)
-    result = job.run_once()
-    assert result.gaps == ()
-    assert in_the_lake(lake) == on_the_topics(group)
-    assert in_the_lake(lake).total() == RECORDS
+    words = ("--rows-per-batch", "250", "--master", "local[2]")
+    with Command(tmp_path, "archive", *words, lake=lake, group=full) as process:
+        process.wait_until(lambda: is_in_mid_batch(lake, after=2))
+        process.kill()
+    assert 0 < places_of(lake).total() < RECORDS, "it was not killed in the middle"
+    assert full.archive(spark, open_lake(spark, str(lake))).run_once().gaps == ()
+    assert places_of(lake) == full.places()
+    assert places_of(lake).total() == RECORDS
 
 
-def numbers_in(notes: Path, kind: str) -> set[str]:
-    """Return the batches that are begun (``offsets``) or done (``commits``), of the only checkpoint."""
-    return {path.name for path in notes.glob(f"*/{kind}/*") if path.name.isdigit()}
+def test_a_signal_to_all_processes(full: Group, tmp_path: Path) -> None:
+    """SIGTERM in an archive run, Ctrl-C in an analysis: each ends with a word and 130, and a rerun continues."""
+    lake, words = tmp_path / "lake", ("--master", "local[2]")
+    with Command(tmp_path, "archive", "--rows-per-batch", "100", *words, lake=lake, group=full) as archive:
+        archive.wait_until(lambda: batches(lake, "commits"))
+        assert archive.stop(signal.SIGTERM) == 130
+        archive.check_clean()
+        assert archive.end()[1]["groups"][0]["interrupted"]
+    assert 0 < places_of(lake).total() < RECORDS, "it was not stopped in the middle"
+    with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
+        analyse.wait_until(lambda: (lake / "derived" / "journeys").exists())
+        assert analyse.stop(signal.SIGINT) == 130
+        analyse.check_clean()
+        error = analyse.end()[1]["error"]
+        assert error["type"] == "Interrupted"
+        assert "a rerun continues" in error["message"]
+    assert places_of(lake) == full.places()
+    assert not (lake / "derived" / "state.json").exists(), "it was not stopped in the middle"
+    with Command(tmp_path, "analyse", *words, lake=lake, group=full) as again:
+        code, facts = again.end()
+        assert code in {0, 1}, facts  # dead letters of no main record are findings
+        assert facts["journeys"] == RECORDS
+        again.check_clean()
+    assert (lake / "derived" / "state.json").exists()
 
 
-def test_a_batch_that_comes_twice_changes_nothing(spark: SparkSession, group: Group, tmp_path: Path) -> None:
-    """Killed between the table's commit and Spark's own note of it: the same batch is written again."""
+def test_sigterm_before_there_is_a_session(full: Group, tmp_path: Path) -> None:
+    """The JVM has been started and does not serve yet: the command ends, and the JVM with it."""
+    with Command(tmp_path, "archive", lake=tmp_path / "lake", group=full) as starting:
+        starting.wait_until(lambda: psutil.Process(starting.process.pid).children())
+        assert starting.stop(signal.SIGTERM) == 130
+        starting.check_clean()
+
+
+def test_an_analysis_beside_an_archive_that_continues(full: Group, tmp_path: Path) -> None:
+    """Both do their work: the analysis takes its turn between two rounds, and each record is there once."""
     lake = tmp_path / "lake"
-    ticks = iter(range(1_000, 1_000_000, 1_000))
-    options = ArchiveOptions(group=group.topology.group)
-    job = Archive(spark, group.connection, open_lake(spark, str(lake)), options, now_ms=lambda: next(ticks))
-    assert job.run_once().rows == RECORDS
-    (commit,) = (path for path in (lake / "checkpoints").rglob("commits/*") if path.name.isdigit())
-    commit.unlink()
-    commit.with_name(f".{commit.name}.crc").unlink()
-    group.dead(0, dead(RECORDS))
-    again = job.run_once()
-    assert again.batches == 2, "the batch did not come again"
-    assert in_the_lake(lake) == on_the_topics(group)
+
+    def finished() -> int:
+        return len(list((lake / "runs").glob("*finished.json")))
+
+    with Command(tmp_path, "archive", "--every", "50ms", "--master", "local[1]", lake=lake, group=full) as archive:
+        archive.wait_until(finished)
+        with Command(tmp_path / "other", "analyse", lake=lake, group=full) as analyse:
+            code, facts = analyse.end()
+        assert code in {0, 1}, facts  # dead letters of no main record are findings
+        assert [each["group"] for each in facts["archived"]] == [full.topology.group]
+        before = finished()
+        full.send_dead(4)
+        archive.wait_until(lambda: finished() > before)
+        assert archive.stop(signal.SIGTERM) in {0, 130}
+    assert places_of(lake) == full.places()
 
 
-def test_a_second_run_beside_the_first_is_refused(spark: SparkSession, group: Group, tmp_path: Path) -> None:
-    """Cron started it again while it still ran: nothing is there twice."""
+# -- a cluster ---------------------------------------------------------------------------------------------------
+
+
+def test_an_executor_killed_in_mid_batch(cluster: Cluster, full: Group, tmp_path: Path) -> None:
+    """Its tasks run again elsewhere: each record is there once, and Python functions ran on both workers."""
     lake = tmp_path / "lake"
-    notes = lake / "checkpoints" / "archive" / "v1"
-    with started(group, lake, "--rows-per-batch", "500", "--master", "local[1]") as process:
-        wait_until(lambda: bool(numbers_in(notes, "commits")), process)
-        options = ArchiveOptions(group=group.topology.group)
-        job = Archive(spark, group.connection, open_lake(spark, str(lake)), options, now_ms=lambda: 2**42)
-        with suppress(HeldError):
+    words = ("--master", cluster.url, "--rows-per-batch", "1000")
+    with Command(tmp_path, "archive", *words, lake=lake, group=full, **cluster.settings) as driver:
+        driver.wait_until(lambda: len(cluster.executors()) == 2)
+        driver.wait_until(lambda: is_in_mid_batch(lake))
+        held = cluster.memory_bytes()
+        cluster.executors()[0].kill()
+        assert driver.process.wait(PATIENCE_S) == 0, driver.log.read_text()[-3_000:]
+    assert places_of(lake) == full.places()
+    assert {row[0] for row in rows_of(lake / "records", ("unreadable",))} == {None}
+    assert held <= MOST_BYTES, f"{held / 2**30:.1f} GiB"
+
+
+def test_spark_submit_archives_and_analyses_on_a_cluster(
+    cluster: Cluster, connection: KafkaConnection, cache_dir: Path, tmp_path: Path
+) -> None:
+    """With the jars alone: Delta's settings come with them, and executors get the jars from the driver."""
+    from retryapp.pipeline.session import java_home
+
+    group = Group.with_main(connection, partitions=2)
+    group.send_dead(4)
+    lake, page = tmp_path / "lake", tmp_path / "report.html"
+    home = Path(pyspark.__path__[0])
+    jars = ",".join(map(str, ensure_jars(cache_dir, spark_jars())))
+    line = [str(home / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "512m", "--jars", jars]
+    line += [
+        word for name, value in {**cluster.settings, **INTERPRETED}.items() for word in ("--conf", f"{name}={value}")
+    ]
+    line += [str(retryapp.cli.main.__file__), "pipeline", "analyse", "--broker", connection.bootstrap]
+    line += ["--group", group.topology.group, "--lake", str(lake), "--report", str(page), "--json"]
+    variables = {**os.environ, "JAVA_HOME": str(java_home(cache_dir)), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr[-2_000:]
+    facts = json.loads(next(text for text in done.stdout.splitlines() if text.startswith("{")))
+    assert (facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (4, 4, True)
+    assert facts["report"]["totals"]["dead"] == 4
+    assert places_of(lake) == group.places()
+    assert "</html>" in page.read_text()
+
+
+# -- faults in the middle of a batch -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(group: Group) -> Group:
+    """Records that do not compress; every fifth is damaged, so that core's decoder in a Python worker has work."""
+    for number in range(RECORDS // 2):
+        headers = encode_metadata(dead(number))
+        headers = headers if number % 5 else (*headers[:-1], ("retry-attempt", b"?"))
+        group.send(group.topology.dlq, number % 2, b"k%d" % number, os.urandom(2_000), headers)
+    group.flush()
+    return group
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system in memory that holds about half of the records; skipped where nothing can be mounted."""
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command, and so no small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = _mount(SMALL, folder)
+    if done.returncode != 0:
+        pytest.skip(f"no right to mount a small disk: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _mount(options: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_disk_that_fills_up(spark: SparkSession, damaged: Group, small_disk: Path) -> None:
+    """The error names the disk; with room again, the next run adds what is not there yet."""
+    folder = small_disk / "lake"
+    job = damaged.archive(spark, open_lake(spark, str(folder)), rows_per_batch=200)
+    with pytest.raises(JobFailedError, match="disk is full"):
+        job.run_once()
+    assert 0 < places_of(folder).total() < RECORDS // 2, "it did not fill up in the middle"
+    assert _mount(f"remount,{LARGE}", small_disk).returncode == 0
+    assert job.run_once().gaps == ()
+    assert places_of(folder) == damaged.places()
+
+
+def test_python_workers_killed_in_mid_batch(spark: SparkSession, damaged: Group, tmp_path: Path) -> None:
+    """Every worker that a batch gets is killed, until the batch fails; the next run reads it again."""
+    folder, over, killed = tmp_path / "lake", threading.Event(), []
+
+    def kill_workers() -> None:
+        while not over.wait(0.005):
+            if batches(folder, "commits") < 2:
+                continue  # so that some batches are done
+            for worker in python_workers():
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+                    killed.append(worker)
+
+    job = damaged.archive(spark, open_lake(spark, str(folder)), rows_per_batch=200)
+    killer = threading.Thread(target=kill_workers)
+    killer.start()
+    try:
+        with pytest.raises(JobFailedError):
             job.run_once()
-        process.wait(PATIENCE_S)
-    ticks = iter(range(2**42 + 1, 2**43))
-    Archive(spark, group.connection, open_lake(spark, str(lake)), options, now_ms=lambda: next(ticks)).run_once()
-    assert in_the_lake(lake) == on_the_topics(group)
+    finally:
+        over.set()
+        killer.join()
+    assert killed
+    assert 0 < places_of(folder).total() < RECORDS // 2, "it did not fail in the middle"
+    assert job.run_once().gaps == ()
+    assert places_of(folder) == damaged.places()
+
+
+def python_workers() -> list[int]:
+    """Return the processes that Spark's Python daemon has forked; they keep its command line."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process().children(recursive=True):
+            parent = child.parent()
+            if parent is not None and all("pyspark.daemon" in each.cmdline() for each in (parent, child)):
+                found.append(child.pid)
+    return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lives import CLUSTER, GROUP, MAIN, TOPIC_ID, Archive
 
-from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, merged, touched_ids, traces_of
+from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
 from retryapp.pipeline.analysis.schemas import CUT
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def difference(left: DataFrame, right: DataFrame) -> list[Any]:
     return [*left.exceptAll(right).collect(), *right.exceptAll(left).collect()]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_batch_by_batch_is_all_at_once(spark: SparkSession) -> None:
     """Many random histories side by side, each a group of its own: late records, cuts that move by different steps."""
@@ -83,7 +83,8 @@ def test_batch_by_batch_is_all_at_once(spark: SparkSession) -> None:
         touched = touched_ids(traces, fresh, cut=cut(number), former=cut(number - 1)).localCheckpoint()
         chosen = traces.join(touched, on="failure_id", how="left_semi").select(*traces.columns)
         remade = journeys_of(before_cut(chosen, cut(number)))
-        step_by_step = merged(step_by_step, remade).localCheckpoint()
+        kept = step_by_step.join(remade.select("failure_id"), on="failure_id", how="left_anti").select(*remade.columns)
+        step_by_step = kept.unionByName(remade).localCheckpoint()
         at_once = journeys_of(before_cut(traces, cut(number))).localCheckpoint()
         assert difference(step_by_step, at_once) == []
         assert 0 < touched.count() < at_once.count(), "some are left as they were"

@@ -8,8 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.journeys import attempts_of
-from retryapp.pipeline.analysis.order import sorted_rows
+from retryapp.pipeline.analysis.journeys import attempts_of, sorted_rows
 from retryapp.pipeline.analysis.schemas import CAUSES, OFFENDERS, OUTAGES, TIMELINE
 
 EXAMPLES: Final = 3
@@ -36,14 +35,7 @@ def _failures(journeys: DataFrame) -> DataFrame:
 
 
 def causes(journeys: DataFrame) -> DataFrame:
-    """Return what records failed of.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-
-    Returns:
-        The columns of ``schemas.CAUSES``, by dead and failures, the worst first.
-    """
+    """Return what records failed of."""
     by = ["group", "main", "print"]
     failed = _failures(journeys).withColumn("print", F.col("at.fingerprint"))
     # one row for each record and cause, so that records are counted without a distinct
@@ -77,12 +69,6 @@ def outages(journeys: DataFrame) -> DataFrame:
     Failures of one cause are counted by minute. A minute is of a burst when it has ``LIKE_BURST`` failures or more and
     ``BURST_FACTOR`` times the cause's median minute; with few minutes in all each counts. Minutes that are no more than
     ``BURST_GAP_MINUTES`` apart are one outage, if together they have ``BURST_FAILURES``.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-
-    Returns:
-        The columns of ``schemas.OUTAGES``, the newest first.
     """
     by = ["group", "main", "fingerprint"]
     failed = _failures(journeys).select(
@@ -125,14 +111,7 @@ def outages(journeys: DataFrame) -> DataFrame:
 
 
 def timeline(journeys: DataFrame) -> DataFrame:
-    """Return failures by cause over time, in at most some ``INTERVALS`` intervals of one length.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-
-    Returns:
-        The columns of ``schemas.TIMELINE``; intervals without failures are not there.
-    """
+    """Return failures by cause over time, in at most some ``INTERVALS`` intervals of one length."""
     failed = _failures(journeys).select("group", "main", F.col("at.fingerprint").alias("fingerprint"), "at.ended_ms")
     span = failed.agg((F.max("ended_ms") - F.min("ended_ms")).alias("span_ms"))
     fitting = [F.when(F.col("span_ms") <= length * INTERVALS, F.lit(length)) for length in LENGTHS_MS]
@@ -147,14 +126,7 @@ def timeline(journeys: DataFrame) -> DataFrame:
 
 
 def offenders(journeys: DataFrame) -> DataFrame:
-    """Return keys of which more than one record failed.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-
-    Returns:
-        The columns of ``schemas.OFFENDERS``, the worst first. Keys are hashed; ``example`` names a record that has it.
-    """
+    """Return keys of which more than one record failed."""
     failed = F.size(F.filter("attempts", lambda attempt: attempt["outcome"] != "succeeded")).cast("long")
     keyed = journeys.where(F.col("key_hash").isNotNull()).withColumn("tries", failed)
     whole = keyed.groupBy("group", "main", "key_hash").agg(

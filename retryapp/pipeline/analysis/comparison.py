@@ -1,4 +1,4 @@
-"""Holds the ledger of the analysis against ``retryapp ledger``: two counts that share no code but core's codecs.
+"""Compares the ledger of the analysis with ``retryapp ledger``: two counts that share no code but core's codecs.
 
 ``retryapp ledger`` reads the topics and their main topic; the analysis reads the archive and what workers counted. What
 they say of records that failed must be equal at rest. First-try successes are compared where workers' counts reach up
@@ -35,11 +35,6 @@ def is_covered(row: Mapping[str, Any]) -> bool:
 
 def compare(row: Mapping[str, Any], counted: Mapping[str, int]) -> list[Difference]:
     """Compare one partition.
-
-    Args:
-        row: as in the analysis' ``ledger``; ``is_covered`` decides whether all of it is compared.
-        counted: what ``retryapp ledger`` counted there: received, done, skipped, pending, held, dead, lost, recovered.
-            Records that were passed over stand apart there; here they are done.
 
     >>> row = dict(main="m", partition=0, cut_offset=0, recovered=1, pending=2, dead=0, lost=0, received=5, done=3)
     >>> compare(row, dict(row, done=1, skipped=2, held=0))

@@ -1,4 +1,4 @@
-"""The ledger at scale: what workers counted, held against the journeys; and what topics will forget.
+"""The ledger at scale: the workers' counts against the journeys; and the retention of dead letters.
 
 A range of offsets is never a count: offsets have gaps. What was received and done at first try comes from the workers'
 ``progress`` events; what failed comes from the journeys, and both must say the same of each range.
@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.order import sorted_rows
+from retryapp.pipeline.analysis.journeys import sorted_rows
 from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS, RETENTION
 
 DAY_MS: Final = 86_400_000
@@ -22,25 +22,18 @@ _PLACE: Final = ("cluster_id", "group", "main", "partition")
 def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
     """Return the ranges that workers counted before the cut, of the present life of each main topic.
 
-    A range that begins at 0 after others is of a main topic that was made anew; what was counted before is left out.
-
-    Args:
-        records: the columns of the archive's ``records``.
-        cut: the columns of ``schemas.CUT``.
-
-    Returns:
-        The columns of ``schemas.PROGRESS``.
+    A range that begins at 0 after others is of a re-created main topic; earlier counts are left out.
     """
-    said = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
-    told = records.where(F.col("event.kind") == "progress").select(
-        "cluster_id", *(F.col(f"event.{name}").alias(name) for name in said), "epoch", F.col("offset").alias("found")
+    names = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
+    counted_ranges = records.where(F.col("event.kind") == "progress").select(
+        "cluster_id", *(F.col(f"event.{name}").alias(name) for name in names), "epoch", F.col("offset").alias("found")
     )
-    told = told.withColumn("partition", F.col("partition").cast("int")).join(
+    counted_ranges = counted_ranges.withColumn("partition", F.col("partition").cast("int")).join(
         F.broadcast(cut.select(*_PLACE, "cut_offset")), on=list(_PLACE), how="inner"
     )
     arrival = Window.partitionBy(*_PLACE).orderBy("epoch", "found")
     again = (F.col("from_offset") == 0) & (F.lag("to_offset").over(arrival) > 0)
-    lives = told.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
+    lives = counted_ranges.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
     last = F.max("life").over(Window.partitionBy(*_PLACE))
     is_present = (F.col("life") == F.col("last")) & (F.col("to_offset") <= F.col("cut_offset"))
     present = lives.withColumn("last", last).where(is_present)
@@ -55,16 +48,7 @@ def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
 
 
 def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
-    """Return what has become of every record, partition by partition.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-        progress: the columns of ``schemas.PROGRESS``.
-        cut: the columns of ``schemas.CUT``; of journeys only those of the main topics in it are counted.
-
-    Returns:
-        The columns of ``schemas.LEDGER``, one row for each partition of the cut.
-    """
+    """Return what has become of every record, partition by partition."""
     place = list(_PLACE)
     of_ranges = _matched(journeys, progress, cut).groupBy(*place)
     sums = of_ranges.agg(
@@ -123,16 +107,7 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFr
 
 
 def retention(journeys: DataFrame, topics: DataFrame, *, now_ms: int) -> DataFrame:
-    """Return what dead-letter topics will forget, and when.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-        topics: topic string, retention_ms bigint: null or negative for ever.
-        now_ms: the time, epoch milliseconds.
-
-    Returns:
-        The columns of ``schemas.RETENTION``, one row for each topic with dead records, the nearest loss first.
-    """
+    """Return what dead-letter topics will forget, and when."""
     dead = journeys.where(F.col("fate") == "dead").join(
         F.broadcast(topics.withColumnRenamed("topic", "last_topic")), on="last_topic", how="left"
     )

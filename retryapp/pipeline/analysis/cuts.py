@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from retryapp.core.errors import TopicMissingError
 from retryapp.kafka import KafkaAdmin, Positions, find_handlers
-from retryapp.pipeline.sources import Source, Sources, find_sources
+from retryapp.pipeline.sources import Source, Sources, find_sources, retention_of
 
 
 @dataclass(frozen=True, slots=True)
 class TakenCut:
-    """See the package's text."""
+    """The cut of one group; see the package's docstring."""
 
     mains: Sources
     """The main topics."""
@@ -21,10 +21,10 @@ class TakenCut:
     ends: Mapping[tuple[str, int], int]
     """Where our own topics ended then, every transaction before that being over."""
     retention_ms: Mapping[str, int | None]
-    """Topic of ours → how long it keeps records; None: for ever."""
+    """Topic of ours → how long it keeps records; None: without a limit."""
 
     def is_rest(self, later: TakenCut) -> bool:
-        """Tell whether nothing has moved until a later look."""
+        """Tell whether nothing has moved until a later cut."""
         return self.offsets == later.offsets and self.ends == later.ends
 
     @property
@@ -38,43 +38,20 @@ class TakenCut:
 
 
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
-    """Ask for a group's offsets, then wait for the transactions that had moved them.
-
-    Args:
-        admin: the cluster.
-        group: consumer group.
-
-    Raises:
-        TopicMissingError: it has no handlers, or one of its main topics is gone.
-        OpenTransactionError: a transaction does not end.
-        BrokerUnreachableError: no broker answers.
-    """
+    """Ask for a group's offsets, then wait for the transactions that had moved them."""
     ours = find_sources(admin, group)
     names = sorted({topology.main for topology in find_handlers(admin, group)})
     states = admin.describe_topics(names)
     if missing := [name for name in names if name not in states]:
         remedy = f"Group {group!r} has a handler for it: its records cannot be counted without it"
         raise TopicMissingError(missing[0], admin.connection.bootstrap, remedy)
-    mains = tuple(
-        Source(
-            topic=name,
-            topic_id=states[name].topic_id,
-            group=group,
-            main=name,
-            station="main",
-            partitions=states[name].partitions,
-        )
-        for name in names
+    sources = (
+        Source(topic=name, topic_id=state.topic_id, group=group, main=name, station="main", partitions=state.partitions)
+        for name, state in sorted(states.items())
     )
+    mains = Sources(cluster_id=ours.cluster_id, group=group, topics=tuple(sources))
     positions = Positions(admin.connection)
-    rows = [[(source.topic, number)] for source in mains for number in range(source.partitions)]
-    committed = positions.group_offsets(group, rows)
-    ends = positions.settled_ends([(source.topic, n) for source in ours.topics for n in range(source.partitions)])
-    kept = admin.describe_topics([source.topic for source in ours.topics])
-    retention = {name: int(state.config.get("retention.ms", "-1")) for name, state in kept.items()}
-    return TakenCut(
-        mains=Sources(cluster_id=ours.cluster_id, group=group, topics=mains),
-        offsets={place: offset or 0 for place, offset in committed.items()},
-        ends=ends,
-        retention_ms={name: None if length < 0 else length for name, length in retention.items()},
-    )
+    committed = positions.group_offsets(group, [[place] for place in mains.places])
+    ends = positions.settled_ends(ours.places)
+    retention_ms = retention_of(admin, [source.topic for source in ours.topics])
+    return TakenCut(mains, {place: offset or 0 for place, offset in committed.items()}, ends, retention_ms)

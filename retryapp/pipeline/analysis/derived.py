@@ -1,4 +1,4 @@
-"""The tables that are made of the archive: where they lie, how they are replaced, and how far they were made."""
+"""The tables that are made of the archive: their files, how they are replaced, and the state of the last run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Derived:
     """The folder ``derived/`` of one lake."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        """Args: spark: the session. lake: where."""
         self._spark = spark
         self._lake = lake
         self._files = Files(spark, lake.uri)
@@ -48,11 +47,7 @@ class Derived:
         return self._lake.table(f"{DERIVED}/{name}")
 
     def read(self, name: str) -> DataFrame:
-        """Return a table.
-
-        Raises:
-            TableMissingError: nothing was analysed yet.
-        """
+        """Return a table."""
         schema = DERIVED_TABLES[name]
         if not self._files.exists(self._place(name)):
             raise TableMissingError(self._lake.uri)
@@ -69,27 +64,18 @@ class Derived:
         (writer.options(**_DELTA_OPTIONS) if self._delta else writer).save(self._place(name))
 
     def put_all(self, makers: Mapping[str, Callable[[], DataFrame]]) -> None:
-        """Replace tables that do not need each other, some at a time.
+        """Replace tables that do not need each other, some at a time; after an error nothing new is begun.
 
         Of a table of a few rows most of the time goes into planning and into Delta's commit, on one processor each.
-
-        Args:
-            makers: by name; what they have in common is cached.
-
-        Raises:
-            The first error of any, once what was being written then has ended; what has not begun by then is not made.
         """
         with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="put") as pool:
 
-            def made(name: str, make: Callable[[], DataFrame]) -> None:
+            def put(name: str, make: Callable[[], DataFrame]) -> None:
                 self.put(name, make())
 
+            inherit = inheritable_thread_target(self._spark)  # copies Spark's thread-local properties, for each anew
             try:
-                # one by one: then the copy of Spark's thread-local properties is made, which two may not share
-                waiting = [
-                    pool.submit(inheritable_thread_target(self._spark)(made), name, make)
-                    for name, make in makers.items()
-                ]
+                waiting = [pool.submit(inherit(put), name, make) for name, make in makers.items()]
                 for each in as_completed(waiting):
                     each.result()
             except BaseException:
@@ -99,16 +85,11 @@ class Derived:
     def put_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace a small table by rows from here."""
         schema = DERIVED_TABLES[name]
-        values = [tuple(_plain(row[field]) for field in schema.fieldNames()) for row in rows]
+        values = [tuple(row[field] for field in schema.fieldNames()) for row in rows]
         self.put(name, self._spark.createDataFrame(values, schema).coalesce(1))
 
     def put_journeys(self, fresh: DataFrame, *, whole: bool) -> int | None:
-        """Replace all journeys, or those that are given; return how many were, None where all.
-
-        Args:
-            fresh: the columns of ``schemas.JOURNEYS``.
-            whole: there are no others.
-        """
+        """Replace all journeys, or those that are given; return how many were, None where all."""
         with setting(self._spark, _BY_HASH, "false", required=False):
             if whole or not self._delta:
                 self.put(JOURNEYS_TABLE, fresh)
@@ -123,15 +104,8 @@ class Derived:
             finally:
                 self._spark.catalog.dropTempView(_FRESH)
 
-    @property
-    def can_merge(self) -> bool:
-        """Tell whether some journeys can be replaced alone; Parquet has no such thing."""
-        return self._delta
-
-    # -- how far they were made ---------------------------------------------------------------------------------
-
     def state(self) -> dict[str, Any] | None:
-        """Return what the last run that ended in order has left; None: all is to be made anew."""
+        """Return the state of the last run that ended in order; None: everything must be derived again."""
         text = self._files.read(self._place(STATE))
         try:
             return None if text is None else dict(json.loads(text))
@@ -139,21 +113,15 @@ class Derived:
             return None  # half written
 
     def forget_state(self) -> None:
-        """Say that the tables are being changed."""
+        """Note that the tables are being changed."""
         self._files.remove(self._place(STATE))
 
     def put_state(self, state: Mapping[str, Any]) -> None:
-        """Say how far they were made."""
+        """Note the state of a finished run."""
         self._files.create(self._place(STATE), json.dumps(state))
 
-    # -- the archive's table, at one version --------------------------------------------------------------------
-
     def records(self) -> tuple[DataFrame, int | None]:
-        """Return the archive's records as they are now, and stay for whoever reads the frame; and their version.
-
-        Raises:
-            TableMissingError: nothing was archived yet.
-        """
+        """Return the archive's records at their present version, and the version."""
         tables = LakeTables(self._spark, self._lake)
         if not tables.exists(RECORDS_TABLE):
             raise TableMissingError(self._lake.uri)
@@ -164,11 +132,7 @@ class Derived:
         return self._spark.read.format("delta").option("versionAsOf", version).load(place), version
 
     def operations_since(self, version: int) -> frozenset[str] | None:
-        """Return what was done to the archive's table after a version; None where its log no longer tells.
-
-        Returns:
-            Delta's names of the operations; of a write with its mode, as ``WRITE Append``.
-        """
+        """Return what was done to the archive's table after a version; None where its log no longer tells."""
         rows = [row for row in self._history() if row["version"] >= version]
         if not any(row["version"] == version for row in rows):
             return None
@@ -182,7 +146,3 @@ class Derived:
 def _operation(row: Any) -> str:
     mode = (row["operationParameters"] or {}).get("mode")
     return f"WRITE {mode}" if row["operation"] == "WRITE" else str(row["operation"])
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

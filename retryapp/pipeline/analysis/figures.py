@@ -1,4 +1,4 @@
-"""What journeys come to: recovery by attempt and tier, lateness, and what it costs."""
+"""Figures of the journeys: recovery by attempt and tier, lateness, and cost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.journeys import attempts_of
-from retryapp.pipeline.analysis.order import sorted_rows
+from retryapp.pipeline.analysis.journeys import attempts_of, sorted_rows
 from retryapp.pipeline.analysis.schemas import COST, FUNNEL, LATENESS
 
 ACCURACY: Final = 10_000
@@ -21,13 +20,6 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     """Return how many records each attempt brought home.
 
     The first row of a handler is its first deliveries: ``succeeded`` comes from the workers' own counts.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-        progress: the columns of ``schemas.PROGRESS``.
-
-    Returns:
-        The columns of ``schemas.FUNNEL``, by group, main, replayed and attempt.
     """
     by = ["group", "main", "replayed", "attempt", "tier"]
     tried = attempts_of(journeys).select(
@@ -36,7 +28,7 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
         (F.col("at.replays") > 0).alias("replayed"),
         F.col("at.attempt").alias("attempt"),
         F.col("at.tier").alias("tier"),
-        *_kinds(F.col("at.outcome")),
+        *((F.col("at.outcome") == name).cast("long").alias(name) for name in ("succeeded", "retried", "dead")),
         F.lit(0).cast("long").alias("waiting"),
     )
     first_tries = progress.select(
@@ -63,11 +55,6 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     return sorted_rows(_shares(entered).select(*FUNNEL.fieldNames()), *by)
 
 
-def _kinds(outcome: Column) -> list[Column]:
-    """Return a column of 0 or 1 for each way in which an attempt ends."""
-    return [(outcome == name).cast("long").alias(name) for name in ("succeeded", "retried", "dead")]
-
-
 def _shares(counts: DataFrame) -> DataFrame:
     handler = Window.partitionBy("group", "main", "replayed")
     so_far = handler.orderBy("attempt").rangeBetween(Window.unboundedPreceding, Window.currentRow)
@@ -83,18 +70,11 @@ def _ratio(part: Column, whole: Column) -> Column:
 
 
 def lateness(journeys: DataFrame) -> DataFrame:
-    """Return how late attempts began, by tier and in all.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-
-    Returns:
-        The columns of ``schemas.LATENESS``, by group, main and tier, the row of all tiers first.
-    """
+    """Return how late attempts began, by tier and in all."""
     known = attempts_of(journeys).where(F.col("at.lateness_ms").isNotNull())
-    told = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
-    of_tiers = _quantiles(told.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
-    of_all = _quantiles(told.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
+    late = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
+    of_tiers = _quantiles(late.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
+    of_all = _quantiles(late.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
     return sorted_rows(of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()), "group", "main", "tier")
 
 
@@ -112,14 +92,7 @@ def _quantiles(grouped: object) -> DataFrame:
 
 
 def cost(journeys: DataFrame) -> DataFrame:
-    """Return what recovery costs, as lower bounds: runs of one attempt that a crash repeated are not seen here.
-
-    Args:
-        journeys: the columns of ``schemas.JOURNEYS``.
-
-    Returns:
-        The columns of ``schemas.COST``, by group and main.
-    """
+    """Return what recovery costs, as lower bounds: runs of one attempt that a crash repeated are not seen here."""
     spent = "aggregate(attempts, 0L, (n, a) -> n + greatest(0L, coalesce(a.ended_ms - a.started_ms, 0L)))"
     each = (
         journeys.withColumn("tries", F.size("attempts").cast("long"))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.analysis import causes, checks, counts, figures
 from retryapp.pipeline.analysis.checks import Verdict
-from retryapp.pipeline.analysis.cuts import TakenCut, take_cut
+from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
@@ -29,17 +28,17 @@ FRESH_MS: Final = 86_400_000
 APPENDS: Final = frozenset(
     {"STREAMING UPDATE", "WRITE Append", "OPTIMIZE", "VACUUM START", "VACUUM END", "CREATE TABLE", "SET TBLPROPERTIES"}
 )
-"""What may happen to the archive's table without a journey being wrong afterwards."""
+"""Operations on the archive's table that change no journey."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Analysed:
-    """What one run did."""
+    """The result of one run."""
 
     groups: tuple[str, ...]
     run_id: str
     full: bool
-    """All journeys were made anew."""
+    """All journeys were derived again."""
     touched: int
     """Journeys that were made."""
     journeys: int
@@ -56,47 +55,26 @@ class Analysed:
 class Analysis:
     """Runs the job on one lake, for the groups that it is given."""
 
-    def __init__(
-        self, spark: SparkSession, connection: KafkaConnection, lake: Lake, *, now_ms: Callable[[], int]
-    ) -> None:
-        """Args: spark: the session. connection: the cluster. lake: where. now_ms: the time, epoch milliseconds."""
+    def __init__(self, spark: SparkSession, lake: Lake, *, now_ms: Callable[[], int]) -> None:
         self._spark = spark
-        self._admin = KafkaAdmin(connection)
         self._tables = Tables(spark, lake)
         self._derived = Derived(spark, lake)
         self._now_ms = now_ms
         self._holds = Holds(spark, lake, now_ms)
 
     def hold(self) -> AbstractContextManager[Held]:
-        """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together.
-
-        Raises:
-            HeldError: another one is at work.
-        """
+        """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
-    def cut(self, groups: Sequence[str]) -> list[TakenCut]:
-        """Take the cuts of groups; to be followed by an archive run of each, and then by `run`.
-
-        Raises:
-            TopicMissingError, OpenTransactionError, BrokerUnreachableError: see :func:`cuts.take_cut`.
-        """
-        return [take_cut(self._admin, group) for group in groups]
-
     def run(self, taken: Sequence[TakenCut], *, full: bool = False) -> Analysed:
-        """Make all tables.
-
-        Args:
-            taken: the cuts, all taken before the archive runs that have just ended.
-            full: make every journey anew, also where that is not needed.
-        """
+        """Make all tables, from cuts that were all taken before the archive runs that have just ended."""
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.mains.group for cut in taken))
         table, version = self._derived.records()
         records = table.where(F.col("group").isin(*groups))
         cut = self._spark.createDataFrame([row for each in taken for row in each.rows], CUT).cache()
         state = self._state(taken, records, version)
-        former = None if full or not self._derived.can_merge else self._derived.state()
+        former = None if full or version is None else self._derived.state()  # Parquet cannot merge
         if former is not None and not self._can_go_on(former, state):
             former = None
         traces = traces_of(records)
@@ -116,15 +94,9 @@ class Analysis:
             journeys.unpersist()
             cut.unpersist()
         self._derived.put_state({**state, "ended_ms": self._now_ms(), "run_id": run_id})
-        return Analysed(
-            groups=groups,
-            run_id=run_id,
-            full=former is None,
-            touched=count if touched_count is None else touched_count,
-            journeys=count,
-            elapsed_ms=self._now_ms() - began_ms,
-            verdicts=tuple(verdicts),
-        )
+        touched_count = count if touched_count is None else touched_count
+        elapsed_ms = self._now_ms() - began_ms
+        return Analysed(groups, run_id, former is None, touched_count, count, elapsed_ms, tuple(verdicts))
 
     def _derive(
         self, taken: Sequence[TakenCut], records: DataFrame, journeys: DataFrame, cut: DataFrame
@@ -155,7 +127,7 @@ class Analysis:
         finally:
             progress.unpersist()
         found.append(checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS))  # the report asks again
-        self._derived.put_rows("checks", [asdict(verdict) for verdict in found])
+        self._derived.put_rows("checks", [{**asdict(each), "examples": list(each.examples)} for each in found])
         return found
 
     def _behind(self, records: DataFrame, positions: Sequence[Sequence[Any]]) -> DataFrame:
@@ -185,7 +157,7 @@ class Analysis:
         lives = {place[:-1] for place in before}
         if any(now.get(place, offset) < offset for place, offset in before.items()):
             return False
-        if any(place[:-1] not in lives for place in now):  # a main topic that was made anew, or is new
+        if any(place[:-1] not in lives for place in now):  # a main topic that was re-created, or is new
             return False
         operations = self._derived.operations_since(former["table_version"])
         return operations is not None and operations <= APPENDS

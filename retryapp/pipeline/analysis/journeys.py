@@ -13,12 +13,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, TRACES
+from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS
 
 if TYPE_CHECKING:
     from pyspark.sql import GroupedData
 
-STATIONS: Final = ("retry", "dlq", "succeeded")
 _ORDER: Final = ("replays", "attempt", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 """What the last failure says."""
@@ -33,61 +32,41 @@ _STEP: Final = (
 
 
 def traces_of(records: DataFrame) -> DataFrame:
-    """Return what the archive says of records that failed.
+    """Return one row for each readable record of a retry or dead-letter topic, and for each event of a success.
 
-    Args:
-        records: the columns of the archive's ``records``.
-
-    Returns:
-        The columns of ``schemas.TRACES``, one row for each record of a retry or dead-letter topic that could be read,
-        and for each event of success. Everything else is left out.
+    ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
+    are of the record itself. ``rank`` is the order within an attempt: 0 retry, 1 dlq, 2 succeeded.
     """
-    said = F.col("metadata").isNotNull()
-    success = F.col("event.kind") == F.lit("succeeded")
-    told = records.where(F.col("failure_id").isNotNull() & (said | success))
+    is_failure, is_success = F.col("metadata").isNotNull(), F.col("event.kind") == F.lit("succeeded")
+    traces = records.where(F.col("failure_id").isNotNull() & (is_failure | is_success))
     place = F.split(F.substring_index("event.origin", "@", -1), "/")
-    both: dict[str, tuple[Column, Column]] = {
-        "topic_id": (F.col("metadata.origin.topic_id"), F.get(place, 0)),
-        "partition": (F.col("metadata.origin.partition"), F.get(place, 1).try_cast("int")),
-        "offset": (F.col("metadata.origin.offset"), F.get(place, 2).try_cast("bigint")),
-        "replays": (F.col("metadata.replays"), F.col("event.replays")),
-        "attempt": (F.col("metadata.attempt"), F.col("event.attempt")),
-        "rank": (F.when(F.col("station") == "retry", F.lit(0)).otherwise(F.lit(1)), F.lit(2)),
-        "station": (F.col("station"), F.lit("succeeded")),
-        "started_ms": (F.col("metadata.started_ms"), F.col("event.started_ms")),
-        "ended_ms": (F.col("metadata.last_failed_ms"), F.col("event.ended_ms")),
-        "lateness_ms": (F.lit(None), F.col("event.lateness_ms")),
-        "key_hash": (F.col("key_hash"), F.lit(None)),  # of an event the key is the failure id
-        "error_message": (F.col("metadata.error_message"), F.lit(None)),
+    computed = {
+        "topic_id": F.coalesce("metadata.origin.topic_id", F.get(place, 0)),
+        "partition": F.coalesce("metadata.origin.partition", F.get(place, 1).try_cast("int")).cast("int"),
+        "offset": F.coalesce("metadata.origin.offset", F.get(place, 2).try_cast("bigint")),
+        "rank": F.when(is_success, 2).when(F.col("station") == F.lit("retry"), 0).otherwise(1),
+        "station": F.when(is_success, F.lit("succeeded")).otherwise(F.col("station")),
+        "found_offset": F.col("offset"),
+        "replays": F.coalesce("metadata.replays", "event.replays"),
+        "attempt": F.coalesce("metadata.attempt", "event.attempt"),
+        "started_ms": F.coalesce("metadata.started_ms", "event.started_ms"),
+        "ended_ms": F.coalesce("metadata.last_failed_ms", "event.ended_ms"),
+        "lateness_ms": F.col("event.lateness_ms"),
+        "key_hash": F.when(is_failure, F.col("key_hash")),  # an event's key is the failure id
     }
-    plain = {"found_offset": F.col("offset")}
-    from_headers = ("origin_timestamp_ms", "due_at_ms", "tier", "reason", "error_type", "fingerprint")
-    columns = []
-    for field in TRACES:
-        name = field.name
-        if name in both:
-            column = F.when(said, both[name][0]).otherwise(both[name][1])
-        elif name in plain:
-            column = plain[name]
-        elif name in from_headers or name == "policy":
-            column = F.col(f"metadata.{name}")
-        else:
-            column = F.col(name)
-        columns.append(column.cast(field.dataType).alias(name))
-    return told.select(*columns).where(F.col("partition").isNotNull() & F.col("offset").isNotNull())
+    headers = (
+        "origin_timestamp_ms", "due_at_ms", "tier", "reason", "error_type", "error_message",
+        "fingerprint", "policy",
+    )  # fmt: skip
+    return traces.select(
+        *("cluster_id", "group", "main", "failure_id", "topic", "epoch", "timestamp_ms"),
+        *(F.col(f"metadata.{name}") for name in headers),
+        *(column.alias(name) for name, column in computed.items()),
+    ).where(F.col("partition").isNotNull() & F.col("offset").isNotNull())
 
 
 def before_cut(traces: DataFrame, cut: DataFrame) -> DataFrame:
-    """Leave out records that lie at or behind the cut.
-
-    Args:
-        traces: at least cluster_id, group, main, topic_id, partition, offset.
-        cut: the columns of ``schemas.CUT``. Of a main topic that has another id now nothing is received any more, so
-            all of it is kept; of a partition that is not in it nothing had been received.
-
-    Returns:
-        The columns of ``traces``.
-    """
+    """Leave out records that lie at or behind the cut."""
     return _marked(traces, cut, "inside").where("inside").select(*traces.columns)
 
 
@@ -108,48 +87,42 @@ def _marked(traces: DataFrame, cut: DataFrame, name: str) -> DataFrame:
 def journeys_of(traces: DataFrame) -> DataFrame:
     """Return one row for each failure id.
 
-    One shuffle and one sort serve all: the first of each hand-off, what lies before it, and the sums. What an array of
-    steps would have to say by higher-order functions costs several times as much, for Spark compiles none of those.
-
-    Args:
-        traces: the columns of ``schemas.TRACES``; all of each failure id that is in it, in any order.
-
-    Returns:
-        The columns of ``schemas.JOURNEYS``.
+    One shuffle and one sort serve all: the first of each hand-off, the step before it, and the sums. Higher-order
+    functions over an array of steps cost several times as much, because Spark does not compile them.
     """
-    told = ["cluster_id", "group", "main", "failure_id"]  # long beginnings of which are the same in all rows:
-    whose = ["mark", *told]  # a sort compares the first eight bytes without a look at the row
+    identity = ["cluster_id", "group", "main", "failure_id"]  # their long prefixes are the same in all rows:
+    whose = ["mark", *identity]  # a sort compares the first eight bytes without reading the row
     first = F.struct("epoch", "found_offset", "topic")
     steps = (
-        traces.repartition(*told)
-        .withColumn("mark", F.xxhash64(*told))
+        traces.repartition(*identity)
+        .withColumn("mark", F.xxhash64(*identity))
         .groupBy(*whose, *_ORDER)
         .agg(F.min_by(F.struct(*_STEP), first).alias("step"), F.count(F.lit(1)).alias("times"))
     )
     in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
     before = F.lag(F.struct("replays", "attempt", "step.tier", "step.due_at_ms")).over(in_order)
     in_turn = steps.withColumn("before", before)
-    # the attempt before the sums: what collect_list takes Spark does not compile, what stands in a row it does
+    # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
 
 def _columns(steps: GroupedData) -> DataFrame:
-    """Say what the steps of each record come to."""
+    """Aggregate the steps of each record."""
     order = F.struct(*_ORDER)
     has_failed = F.col("step.error_type").isNotNull()
     failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))
     same_replay = F.coalesce(F.col("before.replays") == F.col("replays"), F.lit(False))
     missing = F.col("attempt") - 1 - F.when(same_replay, F.col("before.attempt")).otherwise(0)
 
-    def first_told(name: str) -> Column:
-        told = F.col(f"step.{name}")
-        return F.min_by(told, F.when(told.isNotNull(), order)).alias(name)
+    def first_known(name: str) -> Column:
+        value = F.col(f"step.{name}")
+        return F.min_by(value, F.when(value.isNotNull(), order)).alias(name)
 
     sums = steps.agg(
         F.max_by(F.struct("replays", "attempt", *(f"step.{name}" for name in _LAST)), order).alias("last"),
         F.max_by(failure, F.when(has_failed, order)).alias("failure"),
-        first_told("origin_timestamp_ms"),
-        first_told("key_hash"),
+        first_known("origin_timestamp_ms"),
+        first_known("key_hash"),
         F.sort_array(F.collect_list("at")).alias("attempts"),
         F.sum(F.greatest(F.lit(0).cast("long"), missing)).alias("missing"),
         F.sum(F.col("times") - 1).alias("copies"),
@@ -174,13 +147,13 @@ def _columns(steps: GroupedData) -> DataFrame:
 
 
 def _attempt() -> Column:
-    """Return the attempt that a step tells of; null where it tells of none, or of that of the step before."""
+    """Return the attempt of a step; null where it has none, or the same as the step before."""
     same_replay = F.col("before.replays") == F.col("replays")
-    is_told = same_replay & (F.col("before.attempt") == F.col("attempt"))
+    is_known = same_replay & (F.col("before.attempt") == F.col("attempt"))
     is_next = same_replay & (F.col("before.attempt") == F.col("attempt") - 1)
     station = F.col("step.station")
     late_ms = F.when(is_next, F.col("step.started_ms") - F.col("before.due_at_ms"))
-    told = {
+    computed = {
         "replays": F.col("replays"),
         "attempt": F.col("attempt"),
         "tier": F.when(is_next, F.col("before.tier")),
@@ -189,19 +162,13 @@ def _attempt() -> Column:
         .when(station == F.lit("dlq"), "dead")
         .otherwise("succeeded"),
     }
-    columns = (told.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
-    is_attempt = (F.col("attempt") >= 1) & ~F.coalesce(is_told, F.lit(False))
+    columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
+    is_attempt = (F.col("attempt") >= 1) & ~F.coalesce(is_known, F.lit(False))
     return F.when(is_attempt, F.struct(*columns).cast(ATTEMPT))
 
 
 def touched_ids(traces: DataFrame, fresh: DataFrame, *, cut: DataFrame, former: DataFrame) -> DataFrame:
     """Return the failure ids whose journeys may differ from those of the run before.
-
-    Args:
-        traces: the columns of ``schemas.TRACES``, all of them.
-        fresh: those of them that the run before has not seen.
-        cut: of this run; nowhere less than the former one.
-        former: of the run before.
 
     Returns:
         failure_id string, each once.
@@ -211,17 +178,11 @@ def touched_ids(traces: DataFrame, fresh: DataFrame, *, cut: DataFrame, former: 
     return released.unionByName(before_cut(fresh, cut).select("failure_id")).distinct()
 
 
-def merged(old: DataFrame, new: DataFrame) -> DataFrame:
-    """Return journeys with those that were made anew in place of the former ones.
-
-    Args:
-        old: the columns of ``schemas.JOURNEYS``.
-        new: the same.
-    """
-    kept = old.join(new.select("failure_id"), on="failure_id", how="left_anti")
-    return kept.select(*JOURNEYS.fieldNames()).unionByName(new)
-
-
 def attempts_of(journeys: DataFrame) -> DataFrame:
     """Return one row for each attempt of each journey: the journey's columns, a struct ``at`` for ``attempts``."""
     return journeys.withColumn("at", F.explode("attempts")).drop("attempts")
+
+
+def sorted_rows(frame: DataFrame, *by: Column | str) -> DataFrame:
+    """Return figures sorted, in one partition: Spark's own sort would compute the frame twice, to sample it."""
+    return frame.repartition(1).sortWithinPartitions(*by)

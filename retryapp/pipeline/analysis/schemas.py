@@ -7,264 +7,210 @@ from typing import Final
 
 from pyspark.sql import types as T
 
+from retryapp.pipeline.schemas import struct, table
+
 ANALYSIS_VERSION: Final = 1
-"""Version of these tables; with another one they are made anew as a whole."""
+"""Version of these tables; a lake with another version is derived again as a whole."""
 
 JOURNEYS_TABLE: Final = "journeys"
 
-_TEXT, _LONG, _INT, _TRUTH = T.StringType(), T.LongType(), T.IntegerType(), T.BooleanType()
-_SHARE = T.DoubleType()
-
-
-def _column(name: str, kind: T.DataType, comment: str) -> T.StructField:
-    return T.StructField(name, kind, nullable=True, metadata={"comment": comment})
-
-
-def _table(*columns: T.StructField) -> T.StructType:
-    return T.StructType(list(columns))
-
-
-_GROUP = _column("group", _TEXT, "consumer group")
-_MAIN = _column("main", _TEXT, "main topic of the handler")
-
-TRACES: Final = _table(
-    _column("cluster_id", _TEXT, "Kafka's cluster id"),
-    _GROUP,
-    _MAIN,
-    _column("failure_id", _TEXT, "group/topic@id/partition/offset of the first delivery"),
-    _column("topic_id", _TEXT, "of the main topic, first 8 characters"),
-    _column("partition", _INT, "of the first delivery"),
-    _column("offset", _LONG, "of the first delivery"),
-    _column("origin_timestamp_ms", _LONG, "the original record's timestamp; null where not told"),
-    _column("key_hash", _TEXT, "salted hash of the record's key; null where it has none or was not told"),
-    _column("replays", _LONG, "how often the record had been replayed"),
-    _column("attempt", _LONG, "the attempt that failed last; of station succeeded the one that succeeded"),
-    _column("rank", _INT, "order within an attempt: 0 retry, 1 dlq, 2 succeeded"),
-    _column("station", _TEXT, "retry, dlq or succeeded"),
-    _column("topic", _TEXT, "topic on which it was said"),
-    _column("epoch", _INT, "life of that topic's name"),
-    _column("found_offset", _LONG, "offset there"),
-    _column("timestamp_ms", _LONG, "when the broker took it"),
-    _column("started_ms", _LONG, "when the attempt began"),
-    _column("ended_ms", _LONG, "when it ended"),
-    _column("lateness_ms", _LONG, "begin minus due time, where the record itself says so"),
-    _column("due_at_ms", _LONG, "earliest start of the next attempt"),
-    _column("tier", _TEXT, "delay that is waited for, as text"),
-    _column("reason", _TEXT, "why it is dead"),
-    _column("error_type", _TEXT, "qualified name of the exception"),
-    _column("error_message", _TEXT, "its message"),
-    _column("fingerprint", _TEXT, "hash of the cause"),
-    _column("policy", _TEXT, "digest of the policy that decided"),
+ATTEMPT: Final = struct(
+    "replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
+    "outcome string, error_type string, error_message string, fingerprint string"
 )
-
-ATTEMPT: Final = T.StructType(
-    [
-        T.StructField("replays", _LONG),
-        T.StructField("attempt", _LONG),
-        T.StructField("started_ms", _LONG),
-        T.StructField("ended_ms", _LONG),
-        T.StructField("tier", _TEXT),
-        T.StructField("lateness_ms", _LONG),
-        T.StructField("outcome", _TEXT),
-        T.StructField("error_type", _TEXT),
-        T.StructField("error_message", _TEXT),
-        T.StructField("fingerprint", _TEXT),
-    ]
-)
-"""One attempt of a journey. ``tier`` and ``lateness_ms`` tell of the wait before it; outcome: retried, dead or
+"""One attempt of a journey. ``tier`` and ``lateness_ms`` are of the wait before it; outcome: retried, dead or
 succeeded."""
 
-JOURNEYS: Final = _table(
-    _column("cluster_id", _TEXT, "Kafka's cluster id"),
-    _GROUP,
-    _MAIN,
-    _column("failure_id", _TEXT, "group/topic@id/partition/offset of the first delivery; unique"),
-    _column("topic_id", _TEXT, "of the main topic, first 8 characters"),
-    _column("partition", _INT, "of the first delivery"),
-    _column("offset", _LONG, "of the first delivery"),
-    _column("origin_timestamp_ms", _LONG, "the original record's timestamp"),
-    _column("key_hash", _TEXT, "salted hash of the record's key"),
-    _column("policy", _TEXT, "digest of the policy that decided last"),
-    _column("fate", _TEXT, "done, pending or dead"),
-    _column("reason", _TEXT, "why it is dead; null otherwise"),
-    _column("replays", _LONG, "how often it was replayed"),
-    _column("attempts", T.ArrayType(ATTEMPT), "every attempt that is known, by replays and attempt"),
-    _column("last_attempt", _LONG, "number of the last attempt of the last replay; 0: replayed and not tried yet"),
-    _column("missing", _LONG, "attempts before the last one of which nothing is archived"),
-    _column("copies", _LONG, "hand-offs beyond the first of each"),
-    _column("first_failed_ms", _LONG, "when the first known attempt ended"),
-    _column("ended_ms", _LONG, "when the last known attempt ended"),
-    _column("due_at_ms", _LONG, "pending: earliest start of the next attempt"),
-    _column("tier", _TEXT, "pending: the delay that is waited for"),
-    _column("error_type", _TEXT, "of the last failure"),
-    _column("error_message", _TEXT, "of the last failure"),
-    _column("fingerprint", _TEXT, "of the last failure"),
-    _column("last_topic", _TEXT, "topic on which it was seen last"),
-    _column("last_offset", _LONG, "offset there, in its partition"),
-    _column("last_timestamp_ms", _LONG, "when the broker took that"),
+JOURNEYS: Final = table(
+    """
+    cluster_id string Kafka's cluster id
+    group string consumer group
+    main string main topic of the handler
+    failure_id string group/topic@id/partition/offset of the first delivery; unique
+    topic_id string of the main topic, first 8 characters
+    partition integer of the first delivery
+    offset long of the first delivery
+    origin_timestamp_ms long the original record's timestamp
+    key_hash string salted hash of the record's key
+    policy string digest of the policy that decided last
+    fate string done, pending or dead
+    reason string why it is dead; null otherwise
+    replays long how often it was replayed
+    attempts ATTEMPTS every attempt that is known, by replays and attempt
+    last_attempt long number of the last attempt of the last replay; 0: replayed and not tried yet
+    missing long attempts before the last one of which nothing is archived
+    copies long hand-offs beyond the first of each
+    first_failed_ms long when the first known attempt ended
+    ended_ms long when the last known attempt ended
+    due_at_ms long pending: earliest start of the next attempt
+    tier string pending: the delay that is waited for
+    error_type string of the last failure
+    error_message string of the last failure
+    fingerprint string of the last failure
+    last_topic string topic on which it was seen last
+    last_offset long offset there, in its partition
+    last_timestamp_ms long when the broker took that
+    """,
+    ATTEMPTS=T.ArrayType(ATTEMPT),
 )
 
-CUT: Final = _table(
-    _column("cluster_id", _TEXT, "Kafka's cluster id"),
-    _GROUP,
-    _MAIN,
-    _column("topic_id", _TEXT, "of the main topic as it was when the cut was taken"),
-    _column("partition", _INT, "partition number"),
-    _column("cut_offset", _LONG, "the group's committed offset: what lies before it is looked at"),
+CUT: Final = struct("cluster_id string, group string, main string, topic_id string, partition integer, cut_offset long")
+"""The group's committed offsets: records before ``cut_offset`` are analysed; ``topic_id`` is the main topic's."""
+
+PROGRESS: Final = table("""
+    cluster_id string Kafka's cluster id
+    group string consumer group
+    main string main topic of the handler
+    partition integer partition number
+    from_offset long first offset of the range
+    to_offset long offset behind it
+    from_ms long when the range began
+    to_ms long when it ended
+    received long records that workers counted in it
+    first_try_ok long of these, done at their first delivery
+    failed long of these, failed at their first delivery
+    skipped long of these, passed over without a delivery
+    gap_offsets long offsets between the range before and this one; not a count of records
+    overlap_offsets long offsets that the range before had as well
+""")
+
+FUNNEL: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    replayed boolean attempts after a replay, which begin at 1 again
+    attempt long number of the attempt
+    tier string delay that was waited for before it; null for a first attempt
+    entered long attempts that ended
+    succeeded long of these; attempt 1: first-try successes as workers counted them
+    retried long of these, failed and sent to wait
+    dead long of these, failed and dead
+    waiting long records that wait for this attempt
+    share double succeeded / entered
+    cumulative double records done up to this attempt / records that entered attempt 1
+""")
+
+LATENESS: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    tier string delay that was waited for; null: all of them
+    attempts long attempts whose lateness is known
+    p50_ms long half of them were not later
+    p90_ms long 9 in 10
+    p99_ms long 99 in 100
+    max_ms long the latest
+    early long attempts that began before they were due
+""")
+
+CAUSES: Final = table(
+    """
+    group string consumer group
+    main string main topic of the handler
+    fingerprint string hash of error type and the frames of the user's code
+    error_type string of the newest failure
+    failures long attempts that failed so
+    records long records of which an attempt failed so
+    dead long of these, dead with this as their last failure
+    pending long of these, waiting with this as their last failure
+    recovered long of these, done
+    first_seen_ms long end of the first attempt that failed so
+    last_seen_ms long end of the last one
+    examples EXAMPLES up to three records, the newest first
+    """,
+    EXAMPLES=T.ArrayType(struct("failure_id string, message string")),
 )
 
-PROGRESS: Final = _table(
-    _column("cluster_id", _TEXT, "Kafka's cluster id"),
-    _GROUP,
-    _MAIN,
-    _column("partition", _INT, "partition number"),
-    _column("from_offset", _LONG, "first offset of the range"),
-    _column("to_offset", _LONG, "offset behind it"),
-    _column("from_ms", _LONG, "when the range began"),
-    _column("to_ms", _LONG, "when it ended"),
-    _column("received", _LONG, "records that workers counted in it"),
-    _column("first_try_ok", _LONG, "of these, done at their first delivery"),
-    _column("failed", _LONG, "of these, failed at their first delivery"),
-    _column("skipped", _LONG, "of these, passed over without a delivery"),
-    _column("gap_offsets", _LONG, "offsets between the range before and this one; not a count of records"),
-    _column("overlap_offsets", _LONG, "offsets that the range before had as well"),
-)
+OUTAGES: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    fingerprint string the cause
+    error_type string its exception type
+    from_ms long first failure
+    to_ms long last failure
+    failures long attempts that failed
+    peak_per_minute long in the worst minute
+    usual_per_minute double median over the minutes in which the cause was seen at all
+""")
 
-FUNNEL: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("replayed", _TRUTH, "attempts after a replay, which begin at 1 again"),
-    _column("attempt", _LONG, "number of the attempt"),
-    _column("tier", _TEXT, "delay that was waited for before it; null for a first attempt"),
-    _column("entered", _LONG, "attempts that ended"),
-    _column("succeeded", _LONG, "of these; attempt 1: first-try successes as workers counted them"),
-    _column("retried", _LONG, "of these, failed and sent to wait"),
-    _column("dead", _LONG, "of these, failed and dead"),
-    _column("waiting", _LONG, "records that wait for this attempt"),
-    _column("share", _SHARE, "succeeded / entered"),
-    _column("cumulative", _SHARE, "records done up to this attempt / records that entered attempt 1"),
-)
+TIMELINE: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    fingerprint string the cause
+    from_ms long beginning of the interval
+    length_ms long its length, the same in all rows
+    failures long attempts that failed so and ended in it
+""")
 
-LATENESS: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("tier", _TEXT, "delay that was waited for; null: all of them"),
-    _column("attempts", _LONG, "attempts whose lateness is known"),
-    _column("p50_ms", _LONG, "half of them were not later"),
-    _column("p90_ms", _LONG, "9 in 10"),
-    _column("p99_ms", _LONG, "99 in 100"),
-    _column("max_ms", _LONG, "the latest"),
-    _column("early", _LONG, "attempts that began before they were due"),
-)
+OFFENDERS: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    key_hash string salted hash of the key
+    records long records of the key that failed
+    failures long attempts that failed
+    dead long records that are dead
+    pending long records that wait
+    last_seen_ms long end of the last failed attempt
+    example string failure id of the newest: its record has the key
+""")
 
-CAUSES: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("fingerprint", _TEXT, "hash of error type and the frames of the user's code"),
-    _column("error_type", _TEXT, "of the newest failure"),
-    _column("failures", _LONG, "attempts that failed so"),
-    _column("records", _LONG, "records of which an attempt failed so"),
-    _column("dead", _LONG, "of these, dead with this as their last failure"),
-    _column("pending", _LONG, "of these, waiting with this as their last failure"),
-    _column("recovered", _LONG, "of these, done"),
-    _column("first_seen_ms", _LONG, "end of the first attempt that failed so"),
-    _column("last_seen_ms", _LONG, "end of the last one"),
-    _column(
-        "examples",
-        T.ArrayType(T.StructType([T.StructField("failure_id", _TEXT), T.StructField("message", _TEXT)])),
-        "up to three records, the newest first",
-    ),
-)
+COST: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    records long records that failed at least once
+    recovered long of these, done
+    dead long of these, dead
+    attempts long attempts at them, at least: repeated runs of one attempt are not seen here
+    handler_ms long time in the handler, at least
+    attempts_on_dead long attempts at records that are dead
+    handler_ms_on_dead long time in the handler on them
+    attempts_per_recovered double all attempts / recovered records, at least
+    minutes_per_recovered double all handler minutes / recovered records, at least
+    wait_p50_ms long first failure to recovery, median
+    wait_p90_ms long the same, 9 in 10
+""")
 
-OUTAGES: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("fingerprint", _TEXT, "the cause"),
-    _column("error_type", _TEXT, "its exception type"),
-    _column("from_ms", _LONG, "first failure"),
-    _column("to_ms", _LONG, "last failure"),
-    _column("failures", _LONG, "attempts that failed"),
-    _column("peak_per_minute", _LONG, "in the worst minute"),
-    _column("usual_per_minute", _SHARE, "median over the minutes in which the cause was seen at all"),
-)
+RETENTION: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    topic string dead-letter topic
+    retention_ms long how long it keeps records; null: for ever, or not known
+    dead long records that lie on it as dead
+    gone long of these, past their retention: the archive may be all that is left
+    within_day long of these, past it within 24 hours
+    within_week long of these, past it within 7 days
+    next_loss_ms long when the next one is
+""")
 
-TIMELINE: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("fingerprint", _TEXT, "the cause"),
-    _column("from_ms", _LONG, "beginning of the interval"),
-    _column("length_ms", _LONG, "its length, the same in all rows"),
-    _column("failures", _LONG, "attempts that failed so and ended in it"),
-)
+LEDGER: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    partition integer partition number
+    from_offset long first offset that workers counted
+    to_offset long offset behind the last one
+    cut_offset long up to where outcomes are looked at
+    received long records, as workers counted them
+    done long first-try successes, skipped, and recovered
+    first_try_ok long of these, done at their first delivery
+    skipped long of these, passed over
+    recovered long of these, done after a failure
+    pending long wait
+    dead long dead
+    failed long failed at their first delivery, as workers counted them
+    lost long failed as workers counted, and nothing tells of them
+    extra long records with a trace of a failure that workers did not count
+    uncounted long records with a trace, of offsets before the cut that no progress event covers
+    gaps long holes between the ranges that workers counted
+    overlaps long ranges that workers counted twice
+""")
 
-OFFENDERS: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("key_hash", _TEXT, "salted hash of the key"),
-    _column("records", _LONG, "records of the key that failed"),
-    _column("failures", _LONG, "attempts that failed"),
-    _column("dead", _LONG, "records that are dead"),
-    _column("pending", _LONG, "records that wait"),
-    _column("last_seen_ms", _LONG, "end of the last failed attempt"),
-    _column("example", _TEXT, "failure id of the newest: its record has the key"),
-)
-
-COST: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("records", _LONG, "records that failed at least once"),
-    _column("recovered", _LONG, "of these, done"),
-    _column("dead", _LONG, "of these, dead"),
-    _column("attempts", _LONG, "attempts at them, at least: repeated runs of one attempt are not seen here"),
-    _column("handler_ms", _LONG, "time in the handler, at least"),
-    _column("attempts_on_dead", _LONG, "attempts at records that are dead"),
-    _column("handler_ms_on_dead", _LONG, "time in the handler on them"),
-    _column("attempts_per_recovered", _SHARE, "all attempts / recovered records, at least"),
-    _column("minutes_per_recovered", _SHARE, "all handler minutes / recovered records, at least"),
-    _column("wait_p50_ms", _LONG, "first failure to recovery, median"),
-    _column("wait_p90_ms", _LONG, "the same, 9 in 10"),
-)
-
-RETENTION: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("topic", _TEXT, "dead-letter topic"),
-    _column("retention_ms", _LONG, "how long it keeps records; null: for ever, or not known"),
-    _column("dead", _LONG, "records that lie on it as dead"),
-    _column("gone", _LONG, "of these, past their retention: the archive may be all that is left"),
-    _column("within_day", _LONG, "of these, past it within 24 hours"),
-    _column("within_week", _LONG, "of these, past it within 7 days"),
-    _column("next_loss_ms", _LONG, "when the next one is"),
-)
-
-LEDGER: Final = _table(
-    _GROUP,
-    _MAIN,
-    _column("partition", _INT, "partition number"),
-    _column("from_offset", _LONG, "first offset that workers counted"),
-    _column("to_offset", _LONG, "offset behind the last one"),
-    _column("cut_offset", _LONG, "up to where outcomes are looked at"),
-    _column("received", _LONG, "records, as workers counted them"),
-    _column("done", _LONG, "first-try successes, skipped, and recovered"),
-    _column("first_try_ok", _LONG, "of these, done at their first delivery"),
-    _column("skipped", _LONG, "of these, passed over"),
-    _column("recovered", _LONG, "of these, done after a failure"),
-    _column("pending", _LONG, "wait"),
-    _column("dead", _LONG, "dead"),
-    _column("failed", _LONG, "failed at their first delivery, as workers counted them"),
-    _column("lost", _LONG, "failed as workers counted, and nothing tells of them"),
-    _column("extra", _LONG, "records with a trace of a failure that workers did not count"),
-    _column("uncounted", _LONG, "records with a trace, of offsets before the cut that no progress event covers"),
-    _column("gaps", _LONG, "holes between the ranges that workers counted"),
-    _column("overlaps", _LONG, "ranges that workers counted twice"),
-)
-
-CHECKS: Final = _table(
-    _column("name", _TEXT, "what was checked"),
-    _column("severity", _TEXT, "error: exit code 1; warn: told only"),
-    _column("failures", _LONG, "rows that fail; 0: passed"),
-    _column("text", _TEXT, "what is wrong, or what holds"),
-    _column("examples", T.ArrayType(_TEXT), "up to five of the rows that fail"),
+CHECKS: Final = table(
+    """
+    name string what was checked
+    severity string error: exit code 1; warn: told only
+    failures long rows that fail; 0: passed
+    text string what is wrong, or what holds
+    examples EXAMPLES up to five of the rows that fail
+    """,
+    EXAMPLES=T.ArrayType(T.StringType()),
 )
 
 DERIVED_TABLES: Final[Mapping[str, T.StructType]] = {

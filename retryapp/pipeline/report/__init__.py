@@ -1,7 +1,7 @@
-"""The report: what the analysis found, as facts for programs and as one page for people.
+"""The report of an analysis, as facts for programs and as one page for people.
 
 The page is one file without a script and without a request: charts are SVG in it, colours follow the reader's theme.
-All text that comes from records is escaped where it stands.
+All text of records is escaped.
 """
 
 from retryapp.pipeline.report.facts import collect

@@ -17,12 +17,10 @@ _ROLES: Final = (
     "ink", "soft", "line", "good", "wait", "bad", "c1", "c2", "c3", "c4", "c5", "other", "again",
 )  # fmt: skip
 MARKERS: Final = {role: f"#fe01{number:02x}" for number, role in enumerate(_ROLES, 16)}
-"""Role → a colour that nobody would choose."""
+"""Role → a colour that no theme has."""
 HOUR_MS: Final = 3_600_000
 POWERS: Final = [10.0**power for power in range(-3, 7)]
 _NAME_LENGTH: Final = 36
-_FONT: Final = "sans-serif"
-
 _LETTER: Final = 7.6
 """Width of a letter of a label at most, in pixels: Vega measures with a font that the reader may not have."""
 
@@ -42,29 +40,14 @@ def _svg(chart: Any) -> str:
     """Return a chart as SVG that takes the page's colours and width."""
     import vl_convert
 
-    raw = vl_convert.vegalite_to_svg(_themed(chart).to_json(), vl_version="6.1")
-    for role, marker in MARKERS.items():
-        raw = raw.replace(marker, f"var(--{role})")
-    raw = re.sub(r'font-family="[^"]*"', "", raw)
-    return re.sub(r'<svg([^>]*?) width="([\d.]+)" height="([\d.]+)"', r"<svg\1", raw, count=1)
-
-
-def _themed(chart: Any) -> Any:
-    soft, line = MARKERS["soft"], MARKERS["line"]
+    soft = MARKERS["soft"]
     axis = {
-        "domain": False,
-        "ticks": False,
-        "gridColor": line,
-        "labelColor": soft,
-        "labelFontSize": 12,
-        "titleColor": soft,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "labelPadding": 6,
-    }
-    return chart.configure(
+        "domain": False, "ticks": False, "gridColor": MARKERS["line"], "labelColor": soft, "labelFontSize": 12,
+        "titleColor": soft, "titleFontSize": 12, "titleFontWeight": "normal", "labelPadding": 6,
+    }  # fmt: skip
+    themed = chart.configure(
         background="transparent",
-        font=_FONT,
+        font="sans-serif",
         axis=axis,
         axisY={"grid": False},
         legend={"disable": True},
@@ -72,10 +55,15 @@ def _themed(chart: Any) -> Any:
         autosize={"type": "fit-x", "contains": "padding"},
         padding={"left": 2, "right": 12, "top": 6, "bottom": 4},
     )
+    raw = vl_convert.vegalite_to_svg(themed.to_json(), vl_version="6.1")
+    for role, marker in MARKERS.items():
+        raw = raw.replace(marker, f"var(--{role})")
+    raw = re.sub(r'font-family="[^"]*"', "", raw)
+    return re.sub(r'<svg([^>]*?) width="([\d.]+)" height="([\d.]+)"', r"<svg\1", raw, count=1)
 
 
 def _short(text: str) -> str:
-    """Return text that fits beside a chart; the table has all of it."""
+    """Return text short enough for a chart's axis; the table has all of it."""
     name = text.rsplit(".", 1)[-1] if len(text) > _NAME_LENGTH else text
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
@@ -99,14 +87,7 @@ def _names(values: Rows) -> Any:
 
 
 def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[str, str] | None = None) -> Chart:
-    """Return horizontal bars of parts.
-
-    Args:
-        rows: ``name`` and a number for each part.
-        parts: part → role of its colour, in order.
-        title: of the axis.
-        names: part → its name for people, where that is another.
-    """
+    """Return horizontal bars of parts."""
     import altair as alt
 
     values = [
@@ -130,12 +111,7 @@ def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[
 
 
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
-    """Return failures by cause over time.
-
-    Args:
-        rows: ``fingerprint`` (null for all others), ``from_ms``, ``length_ms``, ``failures``.
-        names: fingerprint → name, the most important first; at most five.
-    """
+    """Return failures by cause over time."""
     import altair as alt
 
     roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
@@ -174,11 +150,7 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
 
 
 def ranges(rows: Rows) -> Chart:
-    """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale.
-
-    Args:
-        rows: ``name``, ``p50_ms``, ``p90_ms``, ``p99_ms``.
-    """
+    """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale."""
     import altair as alt
 
     quantiles = {"p50_ms": ("1 in 2", "good"), "p90_ms": ("9 in 10", "wait"), "p99_ms": ("99 in 100", "bad")}

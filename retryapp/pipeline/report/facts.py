@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,22 +32,7 @@ Facts = dict[str, Any]
 def collect(
     spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int, counted: Mapping[str, int] | None = None
 ) -> Facts:
-    """Read the tables.
-
-    Args:
-        spark: the session.
-        lake: where they are.
-        now_ms: the time, epoch milliseconds.
-        within_ms: how old the analysis may be.
-        counted: what ``retryapp ledger`` counted of the same moment, where it did: see :func:`build`.
-
-    Returns:
-        ``version``, ``now_ms``, ``analysed_ms``, ``groups``, ``headline``, ``totals``, ``todo``, and each table under
-        its name with ``SHOWN`` rows at most; how many there are in all stands in ``in_all``.
-
-    Raises:
-        TableMissingError: nothing was analysed yet, or a run has not ended in order.
-    """
+    """Read the tables of the last run that ended in order; of the long ones ``SHOWN`` rows, counted in ``in_all``."""
     derived = Derived(spark, lake)
     state = derived.state()
     if state is None:
@@ -80,13 +65,7 @@ def collect(
 
 
 def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -> Facts:
-    """Add totals, the headline and what to do to the tables.
-
-    Args:
-        tables: as ``collect`` reads them.
-        counted: ``received``, ``first_try_ok`` and ``done`` as the topics have them. Workers tell of what they counted
-            once in a minute: where what they told does not reach the cut, or leaves holes, these totals are used.
-    """
+    """Add totals, the headline and what to do to the tables."""
     totals = {name: sum(row[name] for row in tables["ledger"]) for name in _SUMS}
     covered = all(is_covered(row) for row in tables["ledger"])
     if counted is not None and not covered:
@@ -103,17 +82,10 @@ def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -
 def _headline(totals: Mapping[str, int]) -> str:
     lost = f", {totals['lost']:,} lost" if totals["lost"] else ""
     return (
-        f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} wait, "
-        f"{totals['dead']:,} are dead{lost}"
+        f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
+        f"{totals['dead']:,} dead{lost}"
     )
 
 
 def _rows(frame: DataFrame) -> list[Facts]:
-    return [_plain(row.asDict(recursive=True)) for row in frame.collect()]
-
-
-def _plain(row: Mapping[str, Any]) -> Facts:
-    return {
-        name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-        for name, value in row.items()
-    }
+    return [row.asDict(recursive=True) for row in frame.collect()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,16 +17,21 @@ _END_NAMES: Final = {"retried": "failed, sent to wait", "dead": "failed, dead", 
 
 
 def to_page(facts: Mapping[str, Any]) -> str:
-    """Return the page: HTML with everything in it.
-
-    Args:
-        facts: as :func:`facts.collect` returns them.
-    """
+    """Return the page: HTML with everything in it."""
     pictures = {
         name: {"svg": Markup(chart.svg), "legend": chart.legend}  # noqa: S704 - Vega escapes all text in it
         for name, chart in _charts(facts).items()
     }
-    page = environment().get_template("report.html").render(**facts, charts=pictures)
+    environment = Environment(
+        loader=PackageLoader("retryapp.pipeline.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {"span": length_text, "utc": utc_text, "count": count_text, "share": share_text, "attempt": attempt_name}
+    environment.filters.update(filters)
+    page = environment.get_template("report.html").render(**facts, charts=pictures)
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -85,8 +90,6 @@ def length_text(length_ms: float | None) -> str:
 
 def utc_text(epoch_ms: int | None) -> str:
     """Return an instant in UTC, to the second."""
-    from datetime import UTC, datetime
-
     return "-" if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1_000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -110,17 +113,3 @@ def share_text(share: float | None) -> str:
     if share is None:
         return "-"
     return "100 %" if share == 1 else f"{min(share * 100, 99.9):.1f} %"
-
-
-@lru_cache(maxsize=1)
-def environment() -> Environment:
-    """Return the template with its filters; made once."""
-    made = Environment(
-        loader=PackageLoader("retryapp.pipeline.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(span=length_text, utc=utc_text, count=count_text, share=share_text, attempt=attempt_name)
-    return made

@@ -22,22 +22,11 @@ Entry = dict[str, Any]
 
 
 def todo(facts: Mapping[str, Any]) -> list[Entry]:
-    """Return entries of ``level`` (act, look, know), ``title``, ``text`` and ``command`` (or null).
-
-    Args:
-        facts: the report's tables.
-    """
-    found = [
-        *_failed_checks(facts),
-        *_at_risk(facts),
-        *_outages(facts),
-        *_causes(facts),
-        *_late(facts),
-        *_offenders(facts),
-        *_warnings(facts),
-    ]
+    """Return entries of ``level`` (act, look, know), ``title``, ``text`` and ``command`` (or null)."""
+    finders = (_failed_checks, _at_risk, _outages, _causes, _late, _offenders, _warnings)
+    entries = [entry for find in finders for entry in find(facts)]
     ranks = {"act": 0, "look": 1, "know": 2}
-    return sorted(found, key=lambda entry: ranks[entry["level"]])  # stable: within a level, the order above
+    return sorted(entries, key=lambda entry: ranks[entry["level"]])  # stable: within a level, the order above
 
 
 def _entry(level: str, title: str, text: str, command: str | None = None) -> Entry:
@@ -67,28 +56,26 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
         yield _entry(
             "act" if row["within_day"] else "look",
             f"{soon:,} dead letters leave {row['topic']} within {when}",
-            f"Keep what is still wanted, or let them go knowingly. {_AGAIN} Afterwards only the archive has them.",
+            f"Save what you still need. {_AGAIN} Afterwards only the archive has them.",
             _command("dead list", row),
         )
 
 
 def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:
-    """Name what goes on, one entry for each main topic: a service that is down fails in several ways."""
+    """Yield one entry for each main topic: a service that is down fails in several ways."""
     waiting = {row["fingerprint"]: row["pending"] for row in facts["causes"]}
     on = [row for row in facts["outages"] if facts["analysed_ms"] - row["to_ms"] <= LATELY_MS]
-    # a cause of which nothing waits any more is over, or never was a matter of time
+    # a cause without waiting records is over, or time does not cure it
     on = [row for row in on if waiting.get(row["fingerprint"], 1)]
     for group, main in dict.fromkeys((row["group"], row["main"]) for row in on):
         ours = [row for row in on if (row["group"], row["main"]) == (group, main)]
         names = list(dict.fromkeys(_short(row["error_type"]) for row in ours))
         text = (
             f"{sum(row['failures'] for row in ours):,} failures in {main}, up to "
-            f"{max(row['peak_per_minute'] for row in ours):,} a minute, the last one just before this analysis. Is the "
-            f"service up that they come from? What waits is tried again by itself."
+            f"{max(row['peak_per_minute'] for row in ours):,} a minute, the last one just before this analysis. Check "
+            f"the service behind them. Waiting records are retried automatically."
         )
-        yield _entry(
-            "act", f"An outage may be going on: {', '.join(names[:MANY])}", text, _command("pending list", ours[0])
-        )
+        yield _entry("act", f"Possible outage: {', '.join(names[:MANY])}", text, _command("pending list", ours[0]))
 
 
 def _short(error_type: str) -> str:
@@ -104,9 +91,7 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
             parts.append(f"The newest: {_cut(row['examples'][0]['message'])}")
         if new:
             parts.append("First seen within the last 24 hours.")
-        title = (
-            f"{row['dead']:,} {'record is' if row['dead'] == 1 else 'records are'} dead of {_short(row['error_type'])}"
-        )
+        title = f"{row['dead']:,} dead {'record' if row['dead'] == 1 else 'records'}: {_short(row['error_type'])}"
         yield _entry("look", title, f"{' '.join(parts)} Fix the cause. {_AGAIN}", _command("dead list", row))
 
 
@@ -131,16 +116,16 @@ def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
     if worst:
         row, more = worst[0], len(worst) < facts["in_all"]["offenders"] and len(worst) == len(facts["offenders"])
         keys = "1 key has" if len(worst) == 1 and not more else f"{'At least ' * more}{len(worst):,} keys have"
-        text = f"{keys} more than one dead record; the worst has {row['dead']:,} in {row['main']}. The newest of them:"
-        yield _entry("look", "The same keys fail again and again", text, _show(row["example"]))
-
-
-def _show(failure_id: str) -> str:
-    """Return the command that shows one dead letter."""
-    return f"retryapp dead show --broker HOST:PORT {shlex.quote(failure_id)}"
+        text = f"{keys} more than one dead record; the worst has {row['dead']:,} in {row['main']}. The newest:"
+        yield _entry(
+            "look",
+            "Keys with several dead records",
+            text,
+            f"retryapp dead show --broker HOST:PORT {shlex.quote(row['example'])}",
+        )
 
 
 def _warnings(facts: Mapping[str, Any]) -> Iterator[Entry]:
     for check in facts["checks"]:
         if check["failures"] and check["severity"] == "warn":
-            yield _entry("know", check["name"], f"Not so: {check['failures']:,} x {check['text']}.")
+            yield _entry("know", f"Warning: {check['name']}", f"{check['failures']:,} x {check['text']}.")

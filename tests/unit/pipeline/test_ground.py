@@ -14,11 +14,9 @@ from retryapp.cli import _spark
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError
-from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
-from retryapp.pipeline.java import java_home
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.session import _collector
+from retryapp.pipeline.session import _collector, java_home
 from retryapp.pipeline.sources import stations_of
 
 
@@ -54,11 +52,6 @@ def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
     assert lake_uri(str(tmp_path / "a b")) == f"file://{tmp_path}/a b"
     with pytest.raises(LakeUnusableError, match="empty"):
         lake_uri(" ")
-
-
-def test_names_of_facts_are_names_of_files() -> None:
-    """Whatever a cluster id or a topic holds."""
-    assert fact_name("a/b:c d@E_1.x-y") == "a~2Fb~3Ac~20d@E_1.x-y"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from retryapp.core.errors import InvalidSettingError
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import is_secret
-from retryapp.pipeline.read import kafka_options, offsets_json
+from retryapp.pipeline.read import kafka_options
 from retryapp.pipeline.security import java_options
 from retryapp.pipeline.session import REDACTED
 
@@ -113,8 +113,3 @@ def test_secrets_are_hidden_by_us() -> None:
     shown = repr(KafkaConnection("b", {"kafka.sasl.jaas.config": "hush", "kafka.ssl.keystore.key": "hush"}))
     assert "hush" not in shown
     assert is_secret("kafka.ssl.keystore.key")
-
-
-def test_offsets_name_every_partition() -> None:
-    """As Spark's connector reads them."""
-    assert offsets_json({("b", 1): 5, ("a", 0): 0, ("b", 0): 7}) == '{"a": {"0": 0}, "b": {"0": 7, "1": 5}}'
