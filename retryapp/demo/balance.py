@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from retryapp.demo.data import Fate
 from retryapp.demo.visits import Outcome, Visit
 from retryapp.ledger import Fault, Ledger
 
@@ -76,7 +75,7 @@ _NO_FATES: Final = {"received", "problems"}
 
 
 def count(
-    fates: Mapping[int, Fate],
+    fates: Mapping[int, Outcome],
     visits: Sequence[Visit],
     ledger: Ledger,
     *,
@@ -87,7 +86,7 @@ def count(
     """Count a run.
 
     Args:
-        fates: what must become of each flight that was fed.
+        fates: final answer that each flight that was fed must get.
         visits: the service's log.
         ledger: taken when everything had settled, or when the run was given up.
         delays_ms: the policy's waits; the first follows attempt 1.
@@ -102,7 +101,7 @@ def count(
     findings: dict[str, Collection[int]] = {
         "flights are lost: neither done nor dead": fates.keys() - answers.keys(),
         "flights have another fate than the data say": [
-            flight_id for flight_id in done | dead if _fate(answers[flight_id]) is not fates[flight_id]
+            flight_id for flight_id in done | dead if answers[flight_id] is not fates[flight_id]
         ],
         "flights were delivered that were never fed": {visit.flight_id for visit in visits} - fates.keys(),
         "deliveries came early": {visit.flight_id for visit in early},
@@ -151,10 +150,6 @@ def _soonest_next_ms(visit: Visit, delays_ms: Sequence[int]) -> int:
     delay_ms = delays_ms[visit.attempt - 1] if visit.attempt <= len(delays_ms) else 0
     # The service learns of a client that gave up a little after the client does, so the end is no sure bound there.
     return (visit.started_ms if visit.outcome is Outcome.TIMEOUT else visit.ended_ms) + delay_ms
-
-
-def _fate(answer: Outcome) -> Fate:
-    return Fate.DONE if answer is Outcome.DONE else Fate(answer.value)
 
 
 def _finding(what: str, flights: Sequence[int]) -> str:

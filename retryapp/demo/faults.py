@@ -7,10 +7,10 @@ answered 503, and the answer asks for at least half of the outage's length: it c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
+
+from retryapp.demo.visits import Outcome
 
 MAX_PLANNED: Final = 3
 """A flight fails by plan at most this often."""
@@ -22,19 +22,10 @@ RESET_SHARE: Final = 0.24
 """Share of the failures that break the connection; the rest is 503."""
 
 
-class FaultKind(StrEnum):
-    """The ways in which the service fails and recovers."""
-
-    UNAVAILABLE = "503"
-    TIMEOUT = "timeout"
-    RESET = "reset"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(NamedTuple):
     """One failure."""
 
-    kind: FaultKind
+    outcome: Outcome
     retry_after_s: int = 0
     """Seconds in the answer's `Retry-After`, where there is an answer."""
 
@@ -55,10 +46,10 @@ def planned_fault(flight_id: int, attempt: int) -> Fault | None:
         return None
     draw = _draw(f"kind{attempt}", flight_id)
     if draw < TIMEOUT_SHARE:
-        return Fault(kind=FaultKind.TIMEOUT)
+        return Fault(Outcome.TIMEOUT)
     if draw < TIMEOUT_SHARE + RESET_SHARE:
-        return Fault(kind=FaultKind.RESET)
-    return Fault(kind=FaultKind.UNAVAILABLE, retry_after_s=1 + int(_draw(f"after{attempt}", flight_id) * 3))
+        return Fault(Outcome.RESET)
+    return Fault(Outcome.UNAVAILABLE, 1 + int(_draw(f"after{attempt}", flight_id) * 3))
 
 
 def outage_retry_after_s(flight_id: int, outage_s: float) -> int:

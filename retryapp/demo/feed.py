@@ -32,13 +32,7 @@ class FeedError(EnvironmentFault):
 
 
 class Feeder:
-    """Hands over what is due each time that `turn` is called.
-
-    Args:
-        connection: the cluster.
-        flights: what to feed, in this order.
-        rate: flights a second.
-    """
+    """Hands over what is due each time that `turn` is called; `rate` is flights a second."""
 
     def __init__(self, connection: KafkaConnection, flights: Iterable[Flight], *, rate: float) -> None:
         self._producer: Producer = connection.client(Producer, enable_idempotence=True, linger_ms=5, acks="all")

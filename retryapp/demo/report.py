@@ -61,18 +61,9 @@ class Report:
 
 
 def make_report(run: Run, broker: str, balance: Balance, view: LiveView, *, cache_dir: Path, page: Path) -> Report:
-    """Archive what the run left on its topics, analyse it, and write the page.
+    """Archive what the run left on its topics, analyse it, and write the page; an older page there is removed.
 
-    Args:
-        run: the lake goes to its folder.
-        broker: address of its broker, which still runs.
-        balance: what the page is held against.
-        view: the work is announced there.
-        cache_dir: where Spark's jars are, or will be.
-        page: where the page goes; its folder is made.
-
-    Returns:
-        A report with a page, or with the reason why there is none.
+    The pipeline works in the run's folder, and the page is held against the balance.
     """
     if find_spec("pyspark") is None:
         return Report(reason="PySpark is not installed. Install it: pip install 'retryapp[spark]' (565 MB)")

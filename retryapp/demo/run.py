@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count as numbers
 from pathlib import Path
 from typing import Final
 
@@ -26,11 +25,11 @@ from retryapp.broker.probe import free_ports
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.demo.balance import Balance, count
-from retryapp.demo.data import TOTAL_FLIGHTS, Fate, fate_of, load_planes, read_flights
+from retryapp.demo.data import TOTAL_FLIGHTS, fate_of, load_planes, read_flights
 from retryapp.demo.feed import Feeder
 from retryapp.demo.report import Report, make_report
 from retryapp.demo.settings import DEFAULT_GROUP, MAIN_TOPIC, OUTAGE_S, PARTITIONS, POLICY, PREFIX, SESSION_TIMEOUT_S
-from retryapp.demo.visits import Visit, VisitTail
+from retryapp.demo.visits import Outcome, Visit, VisitTail
 from retryapp.jvm import Progress
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ledger import Ledger, take_ledger
@@ -45,19 +44,15 @@ LEAST_FEED_S: Final = 12.0
 """A small run is fed more slowly, over this time: outage and kill need their time in it."""
 OUTAGE_AT: Final = 0.3
 """The outage begins when this share of the flights has been asked for."""
-MANY_WAITING: Final = 1_000
-KILL_AT: Final = 0.45
-"""A worker is killed when this share has been fed and many wait, at `KILL_LATEST` in any case."""
-KILL_LATEST: Final = 0.7
+KILL_AT: Final = 0.5
+"""A worker is killed when this share has been fed: within the outage, while many wait."""
 RESTART_AFTER_S: Final = SESSION_TIMEOUT_S + 3.0
 """A worker that comes back sooner would make the whole group wait for its dead self."""
 STILL_S: Final = 90.0
 """The run is given up when nothing has moved for this long: longer than a scheduler's longest sleep (60 s)."""
 MAX_RESTARTS: Final = 5
 """A worker that ends by itself is started again this often, in all."""
-
 _TURN_S: Final = 0.05
-_READY_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +93,7 @@ class DemoResult:
 def run_demo(
     options: DemoOptions, console: Console, *, progress: Progress | None, on_result: Callable[[DemoResult], None]
 ) -> DemoResult:
-    """Run the demo.
-
-    Args:
-        options: size and manner.
-        console: for everything that is shown on the way.
-        progress: called with the broker's downloads.
-        on_result: called with the result, before `keep` lingers.
-
-    Returns:
-        The result; with `keep` only after the run was interrupted.
+    """Run the demo; `on_result` is called before `keep` lingers.
 
     Raises:
         EnvironmentFault: something is missing or failed; the logs are kept.
@@ -115,6 +101,7 @@ def run_demo(
     """
     with Run() as run, LiveView(console, live=options.live) as view:
         try:
+            run.kept = options.keep
             demo = _Demo(options, run, view)
             balance = demo.play(progress)
             report = None
@@ -127,7 +114,7 @@ def run_demo(
             on_result(result)
             if options.keep:
                 demo.linger()
-            run.kept = options.keep or not result.is_in_order
+            run.kept = run.kept or not result.is_in_order
         except Exception:
             run.kept = True
             raise
@@ -155,8 +142,9 @@ class _Demo:
         """The killed worker, until it is started again."""
         self._killed_s: float | None = None
         self._restarts = 0
-        self._fates: dict[int, Fate] = {}
-        self._tail = VisitTail(run.folder / "visits.jsonl")
+        self._fates: dict[int, Outcome] = {}
+        self._log = run.folder / "visits.jsonl"
+        self._tail = VisitTail(self._log)
         self._visits: list[Visit] = []
         self._final: set[int] = set()
         self._waiting: set[int] = set()
@@ -195,10 +183,6 @@ class _Demo:
         except KeyboardInterrupt:
             self._view.say("stopping")
 
-    @property
-    def _connection(self) -> KafkaConnection:
-        return KafkaConnection(self.broker.bootstrap)
-
     def _announce(self) -> None:
         planes = load_planes()
         self._fates = {flight.id: fate_of(flight, planes) for flight in read_flights(self._options.records)}
@@ -206,46 +190,35 @@ class _Demo:
         self._view.say(
             f"{len(fates):,} flights of {TOTAL_FLIGHTS:,}, {self._options.rate:.0f} a second; "
             f"policy: {RetryPolicy(POLICY).text}, one retry topic per delay\n"
-            f"By the data alone {len(fates) - fates.count(Fate.DONE):,} flights must end dead, about one in six: "
-            f"{fates.count(Fate.NOT_FOUND):,} have a tail number that no plane has (404), "
-            f"{fates.count(Fate.UNPROCESSABLE):,} never arrived (422). "
+            f"By the data alone {len(fates) - fates.count(Outcome.DONE):,} flights must end dead, about one in six: "
+            f"{fates.count(Outcome.NOT_FOUND):,} have a tail number that no plane has (404), "
+            f"{fates.count(Outcome.UNPROCESSABLE):,} never arrived (422). "
             f"Everything else must recover, through 503s, time-outs, resets and an outage of {OUTAGE_S:g} s."
         )
 
     def _open(self, progress: Progress | None) -> None:
         run, outage_after = self._run, max(1, int(self._options.records * OUTAGE_AT))
         self.broker = run.broker(self._options.cache_dir, progress=progress)
+        self._connection = KafkaConnection(self.broker.bootstrap)
         admin = KafkaAdmin(self._connection)
         admin.create_main_topic(MAIN_TOPIC, partitions=PARTITIONS)
         admin.wait_for_topics([MAIN_TOPIC])
-        command = [
-            sys.executable,
-            "-m",
-            "retryapp.demo.service",
-            "--port",
-            "0",
-            "--log",
-            str(run.folder / "visits.jsonl"),
-        ]
-        self._service = run.child("service", [*command, "--outage-after", str(outage_after)])
-        url = self._service.wait_for_line(r"^listening on (http://\S+)", timeout_s=_READY_TIMEOUT_S).group(1)
-        for number, port in zip(numbers(1), free_ports(2), strict=False):
+        options = ["--port", "0", "--log", str(self._log), "--outage-after", str(outage_after)]
+        self._service = run.child("service", [sys.executable, "-m", "retryapp.demo.service", *options])
+        url = self._service.wait_for_line(r"^listening on (http://\S+)").group(1)
+        worker = [sys.executable, "-m", "faust", "-A", "retryapp.demo.app", "worker", "-l", "info"]
+        for number, port in enumerate(free_ports(2), start=1):
+            env = {
+                f"{PREFIX}BROKER": self.broker.bootstrap,
+                f"{PREFIX}SERVICE_URL": url,
+                "RETRYAPP_DATADIR": str(run.folder / f"worker-{number}"),
+                "RETRYAPP_WEB_PORT": str(port),
+                "TMPDIR": str(run.folder),  # for their port locks
+            }
+            self._workers.append(run.child(f"worker-{number}", worker, env=env))
             self._pages.append(f"http://127.0.0.1:{port}{PAGES}/")
-            self._workers.append(self._worker(f"worker-{number}", port, url))
         self._view.say(f"pages of the workers: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}")
-        wait_for(self._are_ready, "both workers have lanes", timeout_s=_READY_TIMEOUT_S)
-
-    def _worker(self, name: str, port: int, service_url: str) -> Child:
-        env = {
-            f"{PREFIX}BROKER": self.broker.bootstrap,
-            f"{PREFIX}SERVICE_URL": service_url,
-            "RETRYAPP_DATADIR": str(self._run.folder / name),
-            "RETRYAPP_WEB_PORT": str(port),
-            "TMPDIR": str(self._run.folder),  # for their port locks
-        }
-        return self._run.child(
-            name, [sys.executable, "-m", "faust", "-A", "retryapp.demo.app", "worker", "-l", "info"], env=env
-        )
+        wait_for(self._are_ready, "both workers have lanes", timeout_s=60)
 
     def _are_ready(self) -> bool:
         self._check()
@@ -278,9 +251,7 @@ class _Demo:
             self._check()
             self._read_log()
             self._disturb(feeder)
-            self._view.draw(
-                time.monotonic() - self._began_s, lambda: Text(self._line(feeder)), lambda: self._line(feeder)
-            )
+            self._show(feeder)
             state = (len(feeder.fed), len(self._visits))
             if state != before:
                 before, moved_s = state, time.monotonic()
@@ -299,22 +270,23 @@ class _Demo:
 
     def _disturb(self, feeder: Feeder) -> None:
         """Kill one worker in mid-run, and start it again later."""
-        share, waiting = len(feeder.fed) / self._options.records, len(self._waiting)
-        if self._killed_s is None and share >= KILL_AT and (waiting >= MANY_WAITING or share >= KILL_LATEST):
+        if self._killed_s is None and len(feeder.fed) >= KILL_AT * self._options.records:
             self._victim = self._workers[0]
             self._victim.kill()
             self._killed_s = time.monotonic()
-            self._view.say(f"killed {self._victim.name} with SIGKILL while {waiting:,} flights wait")
+            self._view.say(f"killed {self._victim.name} with SIGKILL while {len(self._waiting):,} flights wait")
         if self._victim and self._killed_s is not None and time.monotonic() - self._killed_s > RESTART_AFTER_S:
             self._victim.start()
             self._view.say(f"started {self._victim.name} again")
             self._victim = None
 
-    def _line(self, feeder: Feeder) -> str:
-        return (
-            f"{time.monotonic() - self._began_s:5.0f} s  fed {len(feeder.fed):,}/{self._options.records:,}  "
+    def _show(self, feeder: Feeder) -> None:
+        elapsed_s = time.monotonic() - self._began_s
+        line = (
+            f"{elapsed_s:5.0f} s  fed {len(feeder.fed):,}/{self._options.records:,}  "
             f"done or dead {len(self._final):,}  waiting {len(self._waiting):,}"
         )
+        self._view.draw(elapsed_s, lambda: Text(line), lambda: line)
 
     def _settle(self, feeder: Feeder) -> Ledger:
         """Take the ledger until it has every flight done or dead, or for `STILL_S`."""

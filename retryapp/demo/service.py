@@ -19,16 +19,16 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 import click
 from aiohttp import web
 
-from retryapp.demo.data import Fate, Flight, fate_of, load_planes
-from retryapp.demo.faults import Fault, FaultKind, outage_retry_after_s, planned_fault
+from retryapp.demo.data import Flight, fate_of, load_planes
+from retryapp.demo.faults import Fault, outage_retry_after_s, planned_fault
 from retryapp.demo.settings import ATTEMPT_HEADER, DEFAULT_PORT, DUE_HEADER, OUTAGE_S
-from retryapp.demo.visits import Outcome, Visit, VisitLog, wall_ms
+from retryapp.demo.visits import Outcome, Visit, append_visit, wall_ms
 
 HANG_S = 30.0
 """How long a hanging request is held when the client does not give up."""
@@ -40,15 +40,9 @@ Record = Callable[..., None]
 
 
 class EnrichmentService:
-    """The planes, the outage, and the log.
+    """Planes and log; the outage begins with request number `outage_after`, if any."""
 
-    Args:
-        log: where each request goes.
-        outage_after: number of the request that begins the outage; None: there is none.
-        outage_s: its length.
-    """
-
-    def __init__(self, log: VisitLog, *, outage_after: int | None = None, outage_s: float = OUTAGE_S) -> None:
+    def __init__(self, log: Path, *, outage_after: int | None = None, outage_s: float = OUTAGE_S) -> None:
         self._log = log
         self._planes = load_planes()
         self._outage_after = outage_after
@@ -66,7 +60,19 @@ class EnrichmentService:
         except ValueError as error:  # the caller is wrong, and the log is about flights
             return web.json_response({"error": f"not a flight: {error}"}, status=400)
         self._requests += 1
-        record = partial(self._record, flight.id, attempt, due_at_ms, started_ms)
+
+        def record(outcome: Outcome, retry_after_ms: int | None = None) -> None:
+            visit = Visit(
+                flight_id=flight.id,
+                attempt=attempt,
+                due_at_ms=due_at_ms,
+                started_ms=started_ms,
+                ended_ms=wall_ms(),
+                outcome=outcome,
+                retry_after_ms=retry_after_ms,
+            )
+            append_visit(self._log, visit)
+
         if self._is_out():
             return _unavailable(record, outage_retry_after_s(flight.id, self._outage_s))
         fault = planned_fault(flight.id, attempt)
@@ -82,35 +88,13 @@ class EnrichmentService:
 
     def _answer(self, record: Record, flight: Flight) -> web.Response:
         fate = fate_of(flight, self._planes)
-        if fate is Fate.UNPROCESSABLE:
-            record(Outcome.UNPROCESSABLE)
-            return web.json_response({"error": f"flight {flight.id} has no arrival time"}, status=422)
-        if fate is Fate.NOT_FOUND:
-            record(Outcome.NOT_FOUND)
-            return web.json_response({"error": f"no plane has the tail number {flight.tailnum}"}, status=404)
-        record(Outcome.DONE)
-        return web.json_response({"flight": flight.id, "plane": self._planes[flight.tailnum or ""]})
-
-    def _record(
-        self,
-        flight_id: int,
-        attempt: int,
-        due_at_ms: int | None,
-        started_ms: int,
-        outcome: Outcome,
-        retry_after_ms: int | None = None,
-    ) -> None:
-        self._log.append(
-            Visit(
-                flight_id=flight_id,
-                attempt=attempt,
-                due_at_ms=due_at_ms,
-                started_ms=started_ms,
-                ended_ms=wall_ms(),
-                outcome=outcome,
-                retry_after_ms=retry_after_ms,
-            )
-        )
+        record(fate)
+        bodies = {
+            Outcome.UNPROCESSABLE: {"error": f"flight {flight.id} has no arrival time"},
+            Outcome.NOT_FOUND: {"error": f"no plane has the tail number {flight.tailnum}"},
+            Outcome.DONE: {"flight": flight.id, "plane": self._planes.get(flight.tailnum or "")},
+        }
+        return web.json_response(bodies[fate], status=int(fate))
 
 
 def _unavailable(record: Record, wait_s: int) -> web.Response:
@@ -119,9 +103,9 @@ def _unavailable(record: Record, wait_s: int) -> web.Response:
 
 
 async def _fail(request: web.Request, record: Record, fault: Fault) -> web.StreamResponse:
-    if fault.kind is FaultKind.UNAVAILABLE:
+    if fault.outcome is Outcome.UNAVAILABLE:
         return _unavailable(record, fault.retry_after_s)
-    if fault.kind is FaultKind.RESET:
+    if fault.outcome is Outcome.RESET:
         record(Outcome.RESET)
         _reset(request)
         await asyncio.sleep(HANG_S)  # cancelled at once: the connection is gone
@@ -169,13 +153,8 @@ async def _run(service: EnrichmentService, host: str, port: int) -> None:
 @click.option("--outage-after", type=click.IntRange(1), default=None, help="Outage from this request number on.")
 def main(*, host: str, port: int, log_path: Path, outage_after: int | None) -> None:
     """Serve flights with their planes, and fail as planned."""
-    log = VisitLog(log_path)
-    try:
-        asyncio.run(_run(EnrichmentService(log, outage_after=outage_after), host, port))
-    except KeyboardInterrupt:
-        click.echo("stopped", err=True)
-    finally:
-        log.close()
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_run(EnrichmentService(log_path, outage_after=outage_after), host, port))
 
 
 if __name__ == "__main__":

@@ -52,23 +52,14 @@ class Visit:
     """What the answer asked the client to wait."""
 
 
-class VisitLog:
-    """The writing side: appends, never rewrites."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-
-    def append(self, visit: Visit) -> None:
-        """Write one line; the operating system has it when this returns."""
-        self._file.write(json.dumps(asdict(visit)) + "\n")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def append_visit(path: Path, visit: Visit) -> None:
+    """Write one line; the operating system has it when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(visit)) + "\n")
 
 
 class VisitTail:
-    """The reading side: follows a log that is still being written. It need not exist yet."""
+    """Follows a log that is still being written. It need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -13,7 +13,8 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from retryapp.demo.data import Fate, fate_of, load_planes, read_flights
+from retryapp.demo.data import fate_of, load_planes, read_flights
+from retryapp.demo.visits import Outcome
 from retryapp.guardian import is_alive
 from retryapp.stage import Child
 
@@ -43,7 +44,11 @@ def test_every_flight_is_accounted_for(demo: Child, tmp_path: Path) -> None:
     counted = json.loads(demo.log.splitlines()[-1])
     planes = load_planes()
     fates = Counter(fate_of(flight, planes) for flight in read_flights(RECORDS))
-    assert (counted["fed"], counted["done"], counted["dead"]) == (RECORDS, fates[Fate.DONE], RECORDS - fates[Fate.DONE])
+    assert (counted["fed"], counted["done"], counted["dead"]) == (
+        RECORDS,
+        fates[Outcome.DONE],
+        RECORDS - fates[Outcome.DONE],
+    )
     assert [counted[key] for key in ("lost", "early", "duplicated_handoffs", "kills", "problems")] == [0, 0, 0, 1, []]
     assert {path.name for path in tmp_path.iterdir()} <= {"log.txt", "data"}
     report, ledger = counted["report"], counted["ledger"]

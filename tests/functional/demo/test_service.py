@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from retryapp.demo.data import Flight, read_flights
-from retryapp.demo.faults import FaultKind, planned_failures, planned_fault
+from retryapp.demo.faults import planned_failures, planned_fault
 from retryapp.demo.service import EnrichmentService, serve
 from retryapp.demo.settings import ATTEMPT_HEADER, DUE_HEADER
-from retryapp.demo.visits import Outcome, VisitLog, VisitTail
+from retryapp.demo.visits import Outcome, VisitTail
 
 TIMEOUT_S = 0.3
 
@@ -33,24 +33,23 @@ class House:
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Start a service."""
-    log = VisitLog(tmp_path / "visits.jsonl")
+    log = tmp_path / "visits.jsonl"
     closers = []
 
     async def _start(**options: Any) -> House:
         runner, port = await serve(EnrichmentService(log, **options), host="127.0.0.1", port=0)
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
         closers.extend([session.close, runner.cleanup])
-        return House(f"http://127.0.0.1:{port}", session, VisitTail(tmp_path / "visits.jsonl"))
+        return House(f"http://127.0.0.1:{port}", session, VisitTail(log))
 
     yield _start
     for close in closers:
         await close()
-    log.close()
 
 
-def flight_with(kind: FaultKind | None) -> Flight:
+def flight_with(kind: Outcome | None) -> Flight:
     """Return a flight whose first attempt fails in this way, or not at all."""
-    return next(flight for flight in read_flights() if getattr(planned_fault(flight.id, 1), "kind", None) is kind)
+    return next(flight for flight in read_flights() if getattr(planned_fault(flight.id, 1), "outcome", None) is kind)
 
 
 async def test_a_flight_gets_its_plane(start: Callable[..., Any]) -> None:
@@ -75,7 +74,7 @@ async def test_the_data_decide_the_final_answers(start: Callable[..., Any]) -> N
 
 async def test_a_planned_503_says_when_to_come_back(start: Callable[..., Any]) -> None:
     """The log has the wait of `Retry-After`; after its planned failures the flight succeeds."""
-    house, flight = await start(), flight_with(FaultKind.UNAVAILABLE)
+    house, flight = await start(), flight_with(Outcome.UNAVAILABLE)
     status, _, retry_after = await house.ask(flight)
     (visit,) = house.tail.read()
     assert (status, visit.outcome) == (503, Outcome.UNAVAILABLE)
@@ -87,7 +86,7 @@ async def test_a_planned_time_out_outlasts_the_client(start: Callable[..., Any])
     """The client gives up, and the log has the time-out once the client is gone."""
     house = await start()
     with pytest.raises(TimeoutError):
-        await house.ask(flight_with(FaultKind.TIMEOUT))
+        await house.ask(flight_with(Outcome.TIMEOUT))
     async with asyncio.timeout(5):
         while not (visits := house.tail.read()):  # noqa: ASYNC110 - a file signals nothing
             await asyncio.sleep(0.01)
@@ -99,7 +98,7 @@ async def test_a_planned_reset_breaks_the_connection_once(start: Callable[..., A
     """The client sees a broken connection and does not try again by itself."""
     house = await start()
     with pytest.raises((aiohttp.ClientConnectionError, ConnectionResetError)):
-        await house.ask(flight_with(FaultKind.RESET))
+        await house.ask(flight_with(Outcome.RESET))
     assert [visit.outcome for visit in house.tail.read()] == [Outcome.RESET]
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from retryapp.demo.balance import CLOCK_GRAIN_MS, Balance, count, early_visits
-from retryapp.demo.data import Fate
 from retryapp.demo.visits import Outcome, Visit
 from retryapp.ledger import Balance as PartitionBalance
 from retryapp.ledger import Fault, Ledger, Problem
 
 DELAYS = (1_000, 2_000)
-FATES = {1: Fate.DONE, 2: Fate.DONE, 3: Fate.NOT_FOUND, 4: Fate.UNPROCESSABLE}
+FATES = {1: Outcome.DONE, 2: Outcome.DONE, 3: Outcome.NOT_FOUND, 4: Outcome.UNPROCESSABLE}
 
 
 def visit(flight_id: int, outcome: Outcome, *, attempt: int = 1, at: int = 10_000, **more: int | None) -> Visit:
@@ -55,7 +54,7 @@ TWICE = Problem(fault=Fault.TWICE, partition=1, failure_id="demo/flights@id/1/7"
 
 
 def balance(
-    visits: Sequence[Visit] = GOOD_VISITS, fates: Mapping[int, Fate] = FATES, taken: Ledger | None = None
+    visits: Sequence[Visit] = GOOD_VISITS, fates: Mapping[int, Outcome] = FATES, taken: Ledger | None = None
 ) -> Balance:
     """Count a run over the good evidence, or over other evidence."""
     return count(fates, visits, taken or ledger(), delays_ms=DELAYS, kills=1, seconds=1.23)
@@ -86,11 +85,11 @@ def test_a_run_in_order_is_counted() -> None:
     ("visits", "fates"),
     [
         ([each for each in GOOD_VISITS if (each.flight_id, each.attempt) != (2, 2)], FATES),
-        (GOOD_VISITS, {**FATES, 2: Fate.DONE, 5: Fate.DONE}),
+        (GOOD_VISITS, {**FATES, 2: Outcome.DONE, 5: Outcome.DONE}),
     ],
     ids=["only waited", "never delivered"],
 )
-def test_a_flight_without_a_final_answer_is_lost(visits: Sequence[Visit], fates: Mapping[int, Fate]) -> None:
+def test_a_flight_without_a_final_answer_is_lost(visits: Sequence[Visit], fates: Mapping[int, Outcome]) -> None:
     """It is neither done nor dead, and named."""
     counted = balance(visits, fates)
     (lost,) = fates.keys() - {each.flight_id for each in visits if each.outcome.is_final}
@@ -150,10 +149,10 @@ def test_a_visit_that_may_not_be_is_a_problem(more: Visit, problem: str) -> None
 
 def test_a_fate_against_the_data_is_a_problem() -> None:
     """Done in place of dead, dead in place of done, or dead by another answer."""
-    answers = {Fate.DONE: Outcome.NOT_FOUND, Fate.NOT_FOUND: Outcome.UNPROCESSABLE, Fate.UNPROCESSABLE: Outcome.DONE}
+    answers = {Outcome.DONE: Outcome.NOT_FOUND, Outcome.NOT_FOUND: Outcome.UNPROCESSABLE}
     for number, fate in FATES.items():
         visits = [
-            dataclasses.replace(each, outcome=answers[fate]) if each.flight_id == number else each
+            dataclasses.replace(each, outcome=answers.get(fate, Outcome.DONE)) if each.flight_id == number else each
             for each in GOOD_VISITS
         ]
         assert f"1 flights have another fate than the data say ({number})" in balance(visits).problems

@@ -6,7 +6,8 @@ from itertools import islice
 
 import pytest
 
-from retryapp.demo.data import DatasetMissingError, Fate, Flight, fate_of, load_planes, read_flights
+from retryapp.demo.data import DatasetMissingError, Flight, fate_of, load_planes, read_flights
+from retryapp.demo.visits import Outcome
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ def test_fates_follow_from_the_data_alone(limit: int | None, done: int, not_foun
     """The first rows of the file have the fates that the demo announces."""
     planes = load_planes()
     fates = Counter(fate_of(flight, planes) for flight in read_flights(limit))
-    assert fates == {Fate.DONE: done, Fate.NOT_FOUND: not_found, Fate.UNPROCESSABLE: unprocessable}
+    assert fates == {Outcome.DONE: done, Outcome.NOT_FOUND: not_found, Outcome.UNPROCESSABLE: unprocessable}
 
 
 def test_flights_come_in_file_order_with_ids_from_one() -> None:
@@ -44,9 +45,9 @@ def test_flights_survive_their_way_as_json() -> None:
 def test_a_missing_arrival_time_is_checked_first() -> None:
     """A flight that lacks both has the fate 422."""
     flight = next(read_flights()).model_copy(update={"arr_time": None, "tailnum": None})
-    assert fate_of(flight, {}) is Fate.UNPROCESSABLE
-    assert fate_of(flight.model_copy(update={"arr_time": 1}), {}) is Fate.NOT_FOUND
-    assert fate_of(flight.model_copy(update={"arr_time": 1, "tailnum": "N10156"}), load_planes()) is Fate.DONE
+    assert fate_of(flight, {}) is Outcome.UNPROCESSABLE
+    assert fate_of(flight.model_copy(update={"arr_time": 1}), {}) is Outcome.NOT_FOUND
+    assert fate_of(flight.model_copy(update={"arr_time": 1, "tailnum": "N10156"}), load_planes()) is Outcome.DONE
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

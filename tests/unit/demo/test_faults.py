@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from retryapp.demo.faults import MAX_PLANNED, SHARE, FaultKind, outage_retry_after_s, planned_failures, planned_fault
+from retryapp.demo.faults import MAX_PLANNED, SHARE, outage_retry_after_s, planned_failures, planned_fault
+from retryapp.demo.visits import Outcome
 
 FLIGHTS = range(1, 20_001)
 
@@ -22,9 +23,9 @@ def test_a_small_share_fails_one_to_three_times() -> None:
 def test_all_kinds_of_failure_are_met() -> None:
     """Every kind appears, and only a 503 carries seconds to wait."""
     faults = [fault for flight in FLIGHTS if (fault := planned_fault(flight, 1)) is not None]
-    assert {fault.kind for fault in faults} == set(FaultKind)
-    assert {fault.retry_after_s for fault in faults if fault.kind is FaultKind.UNAVAILABLE} == {1, 2, 3}
-    assert {fault.retry_after_s for fault in faults if fault.kind is not FaultKind.UNAVAILABLE} == {0}
+    assert {fault.outcome for fault in faults} == {Outcome.UNAVAILABLE, Outcome.TIMEOUT, Outcome.RESET}
+    assert {fault.retry_after_s for fault in faults if fault.outcome is Outcome.UNAVAILABLE} == {1, 2, 3}
+    assert {fault.retry_after_s for fault in faults if fault.outcome is not Outcome.UNAVAILABLE} == {0}
 
 
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 8.0])

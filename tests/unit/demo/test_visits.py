@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from retryapp.demo.visits import Outcome, Visit, VisitLog, VisitTail
+from retryapp.demo.visits import Outcome, Visit, VisitTail, append_visit
 
 VISIT = Visit(
     flight_id=7,
@@ -20,8 +20,7 @@ def test_a_tail_reads_each_complete_line_once(tmp_path: Path) -> None:
     path = tmp_path / "visits.jsonl"
     tail = VisitTail(path)
     assert tail.read() == []
-    log = VisitLog(path)
-    log.append(VISIT)
+    append_visit(path, VISIT)
     assert tail.read() == [VISIT]
     line = path.read_text()
     with path.open("a", encoding="utf-8") as file:
@@ -31,4 +30,3 @@ def test_a_tail_reads_each_complete_line_once(tmp_path: Path) -> None:
         file.write(line[10:])
     assert tail.read() == [VISIT]
     assert tail.read() == []
-    log.close()
