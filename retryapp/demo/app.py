@@ -11,15 +11,8 @@ from mode import Service
 
 from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy
 from retryapp.demo.data import Flight
-from retryapp.demo.settings import (
-    ATTEMPT_HEADER,
-    DUE_HEADER,
-    MAIN_TOPIC,
-    PARTITIONS,
-    POLICY,
-    SESSION_TIMEOUT_S,
-    DemoSettings,
-)
+from retryapp.demo.settings import MAIN_TOPIC, PARTITIONS, POLICY, SESSION_TIMEOUT_S, DemoSettings
+from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER
 
 TIMEOUT_S = 1.5
 CONCURRENCY = 64

@@ -53,7 +53,6 @@ class Balance:
     def text(self) -> str:
         """The balance for people."""
         statuses = ", ".join(f"{number:,} x {status}" for status, number in sorted(self.dead_by_status.items()))
-        fates = " + ".join(f"{n:,} {fate}" for fate, n in self.ledger.items() if n and fate not in _NO_FATES) or "none"
         lines = [
             f"Balance after {self.seconds:.0f} s, by the service's own log and the ledger of the topics:",
             f"  fed                   {self.fed:>9,}",
@@ -64,14 +63,12 @@ class Balance:
             f"  handed over twice     {self.duplicated_handoffs:>9,}",
             f"  handler runs repeated {self.repeated_runs:>9,}   (in flight when a worker was killed)",
             f"  workers killed        {self.kills:>9,}",
-            f"  by the ledger         {self.ledger['received']:>9,}   = {fates} ({self.ledger['problems']} problems)",
+            f"  by the ledger         {self.ledger['received']:>9,}   {self.ledger['done']:,} done, "
+            f"{self.ledger['dead']:,} dead, {self.ledger['pending']:,} pending, {self.ledger['problems']:,} problems",
         ]
         if self.problems:
             return "\n".join([*lines, "NOT in order:", *(f"  - {problem}" for problem in self.problems)])
         return "\n".join([*lines, "In order: every flight is done or dead, none lost, none early, none twice."])
-
-
-_NO_FATES: Final = {"received", "problems"}
 
 
 def count(

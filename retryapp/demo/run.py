@@ -50,8 +50,6 @@ RESTART_AFTER_S: Final = SESSION_TIMEOUT_S + 3.0
 """A worker that comes back sooner would make the whole group wait for its dead self."""
 STILL_S: Final = 90.0
 """The run is given up when nothing has moved for this long: longer than a scheduler's longest sleep (60 s)."""
-MAX_RESTARTS: Final = 5
-"""A worker that ends by itself is started again this often, in all."""
 _TURN_S: Final = 0.05
 
 
@@ -128,6 +126,7 @@ class _Demo:
     """The processes and the counts of one run."""
 
     broker: Broker
+    _service: Child
 
     def __init__(self, options: DemoOptions, run: Run, view: LiveView) -> None:
         self._options = options
@@ -135,13 +134,11 @@ class _Demo:
         self._view = view
         self._began_s = time.monotonic()
         self._schedule = RetryPolicy(POLICY).schedule
-        self._service: Child | None = None
         self._workers: list[Child] = []
         self._pages: list[str] = []
         self._victim: Child | None = None
         """The killed worker, until it is started again."""
         self._killed_s: float | None = None
-        self._restarts = 0
         self._fates: dict[int, Outcome] = {}
         self._log = run.folder / "visits.jsonl"
         self._tail = VisitTail(self._log)
@@ -221,24 +218,22 @@ class _Demo:
         wait_for(self._are_ready, "both workers have lanes", timeout_s=60)
 
     def _are_ready(self) -> bool:
-        self._check()
+        for worker in filter(Child.ended, self._workers):
+            raise worker.failure(f"ended with exit code {worker.exit_code} before it was ready")
         return all("retryapp.lane_opened" in worker.log for worker in self._workers)
 
     def _check(self) -> None:
         """Start a worker again that ended by itself.
 
         Raises:
-            ChildFailedError: broker or service ended, or workers end again and again.
+            ChildFailedError: broker or service ended.
         """
-        if self._service is not None and self._service.ended():
+        if self._service.ended():
             raise self._service.failure(f"ended with exit code {self._service.exit_code}")
         if self.broker.pid is None:
             raise Child("broker", [], log_file=self.broker.log).failure("ended")
         for worker in self._workers:
             if worker.ended() and worker is not self._victim:
-                if self._restarts == MAX_RESTARTS:
-                    raise worker.failure(f"ends again and again, last with exit code {worker.exit_code}")
-                self._restarts += 1
                 self._view.say(f"{worker.name} ended by itself with exit code {worker.exit_code}; it is started again")
                 worker.start()
 

@@ -27,8 +27,8 @@ from aiohttp import web
 
 from retryapp.demo.data import Flight, fate_of, load_planes
 from retryapp.demo.faults import Fault, outage_retry_after_s, planned_fault
-from retryapp.demo.settings import ATTEMPT_HEADER, DEFAULT_PORT, DUE_HEADER, OUTAGE_S
-from retryapp.demo.visits import Outcome, Visit, append_visit, wall_ms
+from retryapp.demo.settings import DEFAULT_PORT, OUTAGE_S
+from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, Visit, append_visit, wall_ms
 
 HANG_S = 30.0
 """How long a hanging request is held when the client does not give up."""

@@ -21,8 +21,6 @@ POLICY: Final = "1s 2s 4s 8s*3"
 OUTAGE_S: Final = 8.0
 SESSION_TIMEOUT_S: Final = 6.0
 """After this time the group takes a killed worker's partitions away."""
-ATTEMPT_HEADER: Final = "X-Retry-Attempt"
-DUE_HEADER: Final = "X-Retry-Due-Ms"
 
 
 class DemoSettings(BaseSettings):

@@ -6,11 +6,15 @@ what the worker claimed.
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+ATTEMPT_HEADER: Final = "X-Retry-Attempt"
+DUE_HEADER: Final = "X-Retry-Due-Ms"
 
 
 def wall_ms() -> int:
@@ -34,9 +38,10 @@ class Outcome(StrEnum):
         return self in {Outcome.DONE, Outcome.NOT_FOUND, Outcome.UNPROCESSABLE}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class Visit(BaseModel):
     """One request, as the service saw it."""
+
+    model_config = ConfigDict(frozen=True)
 
     flight_id: int
     attempt: int
@@ -55,7 +60,7 @@ class Visit:
 def append_visit(path: Path, visit: Visit) -> None:
     """Write one line; the operating system has it when this returns."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(visit)) + "\n")
+        file.write(visit.model_dump_json() + "\n")
 
 
 class VisitTail:
@@ -74,5 +79,4 @@ class VisitTail:
             block = file.read()
         complete = block.rfind(b"\n") + 1
         self._position += complete
-        lines = [json.loads(line) for line in block[:complete].splitlines()]
-        return [Visit(**{**line, "outcome": Outcome(line["outcome"])}) for line in lines]
+        return [Visit.model_validate_json(line) for line in block[:complete].splitlines()]

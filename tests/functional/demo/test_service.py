@@ -11,8 +11,7 @@ import pytest
 from retryapp.demo.data import Flight, read_flights
 from retryapp.demo.faults import planned_failures, planned_fault
 from retryapp.demo.service import EnrichmentService, serve
-from retryapp.demo.settings import ATTEMPT_HEADER, DUE_HEADER
-from retryapp.demo.visits import Outcome, VisitTail
+from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, VisitTail
 
 TIMEOUT_S = 0.3
 
