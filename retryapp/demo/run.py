@@ -45,7 +45,7 @@ LEAST_FEED_S: Final = 12.0
 OUTAGE_AT: Final = 0.3
 """The outage begins when this share of the flights has been asked for."""
 KILL_AT: Final = 0.5
-"""A worker is killed when this share has been fed: within the outage, while many wait."""
+"""A worker is killed when this share has been fed; many wait then, because of the outage."""
 RESTART_AFTER_S: Final = SESSION_TIMEOUT_S + 3.0
 """A worker that comes back sooner would make the whole group wait for its dead self."""
 STILL_S: Final = 90.0
