@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from retryapp.cli.broker import download_progress
@@ -48,7 +46,6 @@ def command(*, records: int, keep: bool, no_report: bool, as_json: bool) -> int:
         records=records,
         keep=keep,
         page=None if no_report else current_settings().datadir / PAGE,
-        live=sys.stdout.isatty() and sys.stderr.isatty(),
     )
 
     def print_json(result: DemoResult) -> None:

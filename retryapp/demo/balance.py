@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from retryapp.demo.visits import Outcome, Visit
@@ -28,7 +28,7 @@ SHOWN_EXAMPLES: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The figures of a run; the object that `--json` prints."""
+    """The figures of a run, as `--json` prints them."""
 
     fed: int
     done: int
@@ -44,10 +44,6 @@ class Balance:
     """The ledger's records by fate, and its number of problems."""
     problems: tuple[str, ...]
     """What is not as promised; empty when the run is in order."""
-
-    def as_json(self) -> dict[str, object]:
-        """Return the object that `--json` prints."""
-        return asdict(self)
 
     @property
     def text(self) -> str:

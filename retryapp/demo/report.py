@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,7 @@ _LONGEST_REASON: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A page, or the reason why there is none."""
+    """A page, or the reason why there is none; as `--json` prints it."""
 
     path: Path | None = None
     reason: str | None = None
@@ -45,10 +45,6 @@ class Report:
     """Records by fate, as the page has them."""
     problems: tuple[str, ...] = ()
     """Where it differs from balance and ledger, and checks that failed; empty when all agree."""
-
-    def as_json(self) -> dict[str, object]:
-        """Return the object that `--json` prints."""
-        return asdict(self) | {"path": None if self.path is None else str(self.path)}
 
     @property
     def text(self) -> str:

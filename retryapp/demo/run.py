@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +60,6 @@ class DemoOptions:
     cache_dir: Path
     records: int = DEFAULT_RECORDS
     keep: bool = False
-    live: bool = False
     page: Path | None = None
     """Where the report goes; None: no report."""
 
@@ -85,7 +84,7 @@ class DemoResult:
 
     def as_json(self) -> dict[str, object]:
         """Return the object that `--json` prints."""
-        return {**self.balance.as_json(), "report": None if self.report is None else self.report.as_json()}
+        return {**asdict(self.balance), "report": None if self.report is None else asdict(self.report)}
 
 
 def run_demo(
@@ -97,7 +96,7 @@ def run_demo(
         EnvironmentFault: something is missing or failed; the logs are kept.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything has been stopped and removed.
     """
-    with Run() as run, LiveView(console, live=options.live) as view:
+    with Run() as run, LiveView(console, live=console.is_terminal) as view:
         try:
             run.kept = options.keep
             demo = _Demo(options, run, view)
