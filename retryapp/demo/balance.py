@@ -1,11 +1,11 @@
-"""The balance of a run, counted from outside: what was fed, the service's own log, and the topics as committed.
+"""The verdict on a run, from outside: the flights that were fed, the service's own log, and the ledger.
 
-Nothing here asks the workers. A flight is *done* when the service answered it 200 and it has no dead letter, *dead*
-when a dead letter of it lies on the topic, and *lost* when it is neither. The run is in order when every flight is
-where the data say it must be, none came early, every hand-off was followed up, and none is there twice for a committed
-reader. Repeated runs of a handler are counted and allowed: after a kill what was in flight runs again.
+Nothing here asks the workers. By the service's log a flight is *done* when it was answered 200, *dead* when its last
+final answer is 404 or 422, and *lost* when it has neither. The ledger counts the topics, knows neither flights nor the
+service, and must have the same numbers; it also finds hand-offs that are there *twice*. Repeated runs of a handler are
+counted and allowed: after a kill what was in flight runs again.
 
-*Early* is judged twice: against the due time that the worker was told, and, so that a wrong due time cannot hide,
+*Early* is judged twice: against the due time that the worker claimed, and, so that a wrong due time cannot hide,
 against the service's own clock: attempt n + 1 may not arrive before the end of attempt n plus the wait that the policy,
 or the answer's `Retry-After`, asks for.
 """
@@ -13,188 +13,124 @@ or the answer's `Retry-After`, asks for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from retryapp.demo.data import Fate
-from retryapp.demo.figures import Quantiles, healthy_ms, lateness_ms, quantiles
 from retryapp.demo.visits import Outcome, Visit
-from retryapp.ledger import Ledger
+from retryapp.ledger import Fault, Ledger
 
-CLOCK_GRAIN_MS = 5
-"""Service and workers read one machine's clock, but in whole milliseconds counted from anchors of their own: where only
-the service's clock speaks, so much is no proof."""
-
-SHOWN_EXAMPLES = 5
-"""A problem names so many flights."""
-
-
-class Station(StrEnum):
-    """The topics that a record is handed to."""
-
-    RETRY = "retry"
-    REDELIVERY = "redelivery"
-    DLQ = "dlq"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOff:
-    """One record of ours, as a committed reader sees it."""
-
-    station: Station
-    flight_id: int
-    failure_id: str
-    attempt: int
-    """The attempt that failed last."""
-    due_at_ms: int | None = None
-    reason: str | None = None
-    """Why it is dead; dead letters only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """All that a balance is counted from."""
-
-    expected: Mapping[int, Fate]
-    """Fate by flight, for every flight that was fed and acknowledged."""
-    fed_ms: Mapping[int, int]
-    """When each was handed to the producer, epoch milliseconds."""
-    visits: Sequence[Visit]
-    """The service's log."""
-    handoffs: Sequence[HandOff]
-    """The committed records of retry, redelivery and dead-letter topics."""
-    delays_ms: Sequence[int]
-    """The policy's waits: the first follows attempt 1."""
-    ledger: Ledger | None = None
-    """What `retryapp ledger` makes of the topics; it knows neither flights nor the service."""
-    pauses: Sequence[tuple[int, int]] = ()
-    """Spans in which partitions had no owner, epoch milliseconds."""
-    kills: int = 0
-    seconds: float = 0.0
+CLOCK_GRAIN_MS: Final = 5
+"""Service and workers read one clock, but in whole milliseconds from anchors of their own: where only the service's
+clock is used, a difference of this size proves nothing."""
+SHOWN_EXAMPLES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What a run came to."""
+    """The figures of a run, as `--json` prints them."""
 
     fed: int
     done: int
-    done_at_first_try: int
     dead: int
-    dead_by_reason: Mapping[str, int]
-    rejected_by_status: Mapping[str, int]
-    """Dead flights by the last final answer of the service: 404 and 422."""
+    dead_by_status: Mapping[str, int]
     lost: int
     early: int
     duplicated_handoffs: int
     repeated_runs: int
     kills: int
-    lateness: Quantiles
-    """Of all redeliveries."""
-    steady_lateness: Quantiles
-    """Of those that were not due in a failover."""
-    healthy: Quantiles
     seconds: float
-    by_ledger: Mapping[str, int] | None = None
-    """What `retryapp ledger` has come to: records by fate, and `problems`; None where it was not asked."""
-    problems: tuple[str, ...] = field(default=())
-    """What is not as promised, one sentence each; empty when the run is in order."""
+    ledger: Mapping[str, int]
+    """The ledger's records by fate, and its number of problems."""
+    problems: tuple[str, ...]
+    """What is not as promised; empty when the run is in order."""
 
     @property
-    def is_in_order(self) -> bool:
-        """True when every promise that can be seen from outside was kept."""
-        return not self.problems
-
-    def as_json(self) -> dict[str, object]:
-        """Return the object that `--json` prints."""
-        return {
-            "fed": self.fed,
-            "done": self.done,
-            "dead": self.dead,
-            "dead_by_reason": dict(self.dead_by_reason),
-            "lost": self.lost,
-            "early": self.early,
-            "duplicated_handoffs": self.duplicated_handoffs,
-            "repeated_runs": self.repeated_runs,
-            "kills": self.kills,
-            "lateness_ms": {"p50": self.lateness.p50, "p99": self.lateness.p99, "max": self.lateness.max},
-            "steady_lateness_ms": {
-                "p50": self.steady_lateness.p50,
-                "p99": self.steady_lateness.p99,
-                "max": self.steady_lateness.max,
-            },
-            "healthy_ms": {"p50": self.healthy.p50, "p99": self.healthy.p99},
-            "seconds": round(self.seconds, 1),
-            "ledger": None if self.by_ledger is None else dict(self.by_ledger),
-        }
+    def text(self) -> str:
+        """The balance for people."""
+        statuses = ", ".join(f"{number:,} x {status}" for status, number in sorted(self.dead_by_status.items()))
+        lines = [
+            f"Balance after {self.seconds:.0f} s, by the service's own log and the ledger of the topics:",
+            f"  fed                   {self.fed:>9,}",
+            f"  done                  {self.done:>9,}",
+            f"  dead                  {self.dead:>9,}   {statuses}",
+            f"  lost                  {self.lost:>9,}",
+            f"  early                 {self.early:>9,}",
+            f"  handed over twice     {self.duplicated_handoffs:>9,}",
+            f"  handler runs repeated {self.repeated_runs:>9,}   (in flight when a worker was killed)",
+            f"  workers killed        {self.kills:>9,}",
+            f"  by the ledger         {self.ledger['received']:>9,}   {self.ledger['done']:,} done, "
+            f"{self.ledger['dead']:,} dead, {self.ledger['pending']:,} pending, {self.ledger['problems']:,} problems",
+        ]
+        if self.problems:
+            return "\n".join([*lines, "NOT in order:", *(f"  - {problem}" for problem in self.problems)])
+        return "\n".join([*lines, "In order: every flight is done or dead, none lost, none early, none twice."])
 
 
-def count(evidence: Evidence) -> Balance:
+def count(
+    fates: Mapping[int, Outcome],
+    visits: Sequence[Visit],
+    ledger: Ledger,
+    *,
+    delays_ms: Sequence[int],
+    kills: int = 0,
+    seconds: float = 0.0,
+) -> Balance:
     """Count a run.
 
     Args:
-        evidence: taken after everything has settled, or after the run was given up.
+        fates: final answer that each flight that was fed must get.
+        visits: the service's log.
+        ledger: taken when everything had settled, or when the run was given up.
+        delays_ms: the policy's waits; the first follows attempt 1.
+        kills: workers killed.
+        seconds: length of the run.
     """
-    runs = Counter((visit.flight_id, visit.attempt) for visit in evidence.visits)
-    copies = Counter((handoff.station, handoff.failure_id, handoff.attempt) for handoff in evidence.handoffs)
-    letters = {handoff.flight_id: handoff for handoff in evidence.handoffs if handoff.station is Station.DLQ}
-    answered = {visit.flight_id for visit in evidence.visits if visit.outcome is Outcome.DONE}
-    done = {flight_id for flight_id in evidence.expected if flight_id in answered and flight_id not in letters}
-    dead = evidence.expected.keys() & letters.keys()
-    first_tries = {visit.flight_id for visit in evidence.visits if visit.outcome is Outcome.DONE and visit.attempt == 1}
-    verdicts = _last_verdicts(evidence.visits)
-    early = early_visits(evidence.visits, evidence.delays_ms)
+    answers = {visit.flight_id: visit.outcome for visit in visits if visit.outcome.is_final}
+    done = {flight_id for flight_id, answer in answers.items() if answer is Outcome.DONE} & fates.keys()
+    dead = (answers.keys() & fates.keys()) - done
+    early = early_visits(visits, delays_ms)
+    whole = ledger.total
+    findings: dict[str, Collection[int]] = {
+        "flights are lost: neither done nor dead": fates.keys() - answers.keys(),
+        "flights have another fate than the data say": [
+            flight_id for flight_id in done | dead if answers[flight_id] is not fates[flight_id]
+        ],
+        "flights were delivered that were never fed": {visit.flight_id for visit in visits} - fates.keys(),
+        "deliveries came early": {visit.flight_id for visit in early},
+        "flights were tried more often than the policy allows": {
+            visit.flight_id for visit in visits if visit.attempt > len(delays_ms) + 1
+        },
+    }
+    problems = [_finding(what, sorted(flights)) for what, flights in findings.items() if flights]
     return Balance(
-        fed=len(evidence.expected),
+        fed=len(fates),
         done=len(done),
-        done_at_first_try=len(done & first_tries),
         dead=len(dead),
-        dead_by_reason=Counter(letters[flight_id].reason or "unknown" for flight_id in sorted(dead)),
-        rejected_by_status=Counter(verdicts[flight_id].value for flight_id in sorted(dead & verdicts.keys())),
-        lost=len(evidence.expected) - len(done) - len(dead),
+        dead_by_status=dict(Counter(answers[flight_id].value for flight_id in dead)),
+        lost=max(len(fates.keys() - answers.keys()), whole.lost),
         early=len(early),
-        duplicated_handoffs=sum(number - 1 for number in copies.values()),
-        repeated_runs=sum(number - 1 for number in runs.values()),
-        kills=evidence.kills,
-        lateness=quantiles(lateness_ms(evidence.visits)),
-        steady_lateness=quantiles(lateness_ms(evidence.visits, pauses=evidence.pauses)),
-        healthy=quantiles(healthy_ms(evidence.visits, evidence.fed_ms, pauses=evidence.pauses)),
-        seconds=evidence.seconds,
-        by_ledger=_by_ledger(evidence.ledger),
-        problems=tuple(_problems(evidence, done, letters, answered, verdicts, early, copies)),
+        duplicated_handoffs=sum(problem.fault is Fault.TWICE for problem in ledger.problems),
+        repeated_runs=len(visits) - len({(visit.flight_id, visit.attempt) for visit in visits}),
+        kills=kills,
+        seconds=round(seconds, 1),
+        ledger={
+            **{name: getattr(whole, name) for name in ("received", "done", "dead", "pending", "unknown", "lost")},
+            "problems": len(ledger.problems),
+        },
+        problems=(*problems, *_disagreements(ledger, len(fates), len(done), len(dead))),
     )
 
 
-def _by_ledger(ledger: Ledger | None) -> Mapping[str, int] | None:
-    if ledger is None:
-        return None
-    whole = ledger.total
-    return {
-        "received": whole.received,
-        "done": whole.done,
-        "pending": whole.pending,
-        "dead": whole.dead,
-        "unknown": whole.unknown,
-        "lost": whole.lost,
-        "problems": len(ledger.problems),
-    }
-
-
 def early_visits(visits: Iterable[Visit], delays_ms: Sequence[int]) -> list[Visit]:
-    """Return the deliveries that came before their time.
-
-    Args:
-        visits: the service's log, in any order.
-        delays_ms: the policy's waits, without jitter.
-    """
+    """Return the deliveries that came before their time; `delays_ms` are the policy's waits, without jitter."""
     by_attempt: defaultdict[tuple[int, int], list[Visit]] = defaultdict(list)
     for visit in visits:
         by_attempt[visit.flight_id, visit.attempt].append(visit)
     early = []
     for (flight_id, attempt), runs in by_attempt.items():
         before = by_attempt.get((flight_id, attempt - 1), ())
-        # The run that failed is not known where there are several: the earliest gives a bound that is sure.
+        # Which run failed is not known where there are several: the earliest gives a bound that is sure.
         sure_ms = min((_soonest_next_ms(visit, delays_ms) for visit in before), default=0) - CLOCK_GRAIN_MS
         early += [visit for visit in runs if visit.started_ms < max(sure_ms, visit.due_at_ms or 0)]
     return early
@@ -209,54 +145,12 @@ def _soonest_next_ms(visit: Visit, delays_ms: Sequence[int]) -> int:
     return (visit.started_ms if visit.outcome is Outcome.TIMEOUT else visit.ended_ms) + delay_ms
 
 
-def _last_verdicts(visits: Iterable[Visit]) -> dict[int, Outcome]:
-    verdicts: dict[int, Outcome] = {}
-    for visit in visits:
-        if visit.outcome in {Outcome.NOT_FOUND, Outcome.UNPROCESSABLE}:
-            verdicts[visit.flight_id] = visit.outcome
-    return verdicts
+def _finding(what: str, flights: Sequence[int]) -> str:
+    examples = ", ".join(map(str, flights[:SHOWN_EXAMPLES]))
+    return f"{len(flights)} {what} ({examples}{', ...' if len(flights) > SHOWN_EXAMPLES else ''})"
 
 
-def _problems(
-    evidence: Evidence,
-    done: set[int],
-    letters: Mapping[int, HandOff],
-    answered: set[int],
-    verdicts: Mapping[int, Outcome],
-    early: Sequence[Visit],
-    copies: Mapping[tuple[Station, str, int], int],
-) -> Iterable[str]:
-    expected = evidence.expected
-    attempts = len(evidence.delays_ms) + 1
-    seen = {visit.flight_id for visit in evidence.visits} | {handoff.flight_id for handoff in evidence.handoffs}
-    wrong = [
-        flight_id
-        for flight_id, fate in expected.items()
-        if (flight_id in done and fate is not Fate.DONE)
-        or (flight_id in letters and (fate is Fate.DONE or verdicts.get(flight_id) != fate.value))
-    ]
-    findings: tuple[tuple[str, Iterable[object]], ...] = (
-        ("flights are lost: neither done nor dead", expected.keys() - done - letters.keys()),
-        ("flights have another fate than the data say", wrong),
-        ("flights are both done and dead", answered & letters.keys()),
-        ("flights were delivered that were never fed", seen - expected.keys()),
-        ("deliveries came early", {visit.flight_id for visit in early}),
-        ("flights were tried more often than the policy allows", _beyond(evidence.visits, attempts)),
-        ("retries were parked and never redelivered", _unfired(evidence.handoffs)),
-        ("redeliveries had no effect", _unheeded(evidence.handoffs, evidence.visits)),
-        ("hand-offs are there twice", {f"{key[1]} attempt {key[2]} on {key[0]}" for key, n in copies.items() if n > 1}),
-    )
-    for what, cases in findings:
-        listed = sorted(cases, key=str)
-        if listed:
-            examples = ", ".join(str(case) for case in listed[:SHOWN_EXAMPLES])
-            yield f"{len(listed)} {what} ({examples}{', ...' if len(listed) > SHOWN_EXAMPLES else ''})"
-    if evidence.ledger is not None:
-        yield from _disagreements(evidence.ledger, len(expected), len(done), len(expected.keys() & letters.keys()))
-
-
-def _disagreements(ledger: Ledger, fed: int, done: int, dead: int) -> Iterable[str]:
-    """Say what the ledger finds fault with, and where it has come to other numbers."""
+def _disagreements(ledger: Ledger, fed: int, done: int, dead: int) -> Iterator[str]:
     for problem in ledger.problems[:SHOWN_EXAMPLES]:
         whose = problem.failure_id or f"partition {problem.partition}"
         yield f"the ledger says of {whose}: {problem.fault.value}: {problem.text}"
@@ -266,23 +160,3 @@ def _disagreements(ledger: Ledger, fed: int, done: int, dead: int) -> Iterable[s
             f"the ledger has {whole.received} received, {whole.done} done, {whole.dead} dead; "
             f"fed were {fed}, and by the service's log {done} are done, {dead} dead"
         )
-
-
-def _beyond(visits: Iterable[Visit], attempts: int) -> set[int]:
-    return {visit.flight_id for visit in visits if visit.attempt > attempts}
-
-
-def _unfired(handoffs: Iterable[HandOff]) -> set[str]:
-    """Return the retries that wait still: parked, and not handed to the redelivery topic."""
-    handed = defaultdict[Station, set[str]](set)
-    for handoff in handoffs:
-        handed[handoff.station].add(f"{handoff.failure_id} attempt {handoff.attempt}")
-    return handed[Station.RETRY] - handed[Station.REDELIVERY]
-
-
-def _unheeded(handoffs: Sequence[HandOff], visits: Iterable[Visit]) -> set[int]:
-    """Return the flights that were redelivered without a sign of the next attempt: no visit, no further hand-off."""
-    signs = {(visit.flight_id, visit.attempt) for visit in visits}
-    signs |= {(each.flight_id, each.attempt) for each in handoffs if each.station is not Station.REDELIVERY}
-    fired = (each for each in handoffs if each.station is Station.REDELIVERY)
-    return {each.flight_id for each in fired if (each.flight_id, each.attempt + 1) not in signs}

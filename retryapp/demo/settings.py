@@ -1,16 +1,26 @@
-"""What the demo's worker reads from the environment: variables `RETRYAPP_DEMO_...`."""
+"""What the demo's programs agree on, and the variables `RETRYAPP_DEMO_...` that its app and its feeder read.
+
+The policy survives the worst that the service plans: three planned failures and two in the outage are five, and six
+retries allow six. Its longest way is 1 + 2 + 4 + 8 + 8 + 8 s.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from retryapp.demo.client import DEFAULT_TIMEOUT_S
-from retryapp.demo.service import DEFAULT_PORT
-
-PREFIX = "RETRYAPP_DEMO_"
-MAIN_TOPIC = "flights"
-DEFAULT_GROUP = "demo"
+PREFIX: Final = "RETRYAPP_DEMO_"
+MAIN_TOPIC: Final = "flights"
+PARTITIONS: Final = 4
+DEFAULT_GROUP: Final = "demo"
+DEFAULT_PORT: Final = 6070
+"""Of the service."""
+POLICY: Final = "1s 2s 4s 8s*3"
+OUTAGE_S: Final = 8.0
+SESSION_TIMEOUT_S: Final = 6.0
+"""After this time the group takes a killed worker's partitions away."""
 
 
 class DemoSettings(BaseSettings):
@@ -21,5 +31,3 @@ class DemoSettings(BaseSettings):
     broker: str = Field(default="localhost:9092", description="Address of the broker, without a scheme.")
     group: str = Field(default=DEFAULT_GROUP, description="App id: consumer group and prefix of the topics.")
     service_url: str = Field(default=f"http://127.0.0.1:{DEFAULT_PORT}", description="Base address of the service.")
-    timeout_s: float = Field(default=DEFAULT_TIMEOUT_S, gt=0, description="Time-out of one request, seconds.")
-    worker: str = Field(default="worker", description="Name told to the service, for its log.")

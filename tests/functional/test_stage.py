@@ -169,3 +169,18 @@ def test_a_wait_names_its_condition_and_the_last_answer() -> None:
     with pytest.raises(NotInTimeError, match=re.escape("not within 0.1 s: pigs fly; last answer: 0")):
         wait_for(lambda: 0, "pigs fly", timeout_s=0.1, every_s=0.01)
     assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not hold processes to processors")
+def test_a_child_is_held_to_its_processors(tmp_path: Path) -> None:
+    """The run itself is not."""
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    with Run(tmp_path) as run:
+        child = run.child(
+            "pinned",
+            [sys.executable, "-c", "import os; print('ready at', os.sched_getaffinity(0))"],
+            cores=frozenset({core}),
+        )
+        assert child.wait_for_line(r"ready at (.+)$").group(1) == f"{{{core}}}"
+    assert os.sched_getaffinity(0) == before

@@ -1,162 +1,123 @@
 """The failing service over real HTTP on the loopback interface."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
-from retryapp.demo.client import EnrichmentClient
-from retryapp.demo.data import Flight, load_planes, read_flights
-from retryapp.demo.faults import FaultKind, FaultPlan, Outage
+from retryapp.demo.data import Flight, read_flights
+from retryapp.demo.faults import planned_failures, planned_fault
 from retryapp.demo.service import EnrichmentService, serve
-from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, FAILURE_ID_HEADER, Outcome, VisitLog, VisitTail
+from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, VisitTail
 
-NO_OUTAGE = Outage(after_requests=None, after_s=None, seconds=0)
-QUIET = FaultPlan(seed=1, share=0.0)
-FLAKY = FaultPlan(seed=1, share=1.0, timeout_share=0.34, reset_share=0.33)
+TIMEOUT_S = 0.3
 
-Start = Callable[..., Awaitable[tuple[EnrichmentClient, VisitTail]]]
+
+class House:
+    """A running service, a client and the tail of its log."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, tail: VisitTail) -> None:
+        self.url, self.session, self.tail = url, session, tail
+
+    async def ask(self, flight: Flight, headers: dict[str, str] | None = None) -> tuple[int, str, str | None]:
+        """Return status, body and the wait that the answer asks for."""
+        body = flight.model_dump_json()
+        async with self.session.post(f"{self.url}/enrich", data=body, headers=headers) as response:
+            return response.status, await response.text(), response.headers.get("Retry-After")
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Start a service; yields a factory of (client, tail of its log)."""
-    closers: list[Callable[[], Awaitable[None]]] = []
-    log = VisitLog(tmp_path / "visits.jsonl")
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Start a service."""
+    log = tmp_path / "visits.jsonl"
+    closers = []
 
-    async def _start(plan: FaultPlan = QUIET, outage: Outage = NO_OUTAGE) -> tuple[EnrichmentClient, VisitTail]:
-        service = EnrichmentService(planes=load_planes(), plan=plan, outage=outage, log=log, latency_s=0.0)
-        runner, port = await serve(service, host="127.0.0.1", port=0)
-        client = EnrichmentClient(f"http://127.0.0.1:{port}", timeout_s=0.3)
-        closers.extend([client.close, runner.cleanup])
-        return client, VisitTail(tmp_path / "visits.jsonl")
+    async def _start(**options: Any) -> House:
+        runner, port = await serve(EnrichmentService(log, **options), host="127.0.0.1", port=0)
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+        closers.extend([session.close, runner.cleanup])
+        return House(f"http://127.0.0.1:{port}", session, VisitTail(log))
 
     yield _start
     for close in closers:
         await close()
-    log.close()
 
 
-def flight_with(kind: FaultKind, plan: FaultPlan) -> Flight:
-    """Return a flight whose first attempt fails in this way."""
-    for flight in read_flights():
-        fault = plan.fault(flight.id, 1)
-        if fault is not None and fault.kind is kind:
-            return flight
-    raise LookupError(kind)
+def flight_with(kind: Outcome | None) -> Flight:
+    """Return a flight whose first attempt fails in this way, or not at all."""
+    return next(flight for flight in read_flights() if getattr(planned_fault(flight.id, 1), "outcome", None) is kind)
 
 
-async def test_a_flight_gets_its_plane(start: Start) -> None:
+async def test_a_flight_gets_its_plane(start: Callable[..., Any]) -> None:
     """A healthy request is answered with the plane and logged once, with what the client claims."""
-    client, tail = await start()
-    flight = next(read_flights())
-    answer = await client.enrich(
-        flight, {ATTEMPT_HEADER: "3", FAILURE_ID_HEADER: "demo/flights@abc/0/1", DUE_HEADER: "123"}
-    )
-    assert answer.status == 200
-    assert "N14228" in answer.text
-    [visit] = tail.read()
-    assert (visit.flight_id, visit.attempt, visit.outcome, visit.due_at_ms) == (1, 3, Outcome.DONE, 123)
-    assert visit.failure_id == "demo/flights@abc/0/1"
+    house, flight = await start(), flight_with(None)
+    status, text, _ = await house.ask(flight, {ATTEMPT_HEADER: "3", DUE_HEADER: "123"})
+    assert status == 200
+    assert flight.tailnum in text
+    (visit,) = house.tail.read()
+    assert (visit.flight_id, visit.attempt, visit.outcome, visit.due_at_ms) == (flight.id, 3, Outcome.DONE, 123)
     assert visit.started_ms <= visit.ended_ms
 
 
-async def test_the_data_decide_what_fails_for_good(start: Start) -> None:
+async def test_the_data_decide_the_final_answers(start: Callable[..., Any]) -> None:
     """No arrival time is 422, checked first; an unknown tail number is 404."""
-    client, tail = await start()
-    flight = next(read_flights())
-    unknown = flight.model_copy(update={"tailnum": "N0"})
+    house = await start()
+    unknown = flight_with(None).model_copy(update={"tailnum": "N0"})
     never = unknown.model_copy(update={"arr_time": None})
-    assert [(await client.enrich(each)).status for each in (unknown, never)] == [404, 422]
-    assert [visit.outcome for visit in tail.read()] == [Outcome.NOT_FOUND, Outcome.UNPROCESSABLE]
+    assert [(await house.ask(each))[0] for each in (unknown, never)] == [404, 422]
+    assert [visit.outcome for visit in house.tail.read()] == [Outcome.NOT_FOUND, Outcome.UNPROCESSABLE]
 
 
-async def test_a_planned_503_says_when_to_come_back(start: Start) -> None:
-    """The planned 503 carries Retry-After, and the log says the same."""
-    client, tail = await start(FLAKY)
-    answer = await client.enrich(flight_with(FaultKind.UNAVAILABLE, FLAKY))
-    [visit] = tail.read()
-    assert (answer.status, visit.outcome) == (503, Outcome.UNAVAILABLE)
-    assert answer.retry_after_s is not None
-    assert visit.retry_after_ms == answer.retry_after_s * 1000
+async def test_a_planned_503_says_when_to_come_back(start: Callable[..., Any]) -> None:
+    """The log has the wait of `Retry-After`; after its planned failures the flight succeeds."""
+    house, flight = await start(), flight_with(Outcome.UNAVAILABLE)
+    status, _, retry_after = await house.ask(flight)
+    (visit,) = house.tail.read()
+    assert (status, visit.outcome) == (503, Outcome.UNAVAILABLE)
+    assert visit.retry_after_ms == int(retry_after) * 1000 > 0
+    assert (await house.ask(flight, {ATTEMPT_HEADER: str(planned_failures(flight.id) + 1)}))[0] in {200, 404, 422}
 
 
-async def test_a_planned_time_out_outlasts_the_client(start: Start) -> None:
+async def test_a_planned_time_out_outlasts_the_client(start: Callable[..., Any]) -> None:
     """The client gives up, and the log has the time-out once the client is gone."""
-    client, tail = await start(FLAKY)
+    house = await start()
     with pytest.raises(TimeoutError):
-        await client.enrich(flight_with(FaultKind.TIMEOUT, FLAKY))
+        await house.ask(flight_with(Outcome.TIMEOUT))
     async with asyncio.timeout(5):
-        while not (visits := tail.read()):  # noqa: ASYNC110 - a file tells nobody
+        while not (visits := house.tail.read()):  # noqa: ASYNC110 - a file signals nothing
             await asyncio.sleep(0.01)
     assert visits[0].outcome is Outcome.TIMEOUT
-    assert visits[0].ended_ms - visits[0].started_ms >= 200
+    assert visits[0].ended_ms - visits[0].started_ms >= 1000 * TIMEOUT_S * 0.7
 
 
-async def test_a_planned_reset_breaks_the_connection_once(start: Start) -> None:
+async def test_a_planned_reset_breaks_the_connection_once(start: Callable[..., Any]) -> None:
     """The client sees a broken connection and does not try again by itself."""
-    client, tail = await start(FLAKY)
+    house = await start()
     with pytest.raises((aiohttp.ClientConnectionError, ConnectionResetError)):
-        await client.enrich(flight_with(FaultKind.RESET, FLAKY))
-    assert [visit.outcome for visit in tail.read()] == [Outcome.RESET]
+        await house.ask(flight_with(Outcome.RESET))
+    assert [visit.outcome for visit in house.tail.read()] == [Outcome.RESET]
 
 
-async def test_planned_failures_end(start: Start) -> None:
-    """After its planned failures a flight succeeds."""
-    client, _ = await start(FLAKY)
-    flight = flight_with(FaultKind.UNAVAILABLE, FLAKY)
-    answer = await client.enrich(flight, {ATTEMPT_HEADER: str(FLAKY.failures(flight.id) + 1)})
-    assert answer.status == 200
-
-
-async def test_in_the_outage_everything_is_503(start: Start) -> None:
-    """From the stated request on even flights that fail for good are answered 503."""
-    client, tail = await start(outage=Outage(after_requests=2, after_s=None, seconds=60))
-    flight = next(read_flights())
+async def test_in_the_outage_everything_is_503(start: Callable[..., Any]) -> None:
+    """From the stated request on, for its length, even flights with a final answer are answered 503."""
+    house, flight = await start(outage_after=2, outage_s=0.3), flight_with(None)
     never = flight.model_copy(update={"arr_time": None})
-    assert [(await client.enrich(each)).status for each in (flight, flight, never)] == [200, 503, 503]
-    assert [visit.retry_after_ms is None for visit in tail.read()] == [True, False, False]
+    assert [(await house.ask(each))[0] for each in (flight, flight, never)] == [200, 503, 503]
+    assert [visit.retry_after_ms for visit in house.tail.read()][1] >= 1000
+    await asyncio.sleep(0.3)
+    assert (await house.ask(never))[0] == 422
 
 
-async def test_health_and_stats(start: Start) -> None:
-    """Health tells the outage, the counts tell every outcome."""
-    client, _ = await start(outage=Outage(after_requests=1, after_s=None, seconds=60))
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"{client.url}/health") as response:
-            assert (response.status, await response.json()) == (200, {"status": "up"})
-        await client.enrich(next(read_flights()))
-        async with session.get(f"{client.url}/health") as response:
-            assert (response.status, await response.json()) == (503, {"status": "outage"})
-        async with session.get(f"{client.url}/stats") as response:
-            stats = await response.json()
-    assert (stats["requests"], stats["outcomes"]["503"], stats["outage"]) == (1, 1, "on")
-
-
-async def test_a_body_that_is_no_flight_is_the_callers_fault(start: Start) -> None:
+@pytest.mark.parametrize(("body", "headers"), [(b"{", {}), (None, {ATTEMPT_HEADER: "two"}), (None, {DUE_HEADER: ""})])
+async def test_a_request_that_is_damaged_is_the_callers_fault(
+    start: Callable[..., Any], body: bytes | None, headers: dict[str, str]
+) -> None:
     """It is answered 400 and does not enter the log."""
-    client, tail = await start()
-    async with aiohttp.ClientSession() as session, session.post(f"{client.url}/enrich", data=b"{") as response:
+    house = await start()
+    body = body or flight_with(None).model_dump_json().encode()
+    async with house.session.post(f"{house.url}/enrich", data=body, headers=headers) as response:
         assert response.status == 400
-    assert tail.read() == []
-
-
-async def test_the_service_runs_as_a_process(tmp_path: Path) -> None:
-    """Started as a module it names its address first, serves, and stops at once on a signal."""
-    log = tmp_path / "visits.jsonl"
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "retryapp.demo.service", "--port", "0", "--log", str(log), "--share", "0"],
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
-        client = EnrichmentClient(line.removeprefix("listening on ").strip(), timeout_s=5)
-        assert (await client.enrich(next(read_flights()))).status == 200
-        await client.close()
-    finally:
-        process.terminate()
-        await asyncio.wait_for(process.communicate(), 10)
-    assert len(VisitTail(log).read()) == 1
+    assert house.tail.read() == []
