@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from retryapp.web.instants import length_text
+from retryapp.lookup.instants import length_text
 
 PLAIN_INTERVAL_S: Final = 3.0
 """Where no terminal is, a line every few seconds is enough."""

@@ -261,7 +261,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
     for cut in taken:
         group = cut.mains.group
         for topology in find_handlers(admin, group):
-            counted = take_ledger(connection, topology, copies_allowed=True).partitions
+            counted = take_ledger(connection, topology).partitions
             ours = [row for row in rows if (row["group"], row["main"]) == (group, topology.main)]
             for row in ours:
                 theirs = asdict(counted[row["partition"]])

@@ -16,10 +16,10 @@ from retryapp.cli._spark import interruptible, lake_options, length_ms, spark_se
 from retryapp.cli._target import reach, read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.kafka import KafkaConnection
+from retryapp.lookup.instants import utc_text
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
-from retryapp.web.instants import utc_text
 
 if TYPE_CHECKING:
     from retryapp.pipeline.upkeep import Upkeep

@@ -13,10 +13,10 @@ one. So topics are asked in an order in which nothing can be missing, and what i
 4. *The other topics*, in the same way. What the transactions of 2 and 3 have published is in there.
 
 The ledger is that of the moment 2: a copy is handled when it lies before the group's offset. Rows may have left the
-table a little later, up to 3; such a record is on the redelivery topic behind the group's offset, pending in both
+table a little later, up to 3; such a record is on the redelivery topic from the committed offset on, pending in both
 places. Whatever else was published later is not on any record's way to where it was at 2 (`journey.follow`); only what
 lies below the floors, and does not fit, is a fault. No lane has to stand still for it, and none is waited for longer
-than one transaction takes. Lanes without transactions publish first and move offsets last, so the same order serves.
+than one transaction takes.
 
 Where records are deleted meanwhile the beginnings of the topics are asked for once more after reading.
 """
@@ -56,7 +56,7 @@ def take_bounds(
         positions: asks it.
         topics: the handler's.
         partitions: topic → how many it has.
-        on_wait: told what is waited for, when it takes longer.
+        on_wait: called with what is waited for, when it takes longer.
 
     Raises:
         OpenTransactionError: a transaction does not end.

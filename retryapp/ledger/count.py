@@ -16,7 +16,7 @@ does not add up; nothing for a record that never failed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -31,19 +31,17 @@ CLOCKS_MS: Final = 60_000
 
 @dataclass(slots=True, kw_only=True)
 class Balance:
-    """What one partition, or a handler, comes to: received = all the others up to ``lost``."""
+    """The count of one partition, or of a handler: received = the sum of the others up to ``lost``."""
 
     received: int = 0
     """Records of the main topic that the group's offset has passed, and failed ones that it no longer keeps."""
     done: int = 0
     pending: int = 0
-    held: int = 0
     dead: int = 0
-    discarded: int = 0
     skipped: int = 0
-    """Passed over as duplicates of an event that was there before."""
+    """Duplicates of an earlier event."""
     unknown: int = 0
-    """Records whose fate the topics no longer tell."""
+    """Records whose fate the topics no longer contain."""
     lost: int = 0
     recovered: int = 0
     """Of those done: after a failure."""
@@ -52,16 +50,9 @@ class Balance:
     redelivered: int = 0
     """Of those pending: on the redelivery topic, not handled yet."""
     expired_offsets: int = 0
-    """Offsets at the beginning that the main topic no longer keeps, and of which no trace tells."""
+    """Offsets at the beginning that the main topic no longer keeps and that have no trace."""
     unread_offsets: int = 0
     """Offsets of the main topic that the group has not passed."""
-    copies: int = 0
-    """Hand-offs beyond the first of each."""
-
-    def add(self, other: Balance) -> None:
-        """Add another partition's."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @dataclass(slots=True)
@@ -145,12 +136,10 @@ class PartitionCount:
         """
         where = f"{self._topics.names[topic]}[{self.partition}]"
         if committed < begin:
-            text = (
-                f"{begin - committed} offsets of {where} were deleted before the group, at {committed}, had read them"
-            )
+            text = f"{begin - committed} offsets of {where} from committed offset {committed} on were deleted unread"
             self._problem(Fault.DELETED, text)
         elif committed > end:
-            text = f"the group's offset {committed} lies behind the end of {where}, {end}: it was made anew, or cut off"
+            text = f"committed offset {committed} of {where} is past its end offset {end}: recreated or truncated topic"
             self._problem(Fault.OFFSETS, text)
 
     def judge(self, cut: Cut) -> None:
@@ -243,7 +232,7 @@ class PartitionCount:
             self.balance.done -= missing
             text = f"{told.failed} records failed in {where}, {traced} of them left a trace"
             self._problem(Fault.LOST, text, where=(each.where,))
-        elif traced > told.failed and not self._cut.copies_allowed:
+        elif traced > told.failed:
             text = f"{told.failed} records failed in {where}, and {traced} have traces of a failure"
             self._problem(Fault.COUNTS, text, where=(each.where,))
 
@@ -262,14 +251,12 @@ class PartitionCount:
             self._problem(fault, text, offset=offset, topic_id=topic_id, station=last, where=where)
 
     def _tell_ahead(self, ahead: list[tuple[int, Trace]], committed: int) -> None:
-        if not ahead or self._cut.copies_allowed:  # without transactions a copy comes before the offset
-            return
-        if committed == 0:
-            text = f"{len(ahead)} records have left traces, and the group has no offset in {self._topics.main}"
+        if ahead and committed == 0:
+            text = f"{len(ahead)} records have traces, but the group has no committed offset of {self._topics.main}"
             self._problem(Fault.OFFSETS, text, where=(self._cut.place(ahead[0][1]),))
             return
         for offset, last in ahead:
-            text = f"it was handed over, and the group's offset {committed} has not passed it: it is delivered again"
+            text = f"it was published, but committed offset {committed} is not past it: it will be delivered again"
             where = (self._cut.place(last),)
             self._problem(Fault.AHEAD, text, offset=offset, station=station_text(last), where=where)
 
@@ -312,7 +299,6 @@ class PartitionCount:
 
     def _add(self, journey: Journey) -> None:
         balance, fate, last = self.balance, journey.fate, journey.last
-        balance.copies += journey.copies
         if fate is Fate.DONE:
             balance.done += 1
             balance.recovered += 1
@@ -348,9 +334,9 @@ def station_text(trace: Trace) -> str:
     return places[trace.station] + again
 
 
-def total(balances: Iterator[Balance]) -> Balance:
+def total(balances: Iterable[Balance]) -> Balance:
     """Add balances up."""
     whole = Balance()
-    for balance in balances:
-        whole.add(balance)
+    for field in fields(Balance):
+        setattr(whole, field.name, sum(getattr(balance, field.name) for balance in balances))
     return whole

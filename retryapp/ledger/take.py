@@ -35,24 +35,23 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What the topics of one handler come to."""
+    """The count of one handler's topics."""
 
     group: str
     main: str
     since_ms: int | None
-    copies_allowed: bool
     partitions: Mapping[int, Balance]
     problems: tuple[Problem, ...]
     """All that does not add up, by partition and offset."""
     unread_events: int
-    """Records of the events topic that are no event known here."""
+    """Records of the events topic of an unknown type."""
     forgotten: tuple[int, ...] = ()
-    """Partitions whose offset the broker has forgotten; it was taken from what their lanes had written down."""
+    """Partitions whose committed offset the broker has expired; it was taken from the changelog."""
 
     @property
     def total(self) -> Balance:
         """All partitions together."""
-        return total(iter(self.partitions.values()))
+        return total(self.partitions.values())
 
     @property
     def adds_up(self) -> bool:
@@ -65,7 +64,6 @@ def take_ledger(
     topology: HandlerTopology,
     *,
     since_ms: int | None = None,
-    copies_allowed: bool = False,
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> Ledger:
@@ -75,7 +73,6 @@ def take_ledger(
         connection: the cluster.
         topology: the handler; retry topics of other delays that are there are counted too.
         since_ms: leave out what was received before the main topic's first record of this time or later.
-        copies_allowed: workers without transactions may have handed over twice.
         on_progress: told how far the reading is.
         on_wait: told what is waited for, when it takes longer.
 
@@ -84,7 +81,7 @@ def take_ledger(
         BrokerUnreachableError, AccessDeniedError: they cannot be read.
         OpenTransactionError: a transaction does not end.
     """
-    return _Taking(connection, topology, since_ms, copies_allowed, on_progress, on_wait).take()
+    return _Taking(connection, topology, since_ms, on_progress, on_wait).take()
 
 
 @dataclass(slots=True)
@@ -92,7 +89,6 @@ class _Taking:
     connection: KafkaConnection
     topology: HandlerTopology
     since_ms: int | None
-    copies_allowed: bool
     on_progress: OnProgress | None
     on_wait: OnWait | None
     positions: Positions = field(init=False)
@@ -129,7 +125,6 @@ class _Taking:
             group=self.topics.group,
             main=names[0],
             since_ms=self.since_ms,
-            copies_allowed=self.copies_allowed,
             partitions=balances,
             problems=tuple(problem for count in self.counts.values() for problem in count.problems),
             unread_events=self.unread_events,
@@ -259,7 +254,6 @@ class _Taking:
                     committed=[bounds.committed.get((topics.names[t], number)) or 0 for t in topics.consumed],
                     floor=[bounds.floor.get((name, number), 0) for name in topics.names],
                     kept_from_ms=kept,
-                    copies_allowed=self.copies_allowed,
                     buried=count.buried,
                 )
             )

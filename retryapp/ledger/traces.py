@@ -212,18 +212,18 @@ def _told(headers: Headers, partition: int, station: Station, place: tuple[int, 
     try:
         group, origin = read.name(RETRY_GROUP), read.origin()
     except DamagedMetadataError as error:
-        return Told(trace, nobody=f"its headers do not say whose it is: {error}")
+        return Told(trace, nobody=f"its headers do not identify a record: {error}")
     told = _named(group, origin, partition, trace, topics)
     return _damaged(told, origin, _range(read, origin.offset), topics) if damaged else told
 
 
 def _named(group: str, origin: Origin, partition: int, trace: Trace, topics: Topics) -> Told:
     if group != topics.group:
-        return Told(trace, nobody=f"it is of group {group}")
+        return Told(trace, nobody=f"it belongs to group {group}")
     if origin.partition != partition:
-        return Told(trace, nobody=f"it is of {origin.text}, another partition")
+        return Told(trace, nobody=f"it belongs to {origin.text}, another partition")
     if origin.topic != topics.main:
-        return Told(trace, nobody=f"it is of {origin.text}, another topic")
+        return Told(trace, nobody=f"it belongs to {origin.text}, another topic")
     return Told(trace, origin.topic_id, origin.offset)
 
 

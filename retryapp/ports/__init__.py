@@ -44,6 +44,7 @@ from retryapp.ports.flow import (
     TopicPartition,
 )
 from retryapp.ports.view import (
+    PAGES_PREFIX,
     DeadEntry,
     HandlerInfo,
     PartitionInfo,
@@ -53,6 +54,7 @@ from retryapp.ports.view import (
 )
 
 __all__ = [
+    "PAGES_PREFIX",
     "Acks",
     "Clock",
     "Committed",

@@ -225,7 +225,6 @@ def ledger(*problems: Problem, **counts: int) -> Ledger:
         group="demo",
         main="flights",
         since_ms=None,
-        copies_allowed=False,
         partitions={0: PartitionBalance(**told), 1: PartitionBalance(received=1, dead=1)},
         problems=problems,
         unread_events=0,
