@@ -64,7 +64,7 @@ def page_options(command: Callable[..., R]) -> Callable[..., R]:
         click.option(
             "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Records per page."
         ),
-        click.option("--after", metavar="MARK", type=_Mark(), help="Continue after this mark, printed by each page."),
+        click.option("--after", metavar="MARK", type=Mark(), help="Continue after this mark, printed by each page."),
     )
 
 
@@ -72,10 +72,13 @@ def _decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Calla
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-class _Mark(click.ParamType):
+class Mark(click.ParamType):
+    """The mark that a page of a list ends with."""
+
     name = "mark"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PageMark:
+        """Read it back, or fail with the option's name."""
         try:
             instant_ms, main, partition, offset = str(value).split("/")
             return PageMark(int(instant_ms), main, int(partition), int(offset))

@@ -58,28 +58,6 @@ async def test_pages_are_there_when_the_users_own_page_asks_for_the_web_server_f
     assert await status_of(app, "/retries/health") == 200
 
 
-async def test_the_users_own_pages_stay(worker: Any, clock: Any) -> None:
-    """Both are served."""
-    app = registered(worker, clock)
-
-    @app.page("/mine/")
-    async def mine(view: Any, request: Any) -> Any:
-        return view.json({})
-
-    assert await status_of(app, "/mine/") == 200
-
-
-async def test_pages_can_be_registered_while_the_app_is_configured(worker: Any, clock: Any) -> None:
-    """From `on_after_configured`, the usual place of an extension."""
-    app = faust.App("billing")
-
-    def add(app: faust.App, **_: object) -> None:
-        register(app, worker, clock=clock)
-
-    app.on_after_configured.connect(add)
-    assert await status_of(app, "/retries/health") == 200
-
-
 async def test_registering_too_late_is_refused(worker: Any, clock: Any) -> None:
     """No silent absence of pages."""
     app = faust.App("billing")

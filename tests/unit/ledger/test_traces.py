@@ -45,7 +45,7 @@ def test_a_copy_tells_whose_it_is_and_which_attempt(topics):
 @pytest.mark.parametrize(
     ("changes", "partition", "text"),
     [
-        ({"group": "other"}, 0, "it is of group other"),
+        ({"group": "other"}, 0, "it belongs to group other"),
         ({}, 1, "another partition"),
         ({"origin": Origin("elsewhere", ID, 0, 1)}, 0, "another topic"),
     ],
