@@ -130,7 +130,7 @@ def _notes(ledger: Ledger) -> list[str]:
         )
     if whole.expired_offsets:
         lines.append(
-            f"unknown (expired): the first {whole.expired_offsets:,} offsets of {ledger.main} are past its retention; "
+            f"unknown (expired): the first {whole.expired_offsets:,} offsets of {ledger.main} are no longer kept; "
             "records received there are not counted"
         )
     if whole.unread_offsets:

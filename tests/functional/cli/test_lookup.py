@@ -214,11 +214,22 @@ def test_client_properties_come_from_a_file(retryapp, shop, tmp_path: Path):
     assert "geheim" not in done.err
 
 
+def test_a_misspelt_main_topic_is_answered_with_those_that_there_are(retryapp, shop):
+    """With the closest one first; a rightly spelt one passes, and nothing is created."""
+    assert retryapp("dead", "list", *shop.place, "--topic", shop.topology.main).code == 0
+    wrong = shop.topology.main[:-1]
+    done = retryapp("dead", "list", *shop.place, "--topic", wrong)
+    assert done.code == 2
+    assert f"--topic {wrong}: no handler of that topic was found" in done.err
+    assert f"Did you mean '{shop.topology.main}'? There are: {shop.topology.main}" in done.err
+    assert "reate" not in done.err
+
+
 def test_looking_makes_no_topics(retryapp, bootstrap):
-    """A mistyped main topic is an environment error, and nothing is created."""
+    """A mistyped group is an environment error, and nothing is created."""
     done = retryapp("dead", "list", "--broker", bootstrap, "--group", "no-group", "--topic", "no-main")
     assert done.code == 3
-    assert "no-group.no-main.dlq" in done.err
+    assert "Group 'no-group' has no handlers there" in done.err
     from retryapp.kafka import KafkaConnection
 
     assert not [n for n in KafkaAdmin(KafkaConnection(bootstrap)).topic_names() if n.startswith("no-group")]
