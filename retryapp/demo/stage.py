@@ -26,7 +26,7 @@ from retryapp.demo.settings import DEFAULT_GROUP, MAIN_TOPIC, PREFIX
 from retryapp.jvm import Progress
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.connection import client_log
-from retryapp.ports import PAGES_PREFIX as PAGES
+from retryapp.web.answers import PREFIX as PAGES
 
 WORKERS = 2
 READY_TIMEOUT_S = 60.0

@@ -1,8 +1,8 @@
-"""What a worker's pages may ask: `ports.WorkerView` on the runtime. Everything is bounded.
+"""`ports.WorkerView` on the runtime.
 
-Most questions run on the worker's event loop, between records. So no method here reads more rows than its `limit` and
-one more per partition, and what needs the broker is awaited. What reads many rows may be called in a thread: it takes
-each table once, and an iterator ends before the method returns.
+Its methods run on the worker's event loop, between records: none reads more rows than its `limit` and one more per
+partition, and what needs the broker is awaited. `due_times`, `pending_page` and `dead_page` may run in a thread: each
+asks for its table once, and its iterators end with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
@@ -26,7 +26,6 @@ from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, 
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.lanes import LaneWatch
 from retryapp.runtime.observers import CombinedObserver
-from retryapp.runtime.placement import owners
 
 NO_CLAIMS: frozenset[bytes] = frozenset()
 LAG_TIMEOUT_S: Final = 2.0
@@ -36,7 +35,7 @@ _ELSEWHERE: Final = "elsewhere"
 
 
 class RuntimeView(WorkerView):
-    """A worker, to its pages."""
+    """What the pages may ask of a runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -97,11 +96,8 @@ class RuntimeView(WorkerView):
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
         numbers = range(self._runtime.served[main].partitions) if partition is None else (partition,)
-        here = [
-            (number, placed)
-            for number in numbers
-            if (placed := self._open(main, number)) is not None and placed.lane.state is LaneState.OPEN
-        ]
+        places = [(number, self._open(main, number)) for number in numbers]
+        here = [(number, placed) for number, placed in places if placed and placed.lane.state is LaneState.OPEN]
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
         rows = [_waiting(placed, number, after, chunk) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))
@@ -146,7 +142,10 @@ class RuntimeView(WorkerView):
         return self._runtime.placed.get((main, partition))
 
     def _addresses(self, main: str) -> dict[int, str]:
-        return dict(owners(self._runtime.app, main)) if self._runtime.plan is not None else {}
+        if self._runtime.plan is None:
+            return {}
+        workers = cast("Any", self._runtime.app.assignor).external_topics_metadata()
+        return {int(number): str(url) for url, topics in workers.items() for number in topics.get(main, ())}
 
     def _partition(self, main: str, number: int, address: str | None) -> PartitionInfo:
         placed = self._open(main, number)

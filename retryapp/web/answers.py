@@ -32,6 +32,7 @@ from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, n
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
 from retryapp.web.query import Question, offsets_text
 
+PREFIX: Final = PAGES_PREFIX
 SCAN_ROWS: Final = 2_000
 """A page of dead letters looks at no more rows than this when it filters by reason."""
 
@@ -249,7 +250,7 @@ class Answers:
             raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
         self.get_open_partition_or_404(origin.partition, question)
         same = failure_id(group, origin)
-        base = f"{PAGES_PREFIX}/{quote(info.main, safe='')}"
+        base = f"{PREFIX}/{quote(info.main, safe='')}"
         waiting = self.view.pending_find(info.main, origin.partition, origin.offset)
         if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
             return f"{base}/pending/{origin.partition}/{origin.offset}"
@@ -271,7 +272,7 @@ class Answers:
             lanes += [(info, item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             await asyncio.sleep(0)
         waiting = [(info, item) for info, item in lanes if item.state != OPEN]
-        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PAGES_PREFIX}/")
+        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PREFIX}/")
 
     # --- get or refuse ----------------------------------------------------------------------------------------------
 
