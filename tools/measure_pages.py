@@ -1,8 +1,8 @@
 """How fast a worker's pages are over a large pending table: ``python tools/measure_pages.py --rows 1000000``.
 
 A real table on RocksDB is filled, the real pages are served from it, and a second process asks for them. For each page:
-time as the reader sees it, and the longest delay of the event loop meanwhile (`quiet`: with no reader): so long do records
-wait for a page. A full garbage collection takes some 50 ms in a process that has loaded Faust, with or without pages.
+time as the reader sees it, and the longest delay of the event loop meanwhile (`quiet`: with no reader): records wait that
+long for a page. A full garbage collection takes some 50 ms in a process that has loaded Faust, with or without pages.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def worker(app: faust.App, tables: list[RocksPendingTable]) -> RuntimeView:
 
     runtime: Any = SimpleNamespace(
         app=app, clock=SystemClock(), plan=None, assigned=True, consumer=SimpleNamespace(in_thread=no_offsets),
-        behind=lambda _main, _number: (0, 0), observer=SimpleNamespace(observe=lambda _: None), intake=SimpleNamespace(waiting=lambda _: 0),
+        behind=lambda _main, _number: (0, 0),
+        observer=SimpleNamespace(observe=lambda _: None), intake=SimpleNamespace(waiting=lambda _: 0),
         served={"orders": SimpleNamespace(handler=handler, partitions=len(tables))},
         placed={
             ("orders", number): SimpleNamespace(
