@@ -1,16 +1,16 @@
-"""One partition's count: takes traces, workers' own counts and the main topic's offsets, and says what they add up to.
+"""The count of one partition, from traces, workers' own counts and the main topic's offsets.
 
-1. `tell` and `note` take in what lies on our topics, in any order.
+1. `tell` and `note` take the contents of our topics, in any order.
 2. `judge` follows every record that has a trace to its fate at the cut.
 3. `see` takes the received records of the main topic, in order. Those without a trace were done at their first
-   delivery: whatever fails leaves one, in the transaction that moves the offset.
+   delivery: a failure leaves one, in the transaction that moves the offset.
 4. `close` compares, and returns the balance.
 
-What a worker says of itself (`progress` events: so many received, so many failed, between two offsets) is not counted
-but held against the count: a record that is lost with all its traces shows there, and nowhere else.
+Workers' own counts (`progress` events: so many received and failed between two offsets) are not added up but compared:
+only they show a record that is lost with all its traces.
 
-Bounds: 26 bytes for each trace and some 120 for each record that has one, a few numbers for each `progress` event, what
-does not add up; nothing for a record that never failed.
+Memory: 26 bytes per trace and some 120 per record that has one, a few numbers per `progress` event, the problems;
+nothing for a record that never failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from retryapp.ledger.journey import Cut, Fate, Fault, Journey, Problem, follow
 from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
 
 CLOCKS_MS: Final = 60_000
-"""Workers' and brokers' clocks may differ by so much where a time of one is compared with one of the other."""
+"""Tolerated difference between workers' and brokers' clocks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,17 +65,16 @@ class _Range:
 
 
 class PartitionCount:
-    """See the module's text."""
+    """Counts one partition.
+
+    Args:
+        partition: its number.
+        topics: the handler's.
+        topic_id: short id of the main topic as it is now.
+        start: offset of the main topic at which to begin; what was received before is left out.
+    """
 
     def __init__(self, *, partition: int, topics: Topics, topic_id: str, start: int = 0) -> None:
-        """Count nothing yet.
-
-        Args:
-            partition: its number.
-            topics: the handler's.
-            topic_id: short id of the main topic as it is now.
-            start: offset of the main topic at which to begin; what was received before is left out.
-        """
         self.partition = partition
         self.problems: list[Problem] = []
         self.balance = Balance()
@@ -84,7 +83,8 @@ class PartitionCount:
         self._start = start
         self._traces: dict[tuple[str, int] | int, bytes] = {}
         self._nobody: list[tuple[Trace, str]] = []
-        self._buried: dict[int, list[tuple[int, int]]] = {}
+        self.buried: dict[int, list[tuple[int, int]]] = {}
+        """Topic → ranges of offsets there that a dead letter stands for."""
         self._ranges: list[_Range] = []
         self._damaged: list[tuple[int, int]] = []
         self._fates: dict[int, Fate] = {}
@@ -94,16 +94,11 @@ class PartitionCount:
         self._open: list[_Range] = []
         self._next_range = 0
 
-    @property
-    def buried(self) -> dict[int, list[tuple[int, int]]]:
-        """Topic → offsets there that a dead letter stands for."""
-        return self._buried
-
     def tell(self, told: Told) -> None:
-        """Take in what a record of ours tells."""
+        """Take what one record of our topics says."""
         if told.buried is not None:
             topic, first, last = told.buried
-            self._buried.setdefault(topic, []).append((first, last))
+            self.buried.setdefault(topic, []).append((first, last))
         elif told.nobody is not None:
             self._nobody.append((told.trace, told.nobody))
         elif told.topic_id == self._topic_id:
@@ -116,24 +111,12 @@ class PartitionCount:
             self._traces[former] = self._traces.get(former, b"") + pack(told.trace)
 
     def note(self, told: Progress, where: str) -> None:
-        """Take in what workers have counted.
-
-        Args:
-            told: the event.
-            where: its coordinates.
-        """
+        """Take a worker's own count, and the coordinates of its event."""
         if told.from_offset >= self._start:
             self._ranges.append(_Range(told, where))
 
     def check_offset(self, topic: int, committed: int, *, begin: int, end: int) -> None:
-        """Compare a committed offset with its topic.
-
-        Args:
-            topic: index of a consumed topic.
-            committed: the group's offset in it.
-            begin: first offset that it kept before the group was asked.
-            end: where it ended after that.
-        """
+        """Compare the committed offset of a topic (by index) with its first kept and its end offset."""
         where = f"{self._topics.names[topic]}[{self.partition}]"
         if committed < begin:
             text = f"{begin - committed} offsets of {where} from committed offset {committed} on were deleted unread"
@@ -171,7 +154,7 @@ class PartitionCount:
         self._ranges = sorted(inside, key=lambda each: each.told.from_offset)
 
     def see(self, offset: int, timestamp_ms: int) -> None:
-        """Take in a received record of the main topic."""
+        """Take a received record of the main topic."""
         balance = self.balance
         balance.received += 1
         if self._fates.pop(offset, None) is None:
@@ -192,12 +175,7 @@ class PartitionCount:
             self._open = [each for each in self._open if each.told.to_offset > offset]
 
     def close(self, *, first_kept: int, compacted: bool = False) -> Balance:
-        """Compare what was counted.
-
-        Args:
-            first_kept: first offset that the main topic keeps, asked for after it was read.
-            compacted: the main topic drops records in its midst.
-        """
+        """Compare and return the counts; `first_kept`: the main topic's, asked for after it was read."""
         expired = 0
         for offset in sorted(self._fates):
             self.balance.received += 1
@@ -262,7 +240,7 @@ class PartitionCount:
 
     def _tell_nobody(self) -> None:
         for trace, text in self._nobody:
-            buried = any(first <= trace.offset <= last for first, last in self._buried.get(trace.topic, ()))
+            buried = any(first <= trace.offset <= last for first, last in self.buried.get(trace.topic, ()))
             text = f"{text}; it has a dead letter" if buried else text
             where = (self._cut.place(trace),)
             self._problem(Fault.NOBODY, text, station=station_text(trace), where=where)
@@ -283,37 +261,20 @@ class PartitionCount:
             identity = failure_id(self._topics.group, origin)
             record = f"{self._topics.main}[{self.partition}]@{offset}"
         self.problems.append(
-            Problem(
-                fault=fault,
-                partition=self.partition,
-                failure_id=identity,
-                record=record,
-                offset=offset,
-                station=station,
-                where=where,
-                text=text,
-            )
-        )
+            Problem(fault, self.partition, text, failure_id=identity, record=record, offset=offset, station=station,
+                    where=where)
+        )  # fmt: skip
 
     # -- counting -----------------------------------------------------------------------------------------------
 
     def _add(self, journey: Journey) -> None:
-        balance, fate, last = self.balance, journey.fate, journey.last
-        if fate is Fate.DONE:
-            balance.done += 1
-            balance.recovered += 1
-        elif fate is Fate.PENDING:
-            balance.pending += 1
-            balance.to_park += last is not None and last.station is Station.RETRY
-            balance.redelivered += last is not None and last.station is Station.REDELIVERY
-        elif fate is Fate.DEAD:
-            balance.dead += 1
-        elif fate is Fate.SKIPPED:
-            balance.skipped += 1
-        elif fate is Fate.UNKNOWN:
-            balance.unknown += 1
-        else:
-            balance.lost += 1
+        balance, last = self.balance, journey.last
+        name = journey.fate.name.lower()
+        setattr(balance, name, getattr(balance, name) + 1)
+        balance.recovered += journey.fate is Fate.DONE
+        if journey.fate is Fate.PENDING and last is not None:
+            balance.to_park += last.station is Station.RETRY
+            balance.redelivered += last.station is Station.REDELIVERY
 
     def _is_damaged(self, offset: int) -> bool:
         return any(first <= offset <= last for first, last in self._damaged)

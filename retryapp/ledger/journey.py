@@ -5,23 +5,23 @@ A record goes
     main ─► retry ─► row ─► redelivery ─► retry ─► … ─► succeeded | dead        dead ─► retry (a replay)
     main ─► skipped (a duplicate)
 
-and each arrow is one transaction, so at any cut it stands at one station: the first at which the cut finds it not yet
-taken further. `follow` goes from arrow to arrow:
+and each arrow is one transaction, so at any cut it is at one station: the first that it has not left by then. `follow`
+goes from arrow to arrow:
 
-* a copy on a retry or redelivery topic at or behind the group's committed offset has not been handled: there it is, and
-  what lies further on was published after the cut;
-* one before the committed offset was handled, so the next copy must be there. Where it is not the record is *lost*, or,
-  if the topic in which it would lie has deleted records of that time, *unknown*;
-* a row is in the table at the cut, whatever lies further on was published after it.
+* a copy on a retry or redelivery topic at or after the committed offset has not been handled: there it is, and further
+  copies were published after the cut;
+* one before the committed offset was handled, so the next copy must be there. Where it is not, the record is *lost*, or
+  *unknown* if the topic of the next copy has deleted records of that time;
+* a row is in the table at the cut; further copies were published after it.
 
-What the way did not come by, and was published *before* the cut for sure, is a second station: the record is there
+A trace that is not on this way, and was certainly published *before* the cut, is a second station: the record is there
 *twice*. A copy in the middle that is missing, where nothing has been deleted yet, is a *gap*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -45,7 +45,7 @@ class Fate(StrEnum):
 
 
 class Fault(StrEnum):
-    """In which way something does not add up."""
+    """Kinds of problems."""
 
     LOST = "lost"
     TWICE = "twice"
@@ -64,12 +64,15 @@ class Fault(StrEnum):
     """What workers have counted differs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that does not add up."""
 
     fault: Fault
     partition: int
+    text: str
+    """What is wrong, in one clause."""
+    _: KW_ONLY
     failure_id: str | None = None
     """Whose record; None where none is named."""
     record: str | None = None
@@ -80,13 +83,11 @@ class Problem:
     """Where it was last, in words."""
     where: tuple[str, ...] = ()
     """Coordinates of what was found, ``topic[partition]@offset``."""
-    text: str
-    """What is wrong, in one clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Up to where one partition number is looked at; see `cut.py`. Sequences go by the index of `Topics.names`."""
+    """The moment of one partition; see `bounds`. Sequences go by the index of `Topics.names`."""
 
     partition: int
     topics: Topics
