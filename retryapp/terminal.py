@@ -25,6 +25,15 @@ PLAIN_INTERVAL_S: Final = 3.0
 """Between two plain lines."""
 REFRESH_PER_S: Final = 4
 _STATE_STYLES: Final = {"open": "green", "opening": "yellow", "idle": "yellow", "closed": "red"}
+_NUMBERS: Final = {
+    "pending": "pending",
+    "due": "due_unfired",
+    "main lag": "main_lag",
+    "to park": "retry_lag",
+    "redeliver": "redelivery_lag",
+    "in flight": "in_flight",
+}
+"""Heading → field of `LaneFigures`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,22 +195,18 @@ def group_table(group: Group) -> RenderableType:
 
 def lanes_table(group: Group) -> Table:
     """Return the lanes: what each worker has, and its lag."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("worker")
-    table.add_column("topic")
-    for heading in ("part", "lane", "since", "pending", "due", "main lag", "to park", "redeliver", "in flight"):
+    table = Table("worker", "topic", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("part", "lane", "since", *_NUMBERS):
         table.add_column(heading, justify="left" if heading in {"lane", "since"} else "right")
     table.add_column("last error", overflow="ellipsis", no_wrap=True)
     for lane in sorted(group.lanes, key=lambda lane: (lane.worker, lane.main, lane.partition)):
-        since = "-" if lane.since_ms is None else length_text(max(0, group.now_ms - lane.since_ms))
-        lags = (lane.main_lag, lane.retry_lag, lane.redelivery_lag)
-        numbers = (lane.pending, lane.due_unfired, *lags, lane.in_flight)
+        numbers = [getattr(lane, name) for name in _NUMBERS.values()]
         table.add_row(
             escape(lane.worker.removeprefix("http://")),
             escape(lane.main),
             str(lane.partition),
             f"[{_STATE_STYLES.get(lane.state, 'dim')}]{escape(lane.state)}[/]",
-            since,
+            "-" if lane.since_ms is None else length_text(max(0, group.now_ms - lane.since_ms)),
             *("-" if number is None else f"{number:,}" for number in numbers),
             escape(lane.last_error or ""),
         )

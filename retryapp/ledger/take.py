@@ -1,7 +1,7 @@
-"""Taking a ledger: the handler's topics are read once each, up to its bounds, and counted by partition.
+"""Takes a ledger: reads each of the handler's topics once, up to its bounds, and counts by partition.
 
-Our topics first, then the main topic: what it has and no trace tells of was done at its first delivery. Nobody is asked
-but the broker; there is no group membership, and no worker notices.
+Our topics first, then the main topic: its records without a trace were done at their first delivery. Only the broker is
+asked; there is no group membership.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from retryapp.ledger.traces import Station, Told, Topics, told_by, told_by_event
 T = TypeVar("T")
 
 STEP: Final = 2_000
-"""Progress is told after so many records."""
+"""Records between two reports of progress."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with the topic that is read, how many offsets have been passed, and how many there are in all."""
+"""Called with the topic that is read, the offsets read so far, and all offsets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Ledger:
     since_ms: int | None
     partitions: Mapping[int, Balance]
     problems: tuple[Problem, ...]
-    """All that does not add up, by partition and offset."""
+    """By partition and offset."""
     unread_events: int
     """Records of the events topic of an unknown type."""
     forgotten: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Ledger:
 
     @property
     def adds_up(self) -> bool:
-        """Tell whether every received record has one fate, and everything found fits."""
+        """Tell whether every received record has one fate, without a contradiction."""
         return not self.problems
 
 
@@ -71,9 +71,9 @@ def take_ledger(
 
     Args:
         connection: the cluster.
-        topology: the handler; retry topics of other delays that are there are counted too.
+        topology: the handler; existing retry topics of other delays are counted too.
         since_ms: leave out what was received before the main topic's first record of this time or later.
-        on_progress: told how far the reading is.
+        on_progress: called while topics are read.
         on_wait: told what is waited for, when it takes longer.
 
     Raises:
@@ -134,30 +134,23 @@ class _Taking:
     def _find_topics(self) -> None:
         admin, topology = KafkaAdmin(self.connection), self.topology
         retry = [name for name in admin.topic_names() if _is_retry_topic(name, topology)] or topology.retry_topics
-        names = (
-            topology.main,
-            *retry,
-            topology.redelivery,
-            topology.dlq,
-            topology.events,
-            topology.pending_changelog,
-        )
+        ours = (topology.redelivery, topology.dlq, topology.events, topology.pending_changelog)
+        names = (topology.main, *retry, *ours)
         self.states = admin.describe_topics(names)
         for name in names:
             if name not in self.states:
                 raise TopicMissingError(name, self.connection.bootstrap)
-        self.topics = Topics(topology.group, tuple(names))
+        self.topics = Topics(topology.group, names)
 
     def _remember(self) -> None:
-        """Where the broker has forgotten a lane's offsets, take those that the lane has written down (rule 11)."""
+        """Where the broker has expired a lane's committed offsets, take those of the changelog (rule 11)."""
         topics, committed = self.topics, self.bounds.committed
         asked = {number for (_, number), offset in committed.items() if offset is None}
         if not asked:
             return
         changelog = topics.names[topics.changelog]
-        stop = {
-            number: self.bounds.end[changelog, number] for number in asked if (changelog, number) in self.bounds.end
-        }
+        end = self.bounds.end
+        stop = {number: end[changelog, number] for number in asked if (changelog, number) in end}
         last: dict[int, bytes] = {}
         for record in read_topic(self.connection, changelog, partitions=sorted(stop), stop=stop):
             if record.key == marks.PROGRESS:
@@ -195,7 +188,7 @@ class _Taking:
         return {number: self.bounds.committed.get((self.topics.main, number)) or 0 for number in self.starts}
 
     def _read_ours(self) -> dict[tuple[int, int], int]:
-        """Read all topics of ours; return the time of the first record of each partition, by index and number."""
+        """Read our topics; return the time of the first record by topic index and partition."""
         topics = self.topics
         firsts: dict[tuple[int, int], int] = {}
         stations = {**dict.fromkeys(topics.retry, Station.RETRY), topics.redelivery: Station.REDELIVERY}
@@ -225,7 +218,7 @@ class _Taking:
             self.counts[told.partition].note(told, record.coordinates)
 
     def _read_rows(self) -> None:
-        """Fold the changelog: of each row what it tells, not the row itself."""
+        """Fold the changelog into what its rows say."""
         topic_id = self.states[self.topics.main].topic_id
         rows: dict[bytes, tuple[int, Told]] = {}
         for record in self._records(self.topics.changelog):
@@ -281,7 +274,7 @@ class _Taking:
         stop: Mapping[int, int],
         place_of: Callable[[T], tuple[int, int]],
     ) -> Iterator[T]:
-        """Yield records, and tell now and then how far they are."""
+        """Yield records, and report progress every `STEP`."""
         reached = dict(begin)
         before = self.passed
         for n, record in enumerate(records):
@@ -299,7 +292,7 @@ class _Taking:
 
 
 def _is_retry_topic(name: str, topology: HandlerTopology) -> bool:
-    """Tell whether a topic is a retry topic of a handler, also one of a delay that its policy no longer has."""
+    """Tell whether a topic is a retry topic of a handler, perhaps of a delay that its policy no longer has."""
     base, dot, delay = name.partition(f"{topology.prefix}.retry")
     if base or not dot:
         return False
