@@ -14,7 +14,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from retryapp.core import marks
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
-from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
 from retryapp.ledger import Ledger, take_ledger
 from retryapp.runtime.clock import SystemClock
@@ -46,12 +45,9 @@ class Book:
         """Let it wait."""
         self.hand(self.shop.topology.retry_topics[0], partition, offset, attempt)
 
-    def park(self, partition: int, offset: int, attempt: int) -> None:
-        """Put it into the table."""
-        headers = encode_metadata(self.shop.metadata(partition, offset, attempt=attempt))
-        key = row_key(FAR_MS, partition, offset)
-        row = encode_row(PendingRow(b"k", b"{}", headers, 1_700_000_300_100))
-        self.shop._publish(self.shop.topology.pending_changelog, partition, key, row)
+    def park(self, partition: int, offset: int) -> None:
+        """Put it into the table, after its first attempt."""
+        self.shop.wait(partition, offset, FAR_MS, attempt=1)
 
     def redeliver(self, partition: int, offset: int, attempt: int) -> None:
         """Bring it back."""
@@ -59,7 +55,7 @@ class Book:
 
     def die(self, partition: int, offset: int, attempt: int) -> None:
         """Give it up."""
-        self.hand(self.shop.topology.dlq, partition, offset, attempt, due_at_ms=None, tier=None, reason="exhausted")
+        self.shop.bury(partition, offset, attempt=attempt)
 
     def succeed(self, partition: int, offset: int, attempt: int) -> None:
         """Say that it succeeded."""
@@ -127,7 +123,7 @@ def book(shop) -> Book:
         made.redeliver(0, offset, 1)
     made.succeed(0, 1, 2)
     for offset in (1, 2, 3):
-        made.park(0, offset, 1)
+        made.park(0, offset)
     for offset in (1, 3):
         shop.fire(0, offset, FAR_MS)
     made.die(0, 3, 2)
@@ -237,15 +233,6 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
     assert (told.forgotten, told.total.received) == ((), 3), "what the group has goes before"
 
 
-def test_records_deleted_before_they_were_read_are_a_finding(shop, book: Book):
-    """The group stands before the first kept offset."""
-    book.commit(main=1)
-    for future in book.admin.delete_records([TopicPartition(shop.topology.main, 0, 4)]).values():
-        future.result(10)
-    faults = {problem.fault.value: problem.text for problem in book.take().problems}
-    assert "3 offsets" in faults["deleted"]
-
-
 def test_since_begins_at_a_time(retryapp: Callable[..., Any], shop, book: Book):
     """By the main topic's timestamps; a length counts back from now."""
     now = datetime.fromtimestamp(SystemClock().wall_ms() / 1_000, UTC)
@@ -345,14 +332,3 @@ def test_a_missing_topic_is_named(retryapp: Callable[..., Any], shop):
     assert shop.topology.events in done.err
     nowhere = retryapp("ledger", "--broker", shop.connection.bootstrap, "--group", "no-group")
     assert nowhere.code == 3
-
-
-def test_progress_is_told_to_the_end(book: Book):
-    """By topic, in offsets of all topics together."""
-    book.commit()
-    told: list[tuple[str, int, int]] = []
-    book.take(on_progress=lambda *facts: told.append(facts))
-    passed = [done for _, done, _ in told]
-    assert passed == sorted(passed)
-    assert {name for name, _, _ in told} >= {book.shop.topology.main, book.shop.topology.dlq}
-    assert told[-1][1] == told[-1][2] > 0
