@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ import aiohttp
 import faust
 import pytest
 from aiohttp import web as aioweb
-from samples import partition
+from samples import WAITING, partition
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
@@ -20,6 +19,7 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
 from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.testing import VirtualClock
 from retryapp.web import register
 
 NOW_MS = 1_760_000_000_000
@@ -28,44 +28,28 @@ MAIN = "shop.orders"
 EVIL = "<script>alert(1)</script>"
 
 
-class FixedClock:
-    """Time stands still."""
-
-    def wall_ms(self) -> int:
-        """Return the one instant."""
-        return NOW_MS
-
-    def monotonic_s(self) -> float:
-        """Return nothing that grows."""
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None:
-        """Do not wait."""
-
-
 def metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadata:
     """Return metadata of a record that failed twice and waits 5 m."""
-    plain = RetryMetadata(
-        group=GROUP,
-        handler="billing.charge",
-        origin=Origin(MAIN, "kq8G0bTz", partition, offset),
-        origin_timestamp_ms=NOW_MS - 700_000,
-        attempt=2,
-        due_at_ms=NOW_MS + 252_000,
-        started_ms=NOW_MS - 48_120,
-        policy="9f2c41aa",
-        tier="5m",
-        first_failed_ms=NOW_MS - 360_000,
-        last_failed_ms=NOW_MS - 48_000,
-        error_type="httpx.HTTPStatusError",
-        error_message="503 Service Unavailable for http://localhost:8000/charge",
-        fingerprint="c0ffee12",
-        history=(
+    facts: dict[str, object] = {
+        "group": GROUP,
+        "handler": "billing.charge",
+        "origin": Origin(MAIN, "kq8G0bTz", partition, offset),
+        "origin_timestamp_ms": NOW_MS - 700_000,
+        "attempt": 2,
+        "due_at_ms": NOW_MS + 252_000,
+        "started_ms": NOW_MS - 48_120,
+        "policy": "9f2c41aa",
+        "tier": "5m",
+        "first_failed_ms": NOW_MS - 360_000,
+        "last_failed_ms": NOW_MS - 48_000,
+        "error_type": "httpx.HTTPStatusError",
+        "error_message": "503 Service Unavailable for http://localhost:8000/charge",
+        "history": (
             HistoryEntry(1, NOW_MS - 360_000, "httpx.ReadTimeout"),
             HistoryEntry(2, NOW_MS - 48_000, "httpx.HTTPStatusError"),
         ),
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]  # a test's own fields
+    }
+    return replace(WAITING, **{**facts, **changes})  # type: ignore[arg-type]  # a test's own fields
 
 
 def dead_metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadata:
@@ -307,25 +291,16 @@ class Site:
             return response.status, response.headers, await response.text()
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
-async def serving(worker: FakeWorker, port: int = 0) -> AsyncIterator[str]:
+async def serving(worker: FakeWorker) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
-    register(app, worker, clock=FixedClock())
+    register(app, worker, clock=VirtualClock(NOW_MS))
     runner = aioweb.AppRunner(await app.web.wsgi(), access_log=None)
     await runner.setup()
-    site = aioweb.TCPSite(runner, "127.0.0.1", port or free_port())
-    await site.start()
+    await aioweb.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield str(site.name)
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -133,10 +132,7 @@ async def test_the_redirect_keeps_the_question(site: Any) -> None:
 
 
 async def test_two_workers_that_point_at_each_other_do_not_send_a_reader_round(
-    site: Any,
-    worker: Any,
-    serve: Callable[[Any], AbstractAsyncContextManager[str]],
-    another_worker: Callable[[str], Any],
+    site: Any, worker: Any, serve: Callable[..., Any], another_worker: Callable[[str], Any]
 ) -> None:
     """While a partition moves, the second worker says so instead of sending the reader back."""
     async with serve(another_worker(site.url)) as url:

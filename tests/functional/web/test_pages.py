@@ -43,10 +43,7 @@ async def facts(site: Any, path: str, expected: int = 200) -> Any:
 class Outline(HTMLParser):
     """Collects tags, links and text; refuses tags that are closed out of order."""
 
-    void = frozenset({"meta", "link", "input", "br", "hr", "img"})
-
     def __init__(self, html: str) -> None:
-        """Read a whole page."""
         super().__init__()
         self.tags: list[str] = []
         self.open: list[str] = []
@@ -59,7 +56,7 @@ class Outline(HTMLParser):
         """Note a tag and its link."""
         self.tags.append(tag)
         self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
-        if tag not in self.void and tag not in {"li", "option"}:
+        if tag not in {"meta", "input", "br", "li", "option"}:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -70,6 +67,17 @@ class Outline(HTMLParser):
     def handle_data(self, data: str) -> None:
         """Collect text."""
         self.text += data
+
+
+async def walk(site: Any, path: str | None) -> list[dict[str, Any]]:
+    """Return the records of a list, from page to page."""
+    records: list[dict[str, Any]] = []
+    while path:
+        page = json.loads((await site.get(path))[2])
+        records += page["records"]
+        assert len(page["records"]) <= page["limit"]
+        path = page["next"]
+    return records
 
 
 @pytest.mark.parametrize("path", HTML_PAGES)
@@ -148,41 +156,24 @@ async def test_more_than_is_counted_is_shown_as_more(site: Any, monkeypatch: pyt
 
 
 async def test_paging_through_what_waits_gives_every_record_once_in_due_order(site: Any) -> None:
-    """Following `next` to the end visits all 62 records, sorted by due time."""
-    path: str | None = f"{BASE}/pending?limit=7&format=json"
-    seen: list[tuple[int, str]] = []
-    while path:
-        page = json.loads((await site.get(path))[2])
-        seen += [(record["due_at_ms"], record["failure_id"]) for record in page["records"]]
-        assert len(page["records"]) <= 7
-        path = page["next"]
-    assert len(seen) == len(set(seen)) == 62
-    assert [due for due, _ in seen] == sorted(due for due, _ in seen)
+    """Following `next` to the end visits all 62 records, sorted by due time; a full last page has no next one."""
+    records = await walk(site, f"{BASE}/pending?limit=7&format=json")
+    assert len(records) == len({record["failure_id"] for record in records}) == 62
+    dues = [record["due_at_ms"] for record in records]
+    assert dues == sorted(dues)
+    assert (await facts(site, f"{BASE}/pending?limit=62"))["next"] is None
 
 
 async def test_paging_through_dead_letters_gives_every_one_once_newest_first(site: Any) -> None:
-    """Partitions are merged by the time of the last failure."""
-    path: str | None = f"{BASE}/dead?limit=9&format=json"
-    seen: list[tuple[int, int]] = []
-    times: list[int] = []
-    while path:
-        page = json.loads((await site.get(path))[2])
-        seen += [(record["partition"], record["offset"]) for record in page["records"]]
-        times += [record["last_failed_ms"] for record in page["records"] if record["last_failed_ms"]]
-        path = page["next"]
-    assert len(seen) == len(set(seen)) == 124
+    """Partitions are merged by the time of the last failure; a filter by reason holds over pages."""
+    records = await walk(site, f"{BASE}/dead?limit=9&format=json")
+    places = [(record["partition"], record["offset"]) for record in records]
+    times = [record["last_failed_ms"] for record in records if record["last_failed_ms"]]
+    assert len(places) == len(set(places)) == 124
     assert times == sorted(times, reverse=True)
-    assert seen[0] == (1, 12), "a time that cannot be read holds nothing back"
-
-
-async def test_dead_letters_can_be_asked_for_by_reason(site: Any) -> None:
-    """The filter holds over pages."""
-    page = await facts(site, f"{BASE}/dead?reason=rejected&limit=30")
-    assert {record["reason"] for record in page["records"]} == {"rejected"}
-    assert len(page["records"]) == 30
-    rest = json.loads((await site.get(page["next"]))[2])
-    assert len(rest["records"]) == 10
-    assert rest["next"] is None
+    assert places[0] == (1, 12), "a time that cannot be read holds nothing back"
+    rejected = await walk(site, f"{BASE}/dead?limit=30&reason=rejected&format=json")
+    assert [record["reason"] for record in rejected] == ["rejected"] * 40
 
 
 async def test_a_search_by_reason_is_bounded(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +198,7 @@ async def test_lists_hold_no_payload(site: Any, path: str, form: str) -> None:
 async def test_one_waiting_record_shows_key_value_and_headers(site: Any) -> None:
     """JSON is laid out with its numbers as they were sent."""
     record = (await facts(site, f"{BASE}/pending/0/10001"))["record"]
-    assert record["key"] == {
-        "kind": "text",
-        "size_bytes": 10,
-        "shown_bytes": 10,
-        "truncated": False,
-        "text": "customer-1",
-    }
+    assert (record["key"]["kind"], record["key"]["text"]) == ("text", "customer-1")
     assert record["value"]["kind"] == "json"
     assert '"amount":19.90' in record["value"]["text"]
     assert {"name": "tenant", "value": "north"} in record["headers"]
@@ -239,7 +224,8 @@ async def test_bytes_are_dumped_in_hex(site: Any) -> None:
 
 
 async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site: Any) -> None:
-    """Reason, attempts, first and last failure, trace, origin and the value that is read on demand."""
+    """Reason, attempts, first and last failure, trace, origin and the value that is read on demand; null is null."""
+    assert (await facts(site, f"{BASE}/dead/1/7"))["record"]["value"]["kind"] == "null"
     letter = await facts(site, f"{BASE}/dead/0/238")
     record = letter["record"]
     assert letter["topic"] == "billing.shop.orders.dlq"
@@ -249,11 +235,6 @@ async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site
     assert record["read_from"] == "billing.shop.orders.dlq[0]@238"
     text = Outline((await site.get(f"{BASE}/dead/0/238"))[2]).text
     assert 'File "billing.py", line 21, in charge' in text
-
-
-async def test_null_value_of_a_dead_letter_is_shown_as_null(site: Any) -> None:
-    """The mark of the headers restores what travelled as empty."""
-    assert (await facts(site, f"{BASE}/dead/1/7"))["record"]["value"]["kind"] == "null"
 
 
 async def test_too_large_dead_letter_shows_the_value_of_the_main_topic(site: Any) -> None:

@@ -10,6 +10,7 @@ import faust
 import pytest
 from aiohttp import web as aioweb
 
+from retryapp.testing import VirtualClock
 from retryapp.web import register
 
 
@@ -28,28 +29,17 @@ async def status_of(app: faust.App, path: str) -> int:
         await runner.cleanup()
 
 
-def registered(worker: Any, clock: Any) -> faust.App:
-    """Return an app with pages, not configured yet."""
-    app = faust.App("billing")
-    register(app, worker, clock=clock)
-    assert not app.configured
-    return app
-
-
 @pytest.fixture
-def clock() -> Any:
-    """A clock that no page of these tests looks at for long."""
-
-    class Clock:
-        def wall_ms(self) -> int:
-            return 0
-
-    return Clock()
+def clock() -> VirtualClock:
+    """A clock that stands still."""
+    return VirtualClock(0)
 
 
 async def test_pages_are_there_when_the_users_own_page_asks_for_the_web_server_first(worker: Any, clock: Any) -> None:
     """`@app.page` makes the web server while the app is configured; the pages are not lost with the first one."""
-    app = registered(worker, clock)
+    app = faust.App("billing")
+    register(app, worker, clock=clock)
+    assert not app.configured
 
     @app.page("/mine/")
     async def mine(view: Any, request: Any) -> Any:
