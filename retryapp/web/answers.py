@@ -109,7 +109,7 @@ class Answers:
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records by due time."""
-        self._chosen(question)
+        infos = self._partitions(question)
 
         def page() -> tuple[list[Facts], str | None]:
             entries = self.view.pending_page(
@@ -120,41 +120,32 @@ class Answers:
             return [pending_summary(entry) for entry in shown], mark
 
         records, following = await asyncio.to_thread(page)
-        return {"records": records, "next": following, **self._list_facts(question)}
+        return {"records": records, "next": following, **_list_facts(question, infos)}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters, newest first over all partitions here."""
-        partitions = self._chosen(question)
-        records, cursor, scanned = await asyncio.to_thread(self._newest, partitions, question)
+        infos = self._partitions(question)
+        records, cursor, scanned = await asyncio.to_thread(self._newest, infos, question)
         return {
             "records": records,
             "next": question.address(before=offsets_text(cursor)) if cursor else None,
             "scanned": scanned,
             "reason": question.reason,
             "reasons": sorted({*DeadReason, question.reason or DeadReason.EXHAUSTED}),
-            **self._list_facts(question),
+            **_list_facts(question, infos),
         }
 
-    def _list_facts(self, question: Question) -> Facts:
-        infos = self.view.partitions(question.main)
-        return {
-            "main": question.main,
-            "partition": question.partition,
-            "limit": question.limit,
-            "partitions_here": [item.partition for item in infos if item.state != ELSEWHERE],
-            "partitions_elsewhere": [
-                {"partition": item.partition, "owner_url": web_url(item.owner_url)}
-                for item in infos
-                if item.state == ELSEWHERE
-            ],
-        }
-
-    def _newest(self, partitions: Sequence[int], question: Question) -> tuple[list[Facts], dict[int, int] | None, int]:
+    def _newest(
+        self, infos: Sequence[PartitionInfo], question: Question
+    ) -> tuple[list[Facts], dict[int, int] | None, int]:
         """Merge the partitions' dead letters by time of the last failure, newest first.
 
         Returns:
             The rows of the page; where the next one begins, None at the end; and how many rows were looked at.
         """
+        partitions = [item.partition for item in infos if item.state == OPEN]
+        if question.partition is not None:
+            partitions = [question.partition]
         cursor = {p: o for p, o in (question.before or {}).items() if p in partitions}
         streams = [self._letters(question.main, p, cursor.get(p)) for p in partitions]
         records: list[Facts] = []
@@ -287,24 +278,38 @@ class Answers:
 
     def get_open_partition_or_404(self, number: int, question: Question) -> None:
         """Refuse a partition that cannot be read here: 404, 307 or 409 when elsewhere, 503 until it is open."""
-        main = question.main
-        info = self.view.partition(main, number)
-        if info is None:
-            count = self.get_handler_or_404(main).partitions
-            raise not_found("no-such-partition", f"{main} has no partition {number}", f"It has {count}, counted from 0")
-        if info.state == ELSEWHERE:
-            url = None if question.routed else web_url(info.owner_url)
-            raise elsewhere(main, number, url + question.address(routed="1") if url else None)
-        if info.state != OPEN:
-            raise not_open(main, number, info.state, info.last_error)
+        _refuse_closed(self.view.partition(question.main, number), number, question)
 
-    def _chosen(self, question: Question) -> list[int]:
-        """Return the partitions that a list is about: the one asked for, or all that are open here."""
+    def _partitions(self, question: Question) -> Sequence[PartitionInfo]:
+        """Return all partitions of a list's handler, or refuse when the one asked for cannot be read here."""
         self.get_handler_or_404(question.main)
-        if question.partition is None:
-            return [item.partition for item in self.view.partitions(question.main) if item.state == OPEN]
-        self.get_open_partition_or_404(question.partition, question)
-        return [question.partition]
+        infos = self.view.partitions(question.main)
+        if question.partition is not None:
+            number = question.partition
+            _refuse_closed(infos[number] if number < len(infos) else None, number, question)
+        return infos
+
+
+def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:
+    if info is None:
+        hint = f"See {PREFIX}/{quote(question.main, safe='')}/ for those that there are"
+        raise not_found("no-such-partition", f"{question.main} has no partition {number}", hint)
+    if info.state == ELSEWHERE:
+        url = None if question.routed else web_url(info.owner_url)
+        raise elsewhere(question.main, number, url + question.address(routed="1") if url else None)
+    if info.state != OPEN:
+        raise not_open(question.main, number, info.state, info.last_error)
+
+
+def _list_facts(question: Question, infos: Sequence[PartitionInfo]) -> Facts:
+    away = [item for item in infos if item.state == ELSEWHERE]
+    return {
+        "main": question.main,
+        "partition": question.partition,
+        "limit": question.limit,
+        "partitions_here": [item.partition for item in infos if item.state != ELSEWHERE],
+        "partitions_elsewhere": [{"partition": item.partition, "owner_url": web_url(item.owner_url)} for item in away],
+    }
 
 
 def _policy(info: HandlerInfo) -> dict[str, str]:
