@@ -1,8 +1,8 @@
 """How fast a worker's pages are over a large pending table: ``python tools/measure_pages.py --rows 1000000``.
 
 A real table on RocksDB is filled, the real pages are served from it, and a second process asks for them. For each page:
-time as the reader sees it, and the longest delay of the event loop meanwhile (`quiet`: with no reader): records wait that
-long for a page. A full garbage collection takes some 50 ms in a process that has loaded Faust, with or without pages.
+time as the reader sees it, and the longest delay of the event loop, which is how long records wait (`quiet`: without a
+reader). A full garbage collection takes some 50 ms in a process that has loaded Faust, with or without pages.
 """
 
 from __future__ import annotations
