@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 from samples import WAITING
 
 from retryapp.core.lifecycle import Progress
 from retryapp.ledger.count import Balance, PartitionCount, total
-from retryapp.ledger.journey import Cut, Fault
+from retryapp.ledger.journey import Fault
 from retryapp.ledger.traces import Station, Told, Trace
 
 ID = WAITING.origin.topic_id
@@ -22,17 +22,9 @@ def counted(topics, way, make_cut) -> Callable[..., PartitionCount]:
     """Count records by their offsets and ways, up to the group's offset 100, and close."""
 
     def count(
-        ways: dict[int, str],
-        *,
-        offsets: Iterable[int] = range(10),
-        cut: Cut | None = None,
-        progress: Iterable[Progress] = (),
-        told: Iterable[Told] = (),
-        start: int = 0,
-        first_kept: int = 0,
-        compacted: bool = False,
-        timestamp_ms: int = 1,
-    ) -> PartitionCount:
+        ways, *, offsets=range(10), cut=None, progress=(), told=(), start=0, first_kept=0, compacted=False,
+        timestamp_ms=1,
+    ) -> PartitionCount:  # fmt: skip
         made = PartitionCount(partition=3, topics=topics, topic_id=ID, start=start)
         for offset, text in ways.items():
             for trace in way(text):
@@ -52,20 +44,9 @@ def counted(topics, way, make_cut) -> Callable[..., PartitionCount]:
 
 def progress(start: int, stop: int, *, received: int, failed: int, skipped: int = 0) -> Progress:
     """Return what a worker says of a range of offsets."""
-    return Progress(
-        group="app",
-        handler="h",
-        main="orders",
-        partition=3,
-        from_offset=start,
-        to_offset=stop,
-        from_ms=200_000,
-        to_ms=200_001,
-        received=received,
-        first_try_ok=received - failed - skipped,
-        failed=failed,
-        skipped=skipped,
-    )
+    counts = {"received": received, "first_try_ok": received - failed - skipped, "failed": failed, "skipped": skipped}
+    place = {"main": "orders", "partition": 3, "from_offset": start, "to_offset": stop}
+    return Progress(group="app", handler="h", **place, from_ms=200_000, to_ms=200_001, **counts)
 
 
 def fates(balance: Balance) -> dict[str, int]:
