@@ -176,7 +176,7 @@ def test_every_record_has_one_fate(groups: dict[str, Lived], name: str) -> None:
     else:
         assert set(left) == set(expected)
     assert stage.service.done(topic) == {i for i in range(count) if i % 4 < 3}
-    ledger = take_ledger(stage.connection, stage.topology(topic))
+    ledger = take_ledger(stage.connection, stage.topology(topic), copies_allowed=stage.copies_allowed)
     assert (ledger.total.received, ledger.total.done, ledger.total.dead) == (count, count * 3 // 4, count // 4)
     assert not stage.workers[-1].ended(), "the last one lives"
 
