@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from retryapp.core.errors import StoreBrokenError
+
 BASE = "/retries/shop.orders"
 NOW_MS = 1_760_000_000_000
 """The instant at which the pages' clock stands."""
@@ -147,3 +149,17 @@ async def test_an_owner_address_that_is_no_web_address_is_not_followed(site: Any
     worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url="javascript:alert(1)")
     assert (await site.get(f"{BASE}/dead?partition=2"))[0] == 409
     assert "javascript:" not in (await site.get(f"{BASE}/"))[2]
+
+
+async def test_a_table_that_was_closed_while_it_was_read_is_asked_for_again(
+    site: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists are read in a thread, and a partition may leave meanwhile: 503, and no bug in the log."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise StoreBrokenError("/data/orders/0", "it is closed")
+
+    monkeypatch.setattr(worker, "pending_page", closed)
+    status, headers, body = await site.get(f"{BASE}/pending")
+    assert (status, headers["Retry-After"]) == (503, "2")
+    assert_shape(body, "try-again")
