@@ -11,6 +11,7 @@ import faust
 import pytest
 from aiohttp import web as aioweb
 from samples import WAITING, partition
+from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
@@ -18,7 +19,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
-from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
 
@@ -66,8 +67,8 @@ def dead_metadata(offset: int, partition: int = 0, **changes: object) -> RetryMe
 
 
 @dataclass
-class FakeWorker:
-    """A ``WorkerView`` over plain lists."""
+class FakeWorker(WorkerView):
+    """Over plain lists."""
 
     infos: list[HandlerInfo] = field(default_factory=list)
     parts: dict[str, list[PartitionInfo]] = field(default_factory=dict)
@@ -80,57 +81,57 @@ class FakeWorker:
     address: str = "http://127.0.0.1:6066"
     behind: list[PartitionLag] = field(default_factory=list)
 
+    @override
     def url(self) -> str:
-        """Return what was set."""
         return self.address
 
+    @override
     def handlers(self) -> Sequence[HandlerInfo]:
-        """Return the handlers, or fail when told to."""
         if self.broken:
             raise ZeroDivisionError("a bug, with <b>markup</b>")
         return self.infos
 
+    @override
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
-        """Return all partitions."""
         return self.parts[main]
 
+    @override
     def partition(self, main: str, number: int) -> PartitionInfo | None:
-        """Return one partition."""
         return next((part for part in self.parts[main] if part.partition == number), None)
 
+    @override
     async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """Return what was set, or fail when told to."""
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.behind if main == MAIN else []
 
+    @override
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
-        """Return due times of the first rows of a span."""
         rows = (parse_row_key(row.key) for row in self.waiting if main == MAIN and row.partition == partition)
         return sorted(row.due_at_ms for row in rows if start_ms <= row.due_at_ms < stop_ms)[:limit]
 
+    @override
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
-        """Return waiting records by key."""
         rows = sorted(self.waiting if main == MAIN else [], key=lambda entry: entry.key)
         rows = [row for row in rows if partition in (None, row.partition) and (after is None or row.key > after)]
         return rows[:limit]
 
+    @override
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        """Return one waiting record."""
         suffix = row_key(0, partition, origin_offset)[8:]
         return next((row for row in self.waiting if main == MAIN and row.key.endswith(suffix)), None)
 
+    @override
     def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
-        """Return dead letters, newest first."""
         rows = sorted(self.letters.get(partition, []) if main == MAIN else [], key=lambda row: -row.offset)
         return [DeadEntry(partition=partition, row=row) for row in rows if before is None or row.offset < before][
             :limit
         ]
 
+    @override
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        """Return the newest dead letter of a failure id."""
         group, _, origin = failure_id.partition("/")
         wanted = {("retry-group", group.encode()), ("retry-origin", origin.encode())}
         found = [
@@ -138,18 +139,18 @@ class FakeWorker:
         ]
         return found[0] if found else None
 
+    @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
-        """Return one record, or fail when told to."""
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.records.get((topic, partition, offset))
 
+    @override
     def ready(self) -> bool:
-        """Return what was set."""
         return self.is_ready
 
+    @override
     def metrics_text(self) -> bytes:
-        """Return one metric."""
         return b"# HELP retryapp_fired_total x\nretryapp_fired_total 1.0\n"
 
     # --- filling it ---
