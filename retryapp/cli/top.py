@@ -106,7 +106,8 @@ class _Watch:
             note = f"no pages of {missing} of {self._members} members found at {self._looked_at()}; --url names others"
             return replace(group, note=f"{note}. Their figures are missing")
         if self._target is None:
-            raise click.UsageError(f"no worker answers at {self._looked_at()}: start it, or name the broker")
+            remedy = "start it, correct --url, or read the topics with -A or --broker and --group"
+            raise click.UsageError(f"no worker answers at {self._looked_at()}: {remedy}")
         if self._stations is None:
             self._stations = Stations(self._target.connection, self._target.topologies)
         where = f"no worker's pages answer at {self._looked_at()} (--url says where they are)"
