@@ -1,7 +1,7 @@
-"""How a running group looks in a terminal: one drawing for the demo and for ``retryapp top``.
+"""A running group in a terminal: one drawing for the demo and for ``retryapp top``.
 
-A `Group` is one moment of a group: its handlers with their figures, and the lanes of its workers. What is not known is
-None and shown as a dash. `LiveView` shows moments as a live table on a terminal, else as a plain line now and then.
+A `Group` is one moment of a group. What is not known is None and shown as a dash. `LiveView` shows moments as a live
+table on a terminal, else as plain lines.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from retryapp.web.instants import length_text
+from retryapp.lookup.instants import length_text
 
 PLAIN_INTERVAL_S: Final = 3.0
-"""Where no terminal is, a line every few seconds is enough."""
+"""Between two plain lines."""
 REFRESH_PER_S: Final = 4
 _STATE_STYLES: Final = {"open": "green", "opening": "yellow", "idle": "yellow", "closed": "red"}
+_NUMBERS: Final = {
+    "pending": "pending",
+    "due": "due_unfired",
+    "main lag": "main_lag",
+    "to park": "retry_lag",
+    "redeliver": "redelivery_lag",
+    "in flight": "in_flight",
+}
+"""Heading → field of `LaneFigures`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +50,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFigures:
-    """How one handler stands, over all workers that were asked."""
+    """One handler, over all workers that answered."""
 
     main: str
     pending: int
@@ -50,7 +59,7 @@ class HandlerFigures:
     due_is_exact: bool = True
     dead: int = 0
     dead_by_reason: Mapping[str, int] = field(default_factory=dict)
-    """Of all of them, or of those since the workers started: then there are fewer."""
+    """Of all, or of those since the workers started: then there are fewer."""
     deliveries_per_s: float | None = None
     failures_per_s: float | None = None
     lateness: Latency | None = None
@@ -58,7 +67,7 @@ class HandlerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneFigures:
-    """How one partition of a handler stands."""
+    """One partition of a handler."""
 
     main: str
     partition: int
@@ -86,20 +95,18 @@ class Group:
     handlers: Sequence[HandlerFigures]
     lanes: Sequence[LaneFigures]
     note: str = ""
-    """What the reader should know about the figures."""
 
 
 class LiveView:
-    """Shows moments; use it as a context manager."""
+    """Shows moments; a context manager."""
 
     def __init__(self, console: Console, *, live: bool) -> None:
-        """Show on this console, as a live table or as plain lines."""
         self._console = console
         self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, transient=True) if live else None
         self._shown_s = -PLAIN_INTERVAL_S
 
     def draw(self, at_s: float, table: Callable[[], RenderableType], line: Callable[[], str]) -> None:
-        """Show a moment, `at_s` after the start; cheap when it is too early for the next one."""
+        """Show a moment, `at_s` after the start; does nothing when it is too early for the next one."""
         interval_s = 1 / REFRESH_PER_S if self._live is not None else PLAIN_INTERVAL_S
         if at_s - self._shown_s < interval_s:
             return
@@ -115,7 +122,7 @@ class LiveView:
 
     @contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """Say what goes on, with a sign that moves on a terminal; it takes the place of the moments shown before."""
+        """Print a line and, on a terminal, show a moving sign in place of the table."""
         self.say(text)
         if self._live is None:
             yield
@@ -125,7 +132,6 @@ class LiveView:
             yield
 
     def __enter__(self) -> Self:
-        """Begin."""
         if self._live is not None:
             self._live.start()
         return self
@@ -133,7 +139,6 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End: give the terminal back."""
         if self._live is not None:
             with suppress(OSError):  # the terminal is gone
                 self._live.stop()
@@ -152,20 +157,20 @@ def facts_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 def figure_rows(
     figures: HandlerFigures, now_ms: int, *, beside_waiting: str = "", statuses: Mapping[str, int] | None = None
 ) -> list[tuple[str, RenderableType]]:
-    """Return what is told of every handler, as rows for `facts_table`.
+    """Return a handler's figures as rows for `facts_table`.
 
     Args:
         figures: of the handler.
         now_ms: epoch milliseconds.
-        beside_waiting: more to say about what waits.
-        statuses: what the dead ones were answered, when that is known.
+        beside_waiting: appended to the number of waiting records.
+        statuses: HTTP statuses of the dead ones, when known.
     """
     rows: list[tuple[str, RenderableType]] = [
         ("waiting", f"[yellow]{figures.pending:,}[/]{due_text(figures.next_due_ms, now_ms)}{beside_waiting}"),
     ]
     if figures.due_next_minute is not None:
-        about = "" if figures.due_is_exact else "about "
-        rows.append(("due", f"{about}{figures.due_next_minute:,} in the next minute"))
+        more = "" if figures.due_is_exact else "+"
+        rows.append(("due", f"{figures.due_next_minute:,}{more} in the next minute"))
     rows.append(("dead", f"[red]{figures.dead:,}[/]{escape(_reasons(figures, statuses or {}))}"))
     if figures.deliveries_per_s is not None or figures.failures_per_s is not None:
         failures = f"[red]{rate_text(figures.failures_per_s)}[/]"
@@ -189,29 +194,19 @@ def group_table(group: Group) -> RenderableType:
 
 
 def lanes_table(group: Group) -> Table:
-    """Return the lanes: what each worker has, and how far it is behind."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("worker")
-    table.add_column("topic")
-    for heading in ("part", "lane", "since", "pending", "due", "main lag", "to park", "redeliver", "in flight"):
+    """Return the lanes: what each worker has, and its lag."""
+    table = Table("worker", "topic", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("part", "lane", "since", *_NUMBERS):
         table.add_column(heading, justify="left" if heading in {"lane", "since"} else "right")
     table.add_column("last error", overflow="ellipsis", no_wrap=True)
     for lane in sorted(group.lanes, key=lambda lane: (lane.worker, lane.main, lane.partition)):
-        since = "-" if lane.since_ms is None else length_text(max(0, group.now_ms - lane.since_ms))
-        numbers = (
-            lane.pending,
-            lane.due_unfired,
-            lane.main_lag,
-            lane.retry_lag,
-            lane.redelivery_lag,
-            lane.in_flight,
-        )
+        numbers = [getattr(lane, name) for name in _NUMBERS.values()]
         table.add_row(
             escape(lane.worker.removeprefix("http://")),
             escape(lane.main),
             str(lane.partition),
             f"[{_STATE_STYLES.get(lane.state, 'dim')}]{escape(lane.state)}[/]",
-            since,
+            "-" if lane.since_ms is None else length_text(max(0, group.now_ms - lane.since_ms)),
             *("-" if number is None else f"{number:,}" for number in numbers),
             escape(lane.last_error or ""),
         )
@@ -220,26 +215,26 @@ def lanes_table(group: Group) -> Table:
 
 def group_line(group: Group) -> str:
     """Return one moment of a group as a plain line."""
-    told = [f"{group.group}: {group.note}"] if group.note else [group.group]
+    parts = [f"{group.group}: {group.note}"] if group.note else [group.group]
     for figures in group.handlers:
         mine = [lane for lane in group.lanes if lane.main == figures.main]
         lanes = f"  lanes open {sum(lane.state == 'open' for lane in mine)}/{len(mine)}" if mine else ""
-        told.append(
+        parts.append(
             f"{figures.main}  waiting {figures.pending:,}{due_text(figures.next_due_ms, group.now_ms)}  "
             f"dead {figures.dead:,}{_reasons(figures, {})}  "
             f"delivered {rate_text(figures.deliveries_per_s)}  failed {rate_text(figures.failures_per_s)}  "
             f"late {latency_text(figures.lateness)}{lanes}"
         )
-    return "  |  ".join(told)
+    return "  |  ".join(parts)
 
 
 def due_text(next_due_ms: int | None, now_ms: int) -> str:
-    """Return when the next one is due, in brackets; nothing for none."""
+    """Return when the next record is due, in brackets; empty for none."""
     return "" if next_due_ms is None else f" (next due in {max(0, next_due_ms - now_ms) / 1000:.1f} s)"
 
 
 def reasons_text(reasons: Mapping[str, int], statuses: Mapping[str, int]) -> str:
-    """Return why records died, in brackets; nothing for none."""
+    """Return why records died, in brackets; empty for none."""
     parts = [f"{reason} {count:,}" for reason, count in sorted(reasons.items())]
     split = [f"{count:,} x {status}" for status, count in sorted(statuses.items())]
     return (f" ({', '.join(parts)}" + (f": {', '.join(split)}" if split else "") + ")") if parts else ""

@@ -1,9 +1,8 @@
 """How fast a worker's pages are over a large pending table: ``python tools/measure_pages.py --rows 1000000``.
 
 A real table on RocksDB is filled, the real pages are served from it, and a second process asks for them. For each page:
-time as the reader sees it, and the longest step of the event loop in CPU time: so long do records wait for a page. A
-full garbage collection falls into some step and takes some 50 ms in a process that has loaded Faust, with or without
-pages.
+time as the reader sees it, and the longest delay of the event loop, which is how long records wait (`quiet`: without a
+reader). A full garbage collection takes some 50 ms in a process that has loaded Faust, with or without pages.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import random
 import sys
 import tempfile
 import time
-from asyncio import events
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,11 +89,12 @@ def worker(app: faust.App, tables: list[RocksPendingTable]) -> RuntimeView:
 
     runtime: Any = SimpleNamespace(
         app=app, clock=SystemClock(), plan=None, assigned=True, consumer=SimpleNamespace(in_thread=no_offsets),
+        behind=lambda _main, _number: (0, 0),
         observer=SimpleNamespace(observe=lambda _: None), intake=SimpleNamespace(waiting=lambda _: 0),
         served={"orders": SimpleNamespace(handler=handler, partitions=len(tables))},
         placed={
             ("orders", number): SimpleNamespace(
-                engine=SimpleNamespace(in_flight=0, release_lag_ms=0, sources=()),
+                engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=None, sources=()),
                 lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None),
                 transport=SimpleNamespace(pending=table, dead=MemoryDeadLetterTable()),
             )
@@ -113,28 +112,31 @@ async def measure(tables: list[RocksPendingTable], now_ms: int, requests: int) -
     await runner.setup()
     await aioweb.TCPSite(runner, "127.0.0.1", 0).start()
     port = str(runner.addresses[0][1])
-    steps: list[float] = []
-    run = events.Handle._run  # noqa: SLF001 - asyncio has no other way to time its steps
+    delays: list[float] = []
 
-    def timed(handle: Any) -> None:
-        began = time.thread_time()
-        run(handle)
-        steps.append(time.thread_time() - began)
+    async def beat() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            delays.append(time.perf_counter() - began - 0.001)
 
-    events.Handle._run = timed  # noqa: SLF001
+    heart = asyncio.create_task(beat())
+    await asyncio.sleep(2)
+    print(f"{'quiet':<54} longest delay {max(delays) * 1e3:5.1f} ms")
     deep = row_key(now_ms + DAY_MS // 3, 0, 0)
     offset = int.from_bytes(tables[0].page(deep, 1)[0][0][12:], "big")
     pages = {
-        "index": "", "handler": "orders/", "due": "orders/due", "partitions": "orders/partitions",
+        "index": "", "handler": "orders/", "partitions": "orders/partitions",
         "pending": "orders/pending", "pending, deep": f"orders/pending?after={deep.hex()}",
         "pending, 500": f"orders/pending?limit=500&after={deep.hex()}", "one record": f"orders/pending/0/{offset}",
     }  # fmt: skip
     for name, path in pages.items():
-        steps.clear()
+        delays.clear()
         command = [sys.executable, "-c", READER, port, f"/retries/{path}", str(requests)]
         reader = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        told, _ = await reader.communicate()
-        print(f"{name:<14} {told.decode()}   longest step {max(steps) * 1e3:5.1f} ms")
+        times, _ = await reader.communicate()
+        print(f"{name:<14} {times.decode()}   longest delay {max(delays) * 1e3:5.1f} ms")
+    heart.cancel()
     await runner.cleanup()
 
 

@@ -230,7 +230,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
     for cut in taken:
         group = cut.mains.group
         for topology in find_handlers(admin, group):
-            partitions = take_ledger(connection, topology, copies_allowed=True).partitions
+            partitions = take_ledger(connection, topology).partitions
             for row in rows:
                 if (row["group"], row["main"]) == (group, topology.main):
                     theirs = asdict(partitions[row["partition"]])

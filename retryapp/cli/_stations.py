@@ -69,7 +69,6 @@ class Stations:
             workers=(),
             handlers=figures,
             lanes=(),
-            note="no worker's pages answer: read from the topics, which do not tell deliveries, lateness and lanes",
         )
 
     def _read(self, known: _Known) -> int:

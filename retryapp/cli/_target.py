@@ -1,110 +1,60 @@
-"""Which cluster and which handlers a look-up command is about.
-
-Either the application says it (``-A``), or the command line does (``--broker``, ``--group``, ``--topic``); the latter
-needs neither the user's code nor a running worker.
-"""
+"""Which cluster and which handlers a look-up command reads: those of the application, or those that options name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import reduce, wraps
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Final, NamedTuple
 
 import click
 
-from retryapp.cli._app import app_option, load_handlers
+from retryapp.cli._app import load_handlers
+from retryapp.cli._options import Place
 from retryapp.core.errors import DamagedMetadataError, InvalidSettingError, TopicMissingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-R = TypeVar("R")
-
-DEFAULT_LIMIT: Final = 50
 REACH_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Options that say where to look, as they were given."""
-
-    app_spec: str | None
-    broker: str | None
-    group: str | None
-    topic: str | None
-    client_config: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Where to look."""
 
     connection: KafkaConnection
     topologies: tuple[HandlerTopology, ...]
 
 
-def place_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of :class:`Place`; the command gets them together, as the argument ``place``."""
-
-    @wraps(command)  # with the options that the command has so far
-    def with_place(
-        *,
-        app_spec: str | None,
-        broker: str | None,
-        group: str | None,
-        topic: str | None,
-        client_config: Path | None,
-        **others: Any,
-    ) -> R:
-        place = Place(app_spec=app_spec, broker=broker, group=group, topic=topic, client_config=client_config)
-        return command(place=place, **others)
-
-    options = [
-        app_option(required=False),
-        click.option("--broker", metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
-        click.option("--group", metavar="NAME", help="Consumer group = the Faust app's id, with --broker."),
-        click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."),
-        click.option(
-            "--client-config",
-            type=click.Path(path_type=Path, exists=True, dir_okay=False),
-            help="File with librdkafka properties for --broker, name=value a line (security.protocol, sasl.username).",
-        ),
-    ]
-    return reduce(lambda decorated, option: option(decorated), reversed(options), with_place)
-
-
 def resolve(place: Place) -> Target:
     """Return the cluster and the handlers to look at.
 
     Raises:
-        click.UsageError: neither ``-A`` nor ``--broker`` with ``--group``, or both.
-        TopicMissingError: the group has no topics of ours there, or no handler of that main topic.
+        click.UsageError: neither ``-A`` nor ``--broker`` with ``--group``, or both, or no handler of that main topic.
+        TopicMissingError: the group has no topics of ours there.
     """
     if place.app_spec is not None:
         _refuse(place, "broker", "group", "client_config")
         application = load_handlers(place.app_spec)
         reach(application.connection)
-        return _only(Target(application.connection, tuple(application.topologies)), place.topic)
+        return Target(application.connection, _only(tuple(application.topologies), place.topic))
     if place.broker is None or place.group is None:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME")
-    connection = connection_of(place)
+    connection = _connection(place.broker, place)
     admin = reach(connection)
     if place.topic is not None:
-        return Target(connection, (HandlerTopology(group=place.group, main=place.topic),))
+        topology = HandlerTopology(group=place.group, main=place.topic)
+        if {topology.dlq, topology.pending_changelog} & set(admin.topic_names()):
+            return Target(connection, (topology,))
     topologies = find_handlers(admin, place.group)
     if not topologies:
         remedy = f"Group {place.group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
         raise TopicMissingError(f"{place.group}.*.pending.changelog", connection.bootstrap, remedy)
-    return Target(connection, topologies)
+    return Target(connection, _only(topologies, place.topic))
 
 
 def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, HandlerTopology, Origin]:
-    """Return where a failure id points to: it names group and main topic itself, so ``--group`` is not needed.
+    """Return where a failure id points to: it contains group and main topic, so ``--group`` is not needed.
 
     Raises:
         click.UsageError: it is no failure id, or no cluster is named.
@@ -117,7 +67,7 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
         _refuse(place, "broker", "client_config")
         connection = load_handlers(place.app_spec).connection
     elif place.broker is not None:
-        connection = connection_of(place)
+        connection = _connection(place.broker, place)
     else:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT")
     reach(connection)
@@ -125,27 +75,20 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
 
 
 def reach(connection: KafkaConnection) -> KafkaAdmin:
-    """Return an administrator of a cluster that answers; a person does not wait long for one that does not.
+    """Return an administrator of a cluster that answers within ``REACH_S``.
 
     Raises:
-        BrokerUnreachableError: none answered within ``REACH_S``.
+        BrokerUnreachableError: no broker did.
     """
     KafkaAdmin(connection, timeout_s=REACH_S).cluster()
     return KafkaAdmin(connection)
-
-
-def connection_of(place: Place) -> KafkaConnection:
-    """Return the cluster that ``--broker`` and ``--client-config`` name."""
-    if place.broker is None:
-        raise click.UsageError("--broker is missing")
-    return KafkaConnection(place.broker, {} if place.client_config is None else read_client_config(place.client_config))
 
 
 def read_client_config(path: Path) -> Mapping[str, str]:
     """Read a file of client properties: ``name=value`` lines, ``#`` comments.
 
     Raises:
-        InvalidSettingError: a line has no ``=``; it is named by its number, for it may hold a secret.
+        InvalidSettingError: a line has no ``=``; only its number is shown, for it may contain a secret.
     """
     properties: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -159,17 +102,20 @@ def read_client_config(path: Path) -> Mapping[str, str]:
     return properties
 
 
+def _connection(broker: str, place: Place) -> KafkaConnection:
+    return KafkaConnection(broker, {} if place.client_config is None else read_client_config(place.client_config))
+
+
 def _refuse(place: Place, *names: str) -> None:
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(place, name) is not None]
     if given:
-        raise click.UsageError(f"{', '.join(given)}: the application of -A says that itself; leave out one of them")
+        raise click.UsageError(f"{', '.join(given)} and -A exclude each other: the application has its own")
 
 
-def _only(target: Target, main: str | None) -> Target:
-    if main is None:
-        return target
-    kept = tuple(topology for topology in target.topologies if topology.main == main)
-    if not kept:
-        mains = ", ".join(topology.main for topology in target.topologies)
-        raise click.UsageError(f"--topic {main}: no handler of that main topic; there are: {mains}")
-    return Target(target.connection, kept)
+def _only(topologies: Sequence[HandlerTopology], main: str | None) -> tuple[HandlerTopology, ...]:
+    chosen = tuple(topology for topology in topologies if main in (None, topology.main))
+    if chosen or main is None:
+        return chosen
+    mains = [topology.main for topology in topologies]
+    close = "".join(f" Did you mean {match!r}?" for match in get_close_matches(main, mains, n=1))
+    raise click.UsageError(f"--topic {main}: no handler of that topic was found.{close} There are: {', '.join(mains)}")

@@ -23,10 +23,10 @@ from retryapp.cli._spark import (
 )
 from retryapp.cli.console import emit, json_option
 from retryapp.kafka import KafkaAdmin
+from retryapp.lookup.instants import utc_text
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.clock import SystemClock
-from retryapp.web.instants import utc_text
 
 if TYPE_CHECKING:
     from retryapp.pipeline.upkeep import Upkeep

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from retryapp.ports import PAGES_PREFIX as PREFIX
 from retryapp.terminal import Group, HandlerFigures, LaneFigures, Latency
-from retryapp.web.answers import PREFIX
 
 ANSWER_S: Final = 5.0
 """Longest wait for a page."""
@@ -184,7 +184,7 @@ class Workers:
                 main = handler["main"]
                 if self._only in (None, main):
                     base = f"{url}{PREFIX}/{quote(main, safe='')}"
-                    worker.due[main] = (await _json(session, f"{base}/due"))["due"]
+                    worker.due[main] = (await _json(session, f"{base}/"))["due"]
                     worker.partitions[main] = (await _json(session, f"{base}/partitions"))["partitions"]
             async with session.get(f"{url}{PREFIX}/metrics") as response:
                 worker.counters = read_counters(await response.text())
@@ -207,15 +207,15 @@ def _figures(
     figures = []
     for main in mains:
         mine = [h for worker in told for h in worker.index["handlers"] if h["main"] == main]
-        minutes = [worker.due[main]["scales"]["minutes"]["bars"][0] for worker in told if main in worker.due]
+        minutes = [worker.due[main]["minute"] for worker in told if main in worker.due]
         recent, ever = gained.get(main, Counters()), since_start.get(main, Counters())
         figures.append(
             HandlerFigures(
                 main=main,
                 pending=sum(handler["pending"] for handler in mine),
                 next_due_ms=min((h["next_due_ms"] for h in mine if h["next_due_ms"] is not None), default=None),
-                due_next_minute=sum(bar["count"] for bar in minutes),
-                due_is_exact=all(bar["exact"] for bar in minutes),
+                due_next_minute=sum(minute["count"] for minute in minutes),
+                due_is_exact=not any(minute["more"] for minute in minutes),
                 dead=sum(handler["dead"] for handler in mine),
                 dead_by_reason=ever.dead,
                 deliveries_per_s=None if elapsed_s is None else recent.deliveries / elapsed_s,

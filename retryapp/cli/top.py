@@ -6,14 +6,16 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from urllib.parse import urlsplit
 
 import click
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
+from retryapp.cli._options import Place, place_options
 from retryapp.cli._stations import Stations
-from retryapp.cli._target import Place, Target, place_options, resolve
+from retryapp.cli._target import Target, resolve
 from retryapp.cli._workers import MORE_PORTS, Workers
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.runtime.clock import SystemClock
@@ -25,25 +27,20 @@ _MEMBERS_S = 5.0
 
 @click.command(name="top")
 @place_options
-@click.option("--url", "urls", metavar="URL", multiple=True, help="A worker's pages; they name the others. Repeatable.")
+@click.option(
+    "--url", "urls", metavar="URL", multiple=True, help="Pages of a worker; they name the others. Repeatable."
+)
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between two frames."
 )
 @click.option("--once", is_flag=True, help="Print one frame and end; rates are taken over one interval.")
 @json_option
-def command(
-    *,
-    place: Place,
-    urls: tuple[str, ...],
-    interval: float,
-    once: bool,
-    as_json: bool,
-) -> ExitCode:
+def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -> ExitCode:
     """Watch a running group: what waits and is due, rates, lateness, dead letters, and each worker's lanes.
 
-    Figures come from the workers' own pages and metrics; where no worker answers, from the topics, which tell less.
-    Workers are looked for on the hosts of the group's members, at RETRYAPP_WEB_PORT and the ports behind it; --url says
-    where when that is not enough. --json prints one object and ends, as --once does.
+    Figures come from the workers' own pages and metrics; where no worker answers, fewer of them come from the topics.
+    Workers are looked for on the hosts of the group's members, at RETRYAPP_WEB_PORT and the ports after it; --url says
+    where else. --json prints one object and ends, as --once does.
 
     \b
     Examples:
@@ -90,48 +87,64 @@ class _Watch:
         self._members = 0
         group = place.group if self._target is None else self._target.topologies[0].group
         if self._target is not None and not urls:
-            urls, self._members = self._addresses(self._target)
+            urls, self._members = _addresses(self._target)
         self._workers = Workers(group, urls, only=place.topic)
         self._stations: Stations | None = None
 
     def look(self) -> Group:
-        """Return how the group stands now.
+        """Return the group's figures now.
 
         Raises:
             click.UsageError: no worker answers, and no broker is named.
         """
         now_ms = self._clock.wall_ms()
-        seen = self._workers.ask(now_ms)
-        if seen is not None:
-            return self._with_note(seen)
+        group = self._workers.ask(now_ms)
+        if group is not None:
+            missing = self._members - len(group.workers)
+            if missing <= 0:
+                return group
+            note = f"no pages of {missing} of {self._members} members found at {self._looked_at()}; --url names others"
+            return replace(group, note=f"{note}. Their figures are missing")
         if self._target is None:
-            raise click.UsageError(
-                f"no worker answers at {', '.join(self._workers.urls)}: start it, or name the broker"
-            )
+            remedy = "start it, correct --url, or read the topics with -A or --broker and --group"
+            raise click.UsageError(f"no worker answers at {self._looked_at()}: {remedy}")
         if self._stations is None:
             self._stations = Stations(self._target.connection, self._target.topologies)
-        return self._stations.ask(now_ms)
+        where = f"no worker's pages answer at {self._looked_at()} (--url says where they are)"
+        if not self._workers.urls:
+            where = "the group has no running members"
+        note = f"{where}: read from the topics, which have no deliveries, lateness and lanes"
+        return replace(self._stations.ask(now_ms), note=note)
 
-    def _with_note(self, seen: Group) -> Group:
-        missing = self._members - len(seen.workers)
-        if missing <= 0:
-            return seen
-        note = f"{missing} of {self._members} members of the group do not show their pages: their figures are missing"
-        return replace(seen, note=note)
+    def _looked_at(self) -> str:
+        """Name the addresses that were tried: a range of ports per host."""
+        ports: dict[str, list[int]] = {}
+        for url in self._workers.urls:
+            parts = urlsplit(url)
+            ports.setdefault(f"{parts.scheme}://{_host(parts.hostname or '')}", []).append(parts.port or 80)
+        return ", ".join(f"{host}:{_span(numbers)}" for host, numbers in ports.items())
 
-    def _addresses(self, target: Target) -> tuple[tuple[str, ...], int]:
-        """Return where pages of the group's members may be, and how many members there are."""
-        group = target.topologies[0].group
-        try:
-            admin = AdminClient(target.connection.client_config())
-            members = admin.describe_consumer_groups([group])[group].result(_MEMBERS_S).members
-        except KafkaException:
-            return (), 0
-        first = load_settings().web_port
-        hosts = sorted({member.host.lstrip("/") for member in members})
-        ports = range(first, first + len(members) + MORE_PORTS)
-        return tuple(f"http://{_host(host)}:{port}" for host in hosts for port in ports), len(members)
+
+def _addresses(target: Target) -> tuple[tuple[str, ...], int]:
+    """Return where pages of the group's members may be, and how many members there are."""
+    group = target.topologies[0].group
+    try:
+        admin = AdminClient(target.connection.client_config())
+        members = admin.describe_consumer_groups([group])[group].result(_MEMBERS_S).members
+    except KafkaException:
+        return (), 0
+    first = load_settings().web_port
+    hosts = sorted({member.host.lstrip("/") for member in members})
+    ports = range(first, first + len(members) + MORE_PORTS)
+    return tuple(f"http://{_host(host)}:{port}" for host in hosts for port in ports), len(members)
 
 
 def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def _span(ports: list[int]) -> str:
+    first, last = min(ports), max(ports)
+    if last - first + 1 == len(ports) > 1:
+        return f"{first} to {last}"
+    return ",".join(map(str, sorted(ports)))

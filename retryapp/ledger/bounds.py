@@ -1,24 +1,22 @@
 """Where the ledger looks: one moment of each lane, although its topics are asked one after the other.
 
-A lane (one handler, one partition number) moves its records in transactions, one at a time. What a transaction has done
-does not show everywhere at once: the broker writes its end into each partition, and into the group's offsets, one by
-one. So topics are asked in an order in which nothing can be missing, and what is newer is recognised:
+A lane (one handler, one partition number) moves its records in transactions, one at a time. The broker writes the end
+of a transaction into each partition, and into the group's offsets, one by one. So topics are asked in an order in which
+nothing can be missing, and later records are recognised:
 
-1. *Floors*: the committed ends of the topics that records are handed to. What lies before them is of transactions that
-   are over.
-2. *The moment*: the group's offsets of all topics of the lane, in one answer, at a time at which no transaction has
-   moves of them open. So every transaction that has published below the floors and moves offsets has moved them.
-3. *The changelog*: its end, open transactions included, and then waiting until those are over. A transaction that has
-   moved the offsets of 2 had written its rows before, so they are in there.
+1. *Floors*: the committed ends of the topics that records are handed to. Earlier records are of finished transactions.
+2. *The moment*: the group's offsets of all topics of the lane, in one answer, while no transaction has moves of them
+   open. So every transaction that has published below the floors and moves offsets has moved them.
+3. *The changelog*: its end, open transactions included, once those are over. A transaction that has moved the offsets
+   of 2 had written its rows before, so they are in there.
 4. *The other topics*, in the same way. What the transactions of 2 and 3 have published is in there.
 
-The ledger is that of the moment 2: a copy is handled when it lies before the group's offset. Rows may have left the
-table a little later, up to 3; such a record is on the redelivery topic behind the group's offset, pending in both
-places. Whatever else was published later is not on any record's way to where it was at 2 (`journey.follow`); only what
-lies below the floors, and does not fit, is a fault. No lane has to stand still for it, and none is waited for longer
-than one transaction takes. Lanes without transactions publish first and move offsets last, so the same order serves.
+The ledger is that of the moment 2: a copy before the group's offset is handled. Rows may have left the table a little
+later, up to 3; such a record is on the redelivery topic at or after the group's offset, pending in both places.
+Whatever else was published later is not on any record's way to where it was at 2 (`journey.follow`); only a
+contradiction below the floors is a fault. No lane is stopped, and none is waited for longer than one transaction takes.
 
-Where records are deleted meanwhile the beginnings of the topics are asked for once more after reading.
+Where records are deleted meanwhile, the beginnings of the topics are asked for once more after reading.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def take_bounds(
         positions: asks it.
         topics: the handler's.
         partitions: topic → how many it has.
-        on_wait: told what is waited for, when it takes longer.
+        on_wait: called with what is waited for, when it takes longer.
 
     Raises:
         OpenTransactionError: a transaction does not end.

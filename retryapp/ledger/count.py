@@ -1,22 +1,22 @@
-"""One partition's count: takes traces, workers' own counts and the main topic's offsets, and says what they add up to.
+"""The count of one partition, from traces, workers' own counts and the main topic's offsets.
 
-1. `tell` and `note` take in what lies on our topics, in any order.
+1. `tell` and `note` take the contents of our topics, in any order.
 2. `judge` follows every record that has a trace to its fate at the cut.
 3. `see` takes the received records of the main topic, in order. Those without a trace were done at their first
-   delivery: whatever fails leaves one, in the transaction that moves the offset.
+   delivery: a failure leaves one, in the transaction that moves the offset.
 4. `close` compares, and returns the balance.
 
-What a worker says of itself (`progress` events: so many received, so many failed, between two offsets) is not counted
-but held against the count: a record that is lost with all its traces shows there, and nowhere else.
+Workers' own counts (`progress` events: so many received and failed between two offsets) are not added up but compared:
+only they show a record that is lost with all its traces.
 
-Bounds: 26 bytes for each trace and some 120 for each record that has one, a few numbers for each `progress` event, what
-does not add up; nothing for a record that never failed.
+Memory: 26 bytes per trace and some 120 per record that has one, a few numbers per `progress` event, the problems;
+nothing for a record that never failed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -26,24 +26,22 @@ from retryapp.ledger.journey import Cut, Fate, Fault, Journey, Problem, follow
 from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
 
 CLOCKS_MS: Final = 60_000
-"""Workers' and brokers' clocks may differ by so much where a time of one is compared with one of the other."""
+"""Tolerated difference between workers' and brokers' clocks."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Balance:
-    """What one partition, or a handler, comes to: received = all the others up to ``lost``."""
+    """The count of one partition, or of a handler: received = the sum of the others up to ``lost``."""
 
     received: int = 0
     """Records of the main topic that the group's offset has passed, and failed ones that it no longer keeps."""
     done: int = 0
     pending: int = 0
-    held: int = 0
     dead: int = 0
-    discarded: int = 0
     skipped: int = 0
-    """Passed over as duplicates of an event that was there before."""
+    """Duplicates of an earlier event."""
     unknown: int = 0
-    """Records whose fate the topics no longer tell."""
+    """Records whose fate the topics no longer contain."""
     lost: int = 0
     recovered: int = 0
     """Of those done: after a failure."""
@@ -52,16 +50,9 @@ class Balance:
     redelivered: int = 0
     """Of those pending: on the redelivery topic, not handled yet."""
     expired_offsets: int = 0
-    """Offsets at the beginning that the main topic no longer keeps, and of which no trace tells."""
+    """Offsets at the beginning that the main topic no longer keeps and that have no trace."""
     unread_offsets: int = 0
     """Offsets of the main topic that the group has not passed."""
-    copies: int = 0
-    """Hand-offs beyond the first of each."""
-
-    def add(self, other: Balance) -> None:
-        """Add another partition's."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @dataclass(slots=True)
@@ -74,17 +65,16 @@ class _Range:
 
 
 class PartitionCount:
-    """See the module's text."""
+    """Counts one partition.
+
+    Args:
+        partition: its number.
+        topics: the handler's.
+        topic_id: short id of the main topic as it is now.
+        start: offset of the main topic at which to begin; what was received before is left out.
+    """
 
     def __init__(self, *, partition: int, topics: Topics, topic_id: str, start: int = 0) -> None:
-        """Count nothing yet.
-
-        Args:
-            partition: its number.
-            topics: the handler's.
-            topic_id: short id of the main topic as it is now.
-            start: offset of the main topic at which to begin; what was received before is left out.
-        """
         self.partition = partition
         self.problems: list[Problem] = []
         self.balance = Balance()
@@ -93,7 +83,8 @@ class PartitionCount:
         self._start = start
         self._traces: dict[tuple[str, int] | int, bytes] = {}
         self._nobody: list[tuple[Trace, str]] = []
-        self._buried: dict[int, list[tuple[int, int]]] = {}
+        self.buried: dict[int, list[tuple[int, int]]] = {}
+        """Topic → ranges of offsets there that a dead letter stands for."""
         self._ranges: list[_Range] = []
         self._damaged: list[tuple[int, int]] = []
         self._fates: dict[int, Fate] = {}
@@ -103,16 +94,11 @@ class PartitionCount:
         self._open: list[_Range] = []
         self._next_range = 0
 
-    @property
-    def buried(self) -> dict[int, list[tuple[int, int]]]:
-        """Topic → offsets there that a dead letter stands for."""
-        return self._buried
-
     def tell(self, told: Told) -> None:
-        """Take in what a record of ours tells."""
+        """Take what one record of our topics says."""
         if told.buried is not None:
             topic, first, last = told.buried
-            self._buried.setdefault(topic, []).append((first, last))
+            self.buried.setdefault(topic, []).append((first, last))
         elif told.nobody is not None:
             self._nobody.append((told.trace, told.nobody))
         elif told.topic_id == self._topic_id:
@@ -125,32 +111,18 @@ class PartitionCount:
             self._traces[former] = self._traces.get(former, b"") + pack(told.trace)
 
     def note(self, told: Progress, where: str) -> None:
-        """Take in what workers have counted.
-
-        Args:
-            told: the event.
-            where: its coordinates.
-        """
+        """Take a worker's own count, and the coordinates of its event."""
         if told.from_offset >= self._start:
             self._ranges.append(_Range(told, where))
 
     def check_offset(self, topic: int, committed: int, *, begin: int, end: int) -> None:
-        """Compare a committed offset with its topic.
-
-        Args:
-            topic: index of a consumed topic.
-            committed: the group's offset in it.
-            begin: first offset that it kept before the group was asked.
-            end: where it ended after that.
-        """
+        """Compare the committed offset of a topic (by index) with its first kept and its end offset."""
         where = f"{self._topics.names[topic]}[{self.partition}]"
         if committed < begin:
-            text = (
-                f"{begin - committed} offsets of {where} were deleted before the group, at {committed}, had read them"
-            )
+            text = f"{begin - committed} offsets of {where} from committed offset {committed} on were deleted unread"
             self._problem(Fault.DELETED, text)
         elif committed > end:
-            text = f"the group's offset {committed} lies behind the end of {where}, {end}: it was made anew, or cut off"
+            text = f"committed offset {committed} of {where} is past its end offset {end}: recreated or truncated topic"
             self._problem(Fault.OFFSETS, text)
 
     def judge(self, cut: Cut) -> None:
@@ -182,7 +154,7 @@ class PartitionCount:
         self._ranges = sorted(inside, key=lambda each: each.told.from_offset)
 
     def see(self, offset: int, timestamp_ms: int) -> None:
-        """Take in a received record of the main topic."""
+        """Take a received record of the main topic."""
         balance = self.balance
         balance.received += 1
         if self._fates.pop(offset, None) is None:
@@ -203,12 +175,7 @@ class PartitionCount:
             self._open = [each for each in self._open if each.told.to_offset > offset]
 
     def close(self, *, first_kept: int, compacted: bool = False) -> Balance:
-        """Compare what was counted.
-
-        Args:
-            first_kept: first offset that the main topic keeps, asked for after it was read.
-            compacted: the main topic drops records in its midst.
-        """
+        """Compare and return the counts; `first_kept`: the main topic's, asked for after it was read."""
         expired = 0
         for offset in sorted(self._fates):
             self.balance.received += 1
@@ -243,7 +210,7 @@ class PartitionCount:
             self.balance.done -= missing
             text = f"{told.failed} records failed in {where}, {traced} of them left a trace"
             self._problem(Fault.LOST, text, where=(each.where,))
-        elif traced > told.failed and not self._cut.copies_allowed:
+        elif traced > told.failed:
             text = f"{told.failed} records failed in {where}, and {traced} have traces of a failure"
             self._problem(Fault.COUNTS, text, where=(each.where,))
 
@@ -262,20 +229,18 @@ class PartitionCount:
             self._problem(fault, text, offset=offset, topic_id=topic_id, station=last, where=where)
 
     def _tell_ahead(self, ahead: list[tuple[int, Trace]], committed: int) -> None:
-        if not ahead or self._cut.copies_allowed:  # without transactions a copy comes before the offset
-            return
-        if committed == 0:
-            text = f"{len(ahead)} records have left traces, and the group has no offset in {self._topics.main}"
+        if ahead and committed == 0:
+            text = f"{len(ahead)} records have traces, but the group has no committed offset of {self._topics.main}"
             self._problem(Fault.OFFSETS, text, where=(self._cut.place(ahead[0][1]),))
             return
         for offset, last in ahead:
-            text = f"it was handed over, and the group's offset {committed} has not passed it: it is delivered again"
+            text = f"it was published, but committed offset {committed} is not past it: it will be delivered again"
             where = (self._cut.place(last),)
             self._problem(Fault.AHEAD, text, offset=offset, station=station_text(last), where=where)
 
     def _tell_nobody(self) -> None:
         for trace, text in self._nobody:
-            buried = any(first <= trace.offset <= last for first, last in self._buried.get(trace.topic, ()))
+            buried = any(first <= trace.offset <= last for first, last in self.buried.get(trace.topic, ()))
             text = f"{text}; it has a dead letter" if buried else text
             where = (self._cut.place(trace),)
             self._problem(Fault.NOBODY, text, station=station_text(trace), where=where)
@@ -296,38 +261,20 @@ class PartitionCount:
             identity = failure_id(self._topics.group, origin)
             record = f"{self._topics.main}[{self.partition}]@{offset}"
         self.problems.append(
-            Problem(
-                fault=fault,
-                partition=self.partition,
-                failure_id=identity,
-                record=record,
-                offset=offset,
-                station=station,
-                where=where,
-                text=text,
-            )
-        )
+            Problem(fault, self.partition, text, failure_id=identity, record=record, offset=offset, station=station,
+                    where=where)
+        )  # fmt: skip
 
     # -- counting -----------------------------------------------------------------------------------------------
 
     def _add(self, journey: Journey) -> None:
-        balance, fate, last = self.balance, journey.fate, journey.last
-        balance.copies += journey.copies
-        if fate is Fate.DONE:
-            balance.done += 1
-            balance.recovered += 1
-        elif fate is Fate.PENDING:
-            balance.pending += 1
-            balance.to_park += last is not None and last.station is Station.RETRY
-            balance.redelivered += last is not None and last.station is Station.REDELIVERY
-        elif fate is Fate.DEAD:
-            balance.dead += 1
-        elif fate is Fate.SKIPPED:
-            balance.skipped += 1
-        elif fate is Fate.UNKNOWN:
-            balance.unknown += 1
-        else:
-            balance.lost += 1
+        balance, last = self.balance, journey.last
+        name = journey.fate.name.lower()
+        setattr(balance, name, getattr(balance, name) + 1)
+        balance.recovered += journey.fate is Fate.DONE
+        if journey.fate is Fate.PENDING and last is not None:
+            balance.to_park += last.station is Station.RETRY
+            balance.redelivered += last.station is Station.REDELIVERY
 
     def _is_damaged(self, offset: int) -> bool:
         return any(first <= offset <= last for first, last in self._damaged)
@@ -348,9 +295,9 @@ def station_text(trace: Trace) -> str:
     return places[trace.station] + again
 
 
-def total(balances: Iterator[Balance]) -> Balance:
+def total(balances: Iterable[Balance]) -> Balance:
     """Add balances up."""
     whole = Balance()
-    for balance in balances:
-        whole.add(balance)
+    for field in fields(Balance):
+        setattr(whole, field.name, sum(getattr(balance, field.name) for balance in balances))
     return whole

@@ -5,23 +5,23 @@ A record goes
     main ─► retry ─► row ─► redelivery ─► retry ─► … ─► succeeded | dead        dead ─► retry (a replay)
     main ─► skipped (a duplicate)
 
-and each arrow is one transaction, so at any cut it stands at one station: the first at which the cut finds it not yet
-taken further. `follow` goes from arrow to arrow:
+and each arrow is one transaction, so at any cut it is at one station: the first that it has not left by then. `follow`
+goes from arrow to arrow:
 
-* a copy on a retry or redelivery topic at or behind the group's committed offset has not been handled: there it is, and
-  what lies further on was published after the cut;
-* one before the committed offset was handled, so the next copy must be there. Where it is not the record is *lost*, or,
-  if the topic in which it would lie has deleted records of that time, *unknown*;
-* a row is in the table at the cut, whatever lies further on was published after it.
+* a copy on a retry or redelivery topic at or after the committed offset has not been handled: there it is, and further
+  copies were published after the cut;
+* one before the committed offset was handled, so the next copy must be there. Where it is not, the record is *lost*, or
+  *unknown* if the topic of the next copy has deleted records of that time;
+* a row is in the table at the cut; further copies were published after it.
 
-What the way did not come by, and was published *before* the cut for sure, is a second station: the record is there
+A trace that is not on this way, and was certainly published *before* the cut, is a second station: the record is there
 *twice*. A copy in the middle that is missing, where nothing has been deleted yet, is a *gap*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -36,42 +36,43 @@ class Fate(StrEnum):
 
     DONE = "done"
     PENDING = "pending"
-    HELD = "held"
     DEAD = "dead"
-    DISCARDED = "discarded"
     SKIPPED = "skipped"
     UNKNOWN = "unknown (expired)"
-    """The topics no longer keep what would tell."""
+    """The topics no longer keep what would show it."""
     LOST = "lost"
-    """The topics keep all that could tell, and tell of no fate."""
+    """No fate, although the topics have kept all that could contain it."""
 
 
 class Fault(StrEnum):
-    """In which way something does not add up."""
+    """Kinds of problems."""
 
     LOST = "lost"
     TWICE = "twice"
     GAP = "gap"
     AHEAD = "ahead"
-    """It has left traces, and the committed offset has not passed it."""
+    """It has traces, and the committed offset is not past it."""
     STRANGER = "stranger"
     """The main topic has no such record."""
     NOBODY = "nobody"
-    """Headers do not say whose it is."""
+    """Its headers do not identify a record of this handler."""
     DELETED = "deleted"
     """Records were deleted before the group had read them."""
     OFFSETS = "offsets"
-    """The group's offset is missing, or lies behind the end of its topic."""
+    """The committed offset is missing, or past the end of its topic."""
     COUNTS = "counts"
     """What workers have counted differs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that does not add up."""
 
     fault: Fault
     partition: int
+    text: str
+    """What is wrong, in one clause."""
+    _: KW_ONLY
     failure_id: str | None = None
     """Whose record; None where none is named."""
     record: str | None = None
@@ -82,13 +83,11 @@ class Problem:
     """Where it was last, in words."""
     where: tuple[str, ...] = ()
     """Coordinates of what was found, ``topic[partition]@offset``."""
-    text: str
-    """What is wrong, in one clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Up to where one partition number is looked at; see `cut.py`. Sequences go by the index of `Topics.names`."""
+    """The moment of one partition; see `bounds`. Sequences go by the index of `Topics.names`."""
 
     partition: int
     topics: Topics
@@ -98,8 +97,6 @@ class Cut:
     """What lies before these offsets was published before the cut."""
     kept_from_ms: Sequence[float]
     """What the broker took after these times it still keeps; `WHOLE` where it keeps all, infinity where nothing."""
-    copies_allowed: bool = False
-    """Workers without transactions may hand over twice (after a crash)."""
     buried: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Topic → ranges of offsets that a dead letter stands for."""
 
@@ -134,8 +131,6 @@ class Journey:
     fate: Fate = Fate.UNKNOWN
     last: Trace | None = None
     """Where it is, or was seen last."""
-    copies: int = 0
-    """Hand-offs beyond the first of each."""
     faults: list[tuple[Fault, tuple[Trace, ...], str]] = field(default_factory=list)
 
 
@@ -189,7 +184,7 @@ class _Walk:
             provable = cut.keeps(missing, later.timestamp_ms) if later.station is Station.ROW else cut.whole(missing)
             if missing and provable:
                 names = " and ".join(cut.topics.names[topic] for topic in missing)
-                self._journey.faults.append((Fault.GAP, (later,), f"what came before it is missing from {names}"))
+                self._journey.faults.append((Fault.GAP, (later,), f"its previous record is missing from {names}"))
         return later
 
     def _moved_on(self, at: Trace) -> bool:
@@ -218,29 +213,24 @@ class _Walk:
         if not cut.keeps(_after(at, cut.topics), at.timestamp_ms):
             return Fate.UNKNOWN
         what = "parked" if at.station is Station.RETRY else "redelivered"
-        self._journey.faults.append(
-            (Fault.LOST, (at,), f"it was {what}: it does not wait, did not succeed, and is not dead")
-        )
+        self._journey.faults.append((Fault.LOST, (at,), f"it was {what}, and is neither pending nor done nor dead"))
         return Fate.LOST
 
     def _count_copies(self) -> None:
         """Find steps that are there more than once."""
         for copies in self._steps.values():
             if len(copies) > 1:
-                self._journey.copies += len(copies) - 1
-                if not self._cut.copies_allowed:
-                    self._journey.faults.append(
-                        (Fault.TWICE, tuple(copies), f"the same hand-off is there {len(copies)} times")
-                    )
+                text = f"the same hand-off was published {len(copies)} times"
+                self._journey.faults.append((Fault.TWICE, tuple(copies), text))
 
     def _look_round(self) -> None:
         """Find stations beside the way."""
         cut, last = self._cut, self._journey.last
         for trace in self._orphans():
-            self._journey.faults.append((Fault.GAP, (trace,), "it waits, and no retry topic has what was parked"))
-        beside = [trace for trace in self._left.values() if cut.sure(trace) and not self._was_buried(trace)]
-        if beside and last is not None and not cut.copies_allowed:  # without transactions they come one by one
-            self._journey.faults.append((Fault.TWICE, (last, *sorted(beside)), "it is at several stations at once"))
+            self._journey.faults.append((Fault.GAP, (trace,), "it is in the pending table, but not on a retry topic"))
+        others = [trace for trace in self._left.values() if cut.sure(trace) and not self._was_buried(trace)]
+        if others and last is not None:
+            self._journey.faults.append((Fault.TWICE, (last, *sorted(others)), "it is in several places at once"))
 
     def _was_buried(self, trace: Trace) -> bool:
         """Tell whether a copy with damaged headers was handled: then a dead letter followed, with whatever numbers."""

@@ -1,7 +1,7 @@
-"""Taking a ledger: the handler's topics are read once each, up to its bounds, and counted by partition.
+"""Takes a ledger: reads each of the handler's topics once, up to its bounds, and counts by partition.
 
-Our topics first, then the main topic: what it has and no trace tells of was done at its first delivery. Nobody is asked
-but the broker; there is no group membership, and no worker notices.
+Our topics first, then the main topic: its records without a trace were done at their first delivery. Only the broker is
+asked; there is no group membership.
 """
 
 from __future__ import annotations
@@ -27,36 +27,35 @@ from retryapp.ledger.traces import Station, Told, Topics, told_by, told_by_event
 T = TypeVar("T")
 
 STEP: Final = 2_000
-"""Progress is told after so many records."""
+"""Records between two reports of progress."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with the topic that is read, how many offsets have been passed, and how many there are in all."""
+"""Called with the topic that is read, the offsets read so far, and all offsets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What the topics of one handler come to."""
+    """The count of one handler's topics."""
 
     group: str
     main: str
     since_ms: int | None
-    copies_allowed: bool
     partitions: Mapping[int, Balance]
     problems: tuple[Problem, ...]
-    """All that does not add up, by partition and offset."""
+    """By partition and offset."""
     unread_events: int
-    """Records of the events topic that are no event known here."""
+    """Records of the events topic of an unknown type."""
     forgotten: tuple[int, ...] = ()
-    """Partitions whose offset the broker has forgotten; it was taken from what their lanes had written down."""
+    """Partitions whose committed offset the broker has expired; it was taken from the changelog."""
 
     @property
     def total(self) -> Balance:
         """All partitions together."""
-        return total(iter(self.partitions.values()))
+        return total(self.partitions.values())
 
     @property
     def adds_up(self) -> bool:
-        """Tell whether every received record has one fate, and everything found fits."""
+        """Tell whether every received record has one fate, without a contradiction."""
         return not self.problems
 
 
@@ -65,7 +64,6 @@ def take_ledger(
     topology: HandlerTopology,
     *,
     since_ms: int | None = None,
-    copies_allowed: bool = False,
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> Ledger:
@@ -73,10 +71,9 @@ def take_ledger(
 
     Args:
         connection: the cluster.
-        topology: the handler; retry topics of other delays that are there are counted too.
+        topology: the handler; existing retry topics of other delays are counted too.
         since_ms: leave out what was received before the main topic's first record of this time or later.
-        copies_allowed: workers without transactions may have handed over twice.
-        on_progress: told how far the reading is.
+        on_progress: called while topics are read.
         on_wait: told what is waited for, when it takes longer.
 
     Raises:
@@ -84,7 +81,7 @@ def take_ledger(
         BrokerUnreachableError, AccessDeniedError: they cannot be read.
         OpenTransactionError: a transaction does not end.
     """
-    return _Taking(connection, topology, since_ms, copies_allowed, on_progress, on_wait).take()
+    return _Taking(connection, topology, since_ms, on_progress, on_wait).take()
 
 
 @dataclass(slots=True)
@@ -92,7 +89,6 @@ class _Taking:
     connection: KafkaConnection
     topology: HandlerTopology
     since_ms: int | None
-    copies_allowed: bool
     on_progress: OnProgress | None
     on_wait: OnWait | None
     positions: Positions = field(init=False)
@@ -129,7 +125,6 @@ class _Taking:
             group=self.topics.group,
             main=names[0],
             since_ms=self.since_ms,
-            copies_allowed=self.copies_allowed,
             partitions=balances,
             problems=tuple(problem for count in self.counts.values() for problem in count.problems),
             unread_events=self.unread_events,
@@ -139,30 +134,23 @@ class _Taking:
     def _find_topics(self) -> None:
         admin, topology = KafkaAdmin(self.connection), self.topology
         retry = [name for name in admin.topic_names() if _is_retry_topic(name, topology)] or topology.retry_topics
-        names = (
-            topology.main,
-            *retry,
-            topology.redelivery,
-            topology.dlq,
-            topology.events,
-            topology.pending_changelog,
-        )
+        ours = (topology.redelivery, topology.dlq, topology.events, topology.pending_changelog)
+        names = (topology.main, *retry, *ours)
         self.states = admin.describe_topics(names)
         for name in names:
             if name not in self.states:
                 raise TopicMissingError(name, self.connection.bootstrap)
-        self.topics = Topics(topology.group, tuple(names))
+        self.topics = Topics(topology.group, names)
 
     def _remember(self) -> None:
-        """Where the broker has forgotten a lane's offsets, take those that the lane has written down (rule 11)."""
+        """Where the broker has expired a lane's committed offsets, take those of the changelog (rule 11)."""
         topics, committed = self.topics, self.bounds.committed
         asked = {number for (_, number), offset in committed.items() if offset is None}
         if not asked:
             return
         changelog = topics.names[topics.changelog]
-        stop = {
-            number: self.bounds.end[changelog, number] for number in asked if (changelog, number) in self.bounds.end
-        }
+        end = self.bounds.end
+        stop = {number: end[changelog, number] for number in asked if (changelog, number) in end}
         last: dict[int, bytes] = {}
         for record in read_topic(self.connection, changelog, partitions=sorted(stop), stop=stop):
             if record.key == marks.PROGRESS:
@@ -200,7 +188,7 @@ class _Taking:
         return {number: self.bounds.committed.get((self.topics.main, number)) or 0 for number in self.starts}
 
     def _read_ours(self) -> dict[tuple[int, int], int]:
-        """Read all topics of ours; return the time of the first record of each partition, by index and number."""
+        """Read our topics; return the time of the first record by topic index and partition."""
         topics = self.topics
         firsts: dict[tuple[int, int], int] = {}
         stations = {**dict.fromkeys(topics.retry, Station.RETRY), topics.redelivery: Station.REDELIVERY}
@@ -230,7 +218,7 @@ class _Taking:
             self.counts[told.partition].note(told, record.coordinates)
 
     def _read_rows(self) -> None:
-        """Fold the changelog: of each row what it tells, not the row itself."""
+        """Fold the changelog into what its rows say."""
         topic_id = self.states[self.topics.main].topic_id
         rows: dict[bytes, tuple[int, Told]] = {}
         for record in self._records(self.topics.changelog):
@@ -259,7 +247,6 @@ class _Taking:
                     committed=[bounds.committed.get((topics.names[t], number)) or 0 for t in topics.consumed],
                     floor=[bounds.floor.get((name, number), 0) for name in topics.names],
                     kept_from_ms=kept,
-                    copies_allowed=self.copies_allowed,
                     buried=count.buried,
                 )
             )
@@ -287,7 +274,7 @@ class _Taking:
         stop: Mapping[int, int],
         place_of: Callable[[T], tuple[int, int]],
     ) -> Iterator[T]:
-        """Yield records, and tell now and then how far they are."""
+        """Yield records, and report progress every `STEP`."""
         reached = dict(begin)
         before = self.passed
         for n, record in enumerate(records):
@@ -305,7 +292,7 @@ class _Taking:
 
 
 def _is_retry_topic(name: str, topology: HandlerTopology) -> bool:
-    """Tell whether a topic is a retry topic of a handler, also one of a delay that its policy no longer has."""
+    """Tell whether a topic is a retry topic of a handler, perhaps of a delay that its policy no longer has."""
     base, dot, delay = name.partition(f"{topology.prefix}.retry")
     if base or not dot:
         return False

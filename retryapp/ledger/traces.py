@@ -1,8 +1,8 @@
-"""Traces: what the topics say of one record that has failed.
+"""Traces: the contents of the topics about one record that has failed.
 
-Each copy of a record on a topic of ours, each row that waits and each event of success is one trace: a station of the
-record's way, the attempt that failed last there (of an event: the one that succeeded), and where it lies. Only the
-headers that name a record and its attempt are read; whatever else they say may be damaged.
+Each copy of a record on a topic of ours, each row and each event of success is one trace: a station of the record's
+way, the attempt that failed last there (of an event: the one that succeeded), and its place. Only the headers that
+identify a record and its attempt are read; all others may be damaged.
 
 Packed, a trace takes 26 bytes, so that a ledger of a million failed records fits into memory:
 
@@ -48,7 +48,7 @@ class Station(IntEnum):
     DEAD = 3
     SUCCEEDED = 4
     SKIPPED = 5
-    """Passed over as a duplicate; with no attempt, so number 0."""
+    """Skipped as a duplicate; without an attempt, so number 0."""
 
 
 class Trace(NamedTuple):
@@ -63,24 +63,24 @@ class Trace(NamedTuple):
     """Index into `Topics.names`."""
     offset: int
     timestamp_ms: int
-    """When the broker took it; of a row, when it took the tier record. -1: not known."""
+    """The broker's; of a row, that of its record on the retry topic. -1: not known."""
     loose: bool = False
-    """Its headers are damaged: the numbers above are no more than a guess of whoever wrote it."""
+    """Its headers are damaged: the numbers above are a guess."""
 
     @property
     def step(self) -> tuple[int, int, Station]:
-        """What one transaction may publish once."""
+        """Published once, by one transaction."""
         return self.replays, self.attempt, self.station
 
 
 def pack(trace: Trace) -> bytes:
-    """Write a trace; the layout stands in the module's text."""
+    """Write a trace; layout: the module's docstring."""
     replays, attempt, station, topic, offset, timestamp_ms, loose = trace
     return _PACKED.pack(replays, attempt, station | _LOOSE if loose else station, topic, offset, timestamp_ms)
 
 
 def unpack(raw: bytes) -> list[Trace]:
-    """Read traces back that were packed one behind the other; sorted along the record's way."""
+    """Read concatenated packed traces; sorted along the record's way."""
     return sorted(
         Trace(replays, attempt, Station(station & ~_LOOSE), topic, offset, timestamp_ms, bool(station & _LOOSE))
         for replays, attempt, station, topic, offset, timestamp_ms in _PACKED.iter_unpack(raw)
@@ -133,33 +133,33 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one record of ours tells: whose it is, or why nobody can say."""
+    """What one record of our topics says: the failed record it belongs to, or why none is known."""
 
     trace: Trace
     topic_id: str = ""
-    """Of the main topic in which the record was delivered first."""
+    """Of the main topic of its first delivery."""
     offset: int = -1
     """Its offset there."""
     last_offset: int = -1
-    """Of a dead letter that stands for a damaged batch: the last offset of it."""
+    """Of a dead letter for a damaged batch: the last offset of that."""
     buried: tuple[int, int, int] | None = None
-    """Of a dead letter for records of a topic of ours that could not be read: topic, first and last offset there."""
+    """Of a dead letter for unreadable records of a topic of ours: topic, first and last offset there."""
     nobody: str | None = None
-    """Why it cannot be told whose it is."""
+    """Why it belongs to no record of this handler."""
 
 
 def told_by(record: Record, station: Station, topic: int, topics: Topics) -> Told:
-    """Return what a record of a retry, redelivery or dead-letter topic tells."""
+    """Read a record of a retry, redelivery or dead-letter topic."""
     return _told(record.headers, record.partition, station, (topic, record.offset, record.timestamp_ms), topics)
 
 
 def told_by_row(key: RowKey, record: Record, topic_id: str, topics: Topics) -> Told:
-    """Return what a row tells. Of one that cannot be read the key does, which names the main topic's offset.
+    """Read a row of the changelog; of a damaged one the key contains the main topic's offset.
 
     Args:
         key: the row's key.
-        record: the put, as read from the changelog.
-        topic_id: short id of the main topic that there is now.
+        record: the put.
+        topic_id: short id of the main topic as it is now.
         topics: the handler's.
     """
     try:
@@ -174,10 +174,10 @@ def told_by_row(key: RowKey, record: Record, topic_id: str, topics: Topics) -> T
 
 
 def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
-    """Return what an event tells: of one record, of a range of offsets, or nothing that concerns the ledger.
+    """Read an event: of one record, of a range of offsets, or None for events that the ledger does not need.
 
     Raises:
-        DamagedEventError: it is no event that is known here.
+        DamagedEventError: it is of an unknown type.
     """
     event = decode_event(record.value or b"")
     if isinstance(event, Progress):
@@ -212,23 +212,23 @@ def _told(headers: Headers, partition: int, station: Station, place: tuple[int, 
     try:
         group, origin = read.name(RETRY_GROUP), read.origin()
     except DamagedMetadataError as error:
-        return Told(trace, nobody=f"its headers do not say whose it is: {error}")
+        return Told(trace, nobody=f"its headers do not identify a record: {error}")
     told = _named(group, origin, partition, trace, topics)
     return _damaged(told, origin, _range(read, origin.offset), topics) if damaged else told
 
 
 def _named(group: str, origin: Origin, partition: int, trace: Trace, topics: Topics) -> Told:
     if group != topics.group:
-        return Told(trace, nobody=f"it is of group {group}")
+        return Told(trace, nobody=f"it belongs to group {group}")
     if origin.partition != partition:
-        return Told(trace, nobody=f"it is of {origin.text}, another partition")
+        return Told(trace, nobody=f"it belongs to {origin.text}, another partition")
     if origin.topic != topics.main:
-        return Told(trace, nobody=f"it is of {origin.text}, another topic")
+        return Told(trace, nobody=f"it belongs to {origin.text}, another topic")
     return Told(trace, origin.topic_id, origin.offset)
 
 
 def _damaged(told: Told, origin: Origin, last_offset: int, topics: Topics) -> Told:
-    """Return what a dead letter for damage tells: its origin may be the place where the damage was found."""
+    """Read a dead letter for damage: its origin may be the place where the damage was found."""
     if told.nobody is None:
         return Told(told.trace, told.topic_id, told.offset, last_offset)
     if origin.topic == topics.names[topics.changelog]:  # of a row: its key has the main topic's offset
@@ -239,7 +239,7 @@ def _damaged(told: Told, origin: Origin, last_offset: int, topics: Topics) -> To
 
 
 def _range(read: HeaderReader, first: int) -> int:
-    """Return the last offset that a dead letter stands for; only its text says so."""
+    """Return the last offset that a dead letter stands for; only its text contains it."""
     try:
         if not read.text(RETRY_ERROR_TYPE).endswith(f".{UnreadableRecordsError.__name__}"):
             return first

@@ -36,6 +36,7 @@ from retryapp.ports.flow import (
 )
 from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTable
 from retryapp.ports.view import (
+    PAGES_PREFIX,
     DeadEntry,
     HandlerInfo,
     PartitionInfo,
@@ -45,6 +46,7 @@ from retryapp.ports.view import (
 )
 
 __all__ = [
+    "PAGES_PREFIX",
     "Acks",
     "Clock",
     "Committed",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from retryapp.core.record import Record
 from retryapp.ports.tables import DeadRow
+
+PAGES_PREFIX: Final = "/retries"
+"""Where the pages are, on every worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,10 @@ class DeadEntry:
 
 
 class WorkerView(Protocol):
-    """What the pages of a worker may ask. Everything is bounded by `limit`; only partitions owned here are listed."""
+    """What the pages of a worker may ask. Everything is bounded by `limit`; only partitions owned here are listed.
+
+    `due_times`, `pending_page` and `dead_page` may be called from other threads than the event loop's.
+    """
 
     def handlers(self) -> Sequence[HandlerInfo]:
         """Return the handlers of this app."""

@@ -1,7 +1,8 @@
 """`ports.WorkerView` on the runtime.
 
 Its methods run on the worker's event loop, between records: none reads more rows than its `limit` and one more per
-partition, and what needs the broker is awaited.
+partition, and what needs the broker is awaited. `due_times`, `pending_page` and `dead_page` may run in a thread: each
+asks for its table once, and its iterators end with it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class RuntimeView(WorkerView):
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
         numbers = range(self._runtime.served[main].partitions) if partition is None else (partition,)
-        here = [(number, placed) for number in numbers if (placed := self._open(main, number)) is not None]
+        places = [(number, self._open(main, number)) for number in numbers]
+        here = [(number, placed) for number, placed in places if placed and placed.lane.state is LaneState.OPEN]
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
         rows = [_waiting(placed, number, after, chunk) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))

@@ -3,11 +3,9 @@
 ``/retries/``
     Handlers, their policy and totals.
 ``/retries/{main}/``
-    One handler: topics, policy, partitions.
-``/retries/{main}/due``
-    How much becomes due within the next minute, hour and two days: counted, or estimated where too much waits.
+    One handler: topics, policy, partitions, and how much becomes due within a minute, an hour and a day.
 ``/retries/{main}/partitions``
-    Each partition: owner, lane, how far it is behind without what is not yet due.
+    Each partition: owner, lane, and its lag without what is not yet due.
 ``/retries/{main}/pending``
     Waiting records by due time.
 ``/retries/{main}/pending/{partition}/{offset}``
@@ -25,28 +23,12 @@
 and, for dead letters, ``reason``; ``next`` in the answer is the address of the next page. ``refresh=5`` loads a page
 again every 5 s.
 
-A question for a partition of another worker is answered with 307 to that worker, or with 409 when nobody here knows
-which one has it. Errors have one shape, ``{"error": {"code", "message", "hint"}}``; a browser gets a page with the
-same words.
+A question for a partition of another worker is answered with 307 to that worker, or with 409 when its owner is not
+known here. Errors have one shape, ``{"error": {"code", "message", "hint"}}``; for a browser, a page with these words.
 
-The pages have no login: keep Faust's ``web_bind`` on loopback, or put something in front of it that asks who is there.
+The pages have no login: keep Faust's ``web_bind`` on loopback, or put a proxy with a login in front of it.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from retryapp.web.blueprint import register
+from retryapp.web.views import register
 
 __all__ = ["register"]
-
-
-def __getattr__(name: str) -> object:
-    """Load `register` on first use: commands need this room's words for times and records, but not Faust."""
-    if name != "register":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from retryapp.web.blueprint import register
-
-    globals()[name] = register
-    return register

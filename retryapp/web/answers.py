@@ -1,68 +1,54 @@
-"""What the pages say, as plain facts: the same for HTML and JSON.
+"""What the pages show, as plain facts: the same for HTML and JSON.
 
-Every method asks the worker's view, which is bounded and short, and returns facts or raises ``PageError``. Partitions
-of other workers are never guessed at: their numbers are None, and a question for one of them is routed
-(``errors.elsewhere``).
-
-Questions run on the worker's event loop, between records, so none keeps it for long: what asks many things lets others
-in between (``_BREATH``), and what decodes many rows does so in a thread.
+Every method asks the worker's view, whose answers are bounded, and returns facts or raises ``PageError``. Partitions of
+other workers are never guessed at: their numbers are None, and a question for one of them is sent there
+(``errors.elsewhere``). Lists and counts are read from the tables in a thread: the event loop belongs to the records.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Final
 from urllib.parse import quote
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
-from retryapp.ports import Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
-from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import (
-    DUE_ROWS,
-    ELSEWHERE,
-    OPEN,
-    handler_facts,
-    lag_facts,
-    partition_facts,
-    policy_facts,
-    totals,
-    web_url,
+from retryapp.lookup.payloads import payload_of
+from retryapp.lookup.records import (
+    Facts,
+    dead_detail,
+    dead_summary,
+    original_value,
+    pending_detail,
+    pending_summary,
 )
-from retryapp.web.merge import merged
-from retryapp.web.outlooks import Outlooks
-from retryapp.web.payloads import payload_of
-from retryapp.web.query import Question, is_number, offsets_text
-from retryapp.web.records import Facts, dead_detail, dead_summary, is_null, pending_detail, pending_summary
+from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, WorkerView
+from retryapp.web.due import DueCounts
+from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
+from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
+from retryapp.web.query import Question, offsets_text
 
-PREFIX: Final = "/retries"
-"""Where the pages are, on every worker."""
-
+PREFIX: Final = PAGES_PREFIX
 SCAN_ROWS: Final = 2_000
 """A page of dead letters looks at no more rows than this when it filters by reason."""
 
 READ_TIMEOUT_S: Final = 5.0
 """How long a page waits for a record to be read from Kafka."""
 
-_BREATH: Final = 32
-"""After so many questions to the tables others may run; some 0.1 ms each."""
 _CHUNK_ROWS: Final = 50
-_FIRST_CHUNK_ROWS: Final = 2
-
-Locate = Callable[[str], str]
-"""Address of the same question at another worker, from that worker's address."""
 
 
 class Answers:
     """Answers to all questions that a page can ask this worker."""
 
     def __init__(self, view: WorkerView, clock: Clock) -> None:
-        """Args: view: the worker. clock: wall time, for "in 5m"."""
         self.view = view
         self.clock = clock
-        self._outlooks = Outlooks(view)
+        self._due = DueCounts(view)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
@@ -70,12 +56,12 @@ class Answers:
 
     # --- lists of things --------------------------------------------------------------------------------------------
 
-    async def index(self) -> Facts:
+    async def index(self, _question: Question) -> Facts:
         """Return the handlers with their totals on this worker."""
         infos = list(self.view.handlers())
         handlers = []
         for info in infos:
-            handlers.append({**handler_facts(info), **totals(self.view.partitions(info.main))})
+            handlers.append({**asdict(info), **totals(self.view.partitions(info.main))})
             await asyncio.sleep(0)
         return {
             "group": infos[0].group if infos else None,
@@ -85,136 +71,96 @@ class Answers:
             "workers": sorted({url for handler in handlers for url in handler["workers"]}),
         }
 
-    async def handler(self, main: str) -> Facts:
-        """Return one handler: topics, policy, partitions, and what is due within the hour."""
-        info = self.get_handler_or_404(main)
-        partitions = self.view.partitions(main)
+    async def handler(self, question: Question) -> Facts:
+        """Return one handler: topics, policy, partitions, and what becomes due within a day."""
+        info = self.get_handler_or_404(question.main)
+        infos = self.view.partitions(info.main)
         return {
-            "handler": {**handler_facts(info), **totals(partitions)},
-            "partitions": [partition_facts(item) for item in partitions],
-            "due": await self._outlooks.of(main, partitions, self.now_ms()),
+            "handler": {**asdict(info), **totals(infos)},
+            "partitions": [partition_facts(item) for item in infos],
+            "due": await self._due.of(info.main, infos, self.now_ms()),
         }
 
-    async def due(self, main: str, question: Question, locate: Locate) -> Facts:
-        """Return how much becomes due when, over the partitions here or for one of them."""
-        self.get_handler_or_404(main)
-        if question.partition is None:
-            infos = list(self.view.partitions(main))
-        else:
-            infos = [self.get_open_partition_or_404(main, question.partition, question, locate)]
-        return {"main": main, "due": await self._outlooks.of(main, infos, self.now_ms()), **self._where(main, question)}
-
-    async def partitions(self, main: str) -> Facts:
-        """Return each partition with owner, lane, and how far it is behind, leaving out what is not yet due."""
-        info = self.get_handler_or_404(main)
+    async def partitions(self, question: Question) -> Facts:
+        """Return each partition with owner, lane, and how far it lags, leaving out what is not yet due."""
+        info = self.get_handler_or_404(question.main)
         lags: dict[int, PartitionLag] = {}
         unknown = None
         try:
-            lags = {lag.partition: lag for lag in await self.view.lags(main)}
+            lags = {lag.partition: lag for lag in await self.view.lags(info.main)}
         except RetryAppError as error:
             unknown = str(error)
-        now_ms, rows = self.now_ms(), []
-        infos = self.view.partitions(main)
-        for number, item in enumerate(infos, start=1):
+        infos, now_ms, url = self.view.partitions(info.main), self.now_ms(), self.view.url()
+
+        def line(item: PartitionInfo) -> Facts:
             due = None
             if item.state == OPEN:
-                due = len(self.view.due_times(main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS))
-            lag = lag_facts(item, lags.get(item.partition), due=due, here_url=self.view.url())
-            rows.append({**partition_facts(item), **lag})
-            if number % _BREATH == 0:
-                await asyncio.sleep(0)
+                rows = self.view.due_times(info.main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS)
+                due = len(rows)
+            return {**partition_facts(item), **lag_facts(item, lags.get(item.partition), due=due, here_url=url)}
+
         return {
-            "main": main,
+            "main": info.main,
             "group": info.group,
-            "url": web_url(self.view.url()),
-            "partitions": rows,
+            "url": web_url(url),
+            "partitions": await asyncio.to_thread(lambda: [*map(line, infos)]),
             "lag_unknown": unknown,
         }
 
-    async def pending(self, main: str, question: Question, locate: Locate) -> Facts:
+    async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records by due time."""
-        partitions = self._chosen(main, question, locate)
-        streams = [self._waiting_rows(main, number, question.after) for number in partitions]
-        entries: list[PendingEntry] = []
-        async for entry in merged(streams, lambda entry: entry.key):
-            entries.append(entry)
-            if len(entries) > question.limit:
-                break
-        shown = entries[: question.limit]
-        return {
-            "main": main,
-            "records": await asyncio.to_thread(lambda: [pending_summary(entry) for entry in shown]),
-            "next_after": shown[-1].key.hex() if len(entries) > len(shown) else None,
-            **self._where(main, question),
-        }
+        infos = self._partitions(question)
 
-    async def dead(self, main: str, question: Question, locate: Locate) -> Facts:
+        def page() -> tuple[list[Facts], str | None]:
+            entries = self.view.pending_page(
+                question.main, after=question.after, limit=question.limit + 1, partition=question.partition
+            )
+            shown = entries[: question.limit]
+            mark = question.address(after=shown[-1].key.hex()) if len(entries) > len(shown) else None
+            return [pending_summary(entry) for entry in shown], mark
+
+        records, following = await asyncio.to_thread(page)
+        return {"records": records, "next": following, **_list_facts(question, infos)}
+
+    async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters, newest first over all partitions here."""
-        partitions = self._chosen(main, question, locate)
-        records, cursor, scanned = await self._newest(main, partitions, question)
+        infos = self._partitions(question)
+        records, cursor, scanned = await asyncio.to_thread(self._newest, infos, question)
         return {
-            "main": main,
             "records": records,
-            "next_before": offsets_text(cursor) if cursor else None,
+            "next": question.address(before=offsets_text(cursor)) if cursor else None,
             "scanned": scanned,
             "reason": question.reason,
             "reasons": sorted({*DeadReason, question.reason or DeadReason.EXHAUSTED}),
-            **self._where(main, question),
+            **_list_facts(question, infos),
         }
 
-    def _where(self, main: str, question: Question) -> Facts:
-        infos = self.view.partitions(main)
-        return {
-            "partition": question.partition,
-            "limit": question.limit,
-            "partitions_here": [item.partition for item in infos if item.state != ELSEWHERE],
-            "partitions_elsewhere": [
-                {"partition": item.partition, "owner_url": web_url(item.owner_url)}
-                for item in infos
-                if item.state == ELSEWHERE
-            ],
-        }
-
-    async def _newest(
-        self, main: str, partitions: Sequence[int], question: Question
+    def _newest(
+        self, infos: Sequence[PartitionInfo], question: Question
     ) -> tuple[list[Facts], dict[int, int] | None, int]:
         """Merge the partitions' dead letters by time of the last failure, newest first.
 
         Returns:
             The rows of the page; where the next one begins, None at the end; and how many rows were looked at.
         """
+        partitions = [item.partition for item in infos if item.state == OPEN]
+        if question.partition is not None:
+            partitions = [question.partition]
         cursor = {p: o for p, o in (question.before or {}).items() if p in partitions}
-        streams = [self._dead_rows(main, p, cursor.get(p)) for p in partitions]
+        streams = [self._letters(question.main, p, cursor.get(p)) for p in partitions]
         records: list[Facts] = []
         scanned = 0
-        async for row in merged(streams, _newest_first):
+        for row in heapq.merge(*streams, key=_newest_first):
             if len(records) == question.limit or scanned == SCAN_ROWS:
                 return records, cursor, scanned
             scanned += 1
             cursor[row["partition"]] = row["offset"]
-            if question.reason is None or row["reason"] == question.reason:
+            if question.reason in (None, row["reason"]):
                 records.append(row)
         return records, None, scanned
 
-    def _chosen(self, main: str, question: Question, locate: Locate) -> list[int]:
-        """Return the partitions that a list is about: the one asked for, or all that are open here."""
-        self.get_handler_or_404(main)
-        if question.partition is None:
-            return [item.partition for item in self.view.partitions(main) if item.state == OPEN]
-        return [self.get_open_partition_or_404(main, question.partition, question, locate).partition]
-
-    def _waiting_rows(self, main: str, partition: int, after: bytes | None) -> Iterator[PendingEntry]:
-        chunk = _FIRST_CHUNK_ROWS
-        while True:
-            entries = self.view.pending_page(main, after=after, limit=chunk, partition=partition)
-            yield from entries
-            if len(entries) < chunk:
-                return
-            after = entries[-1].key
-            chunk = min(_CHUNK_ROWS, 2 * chunk)
-
-    def _dead_rows(self, main: str, partition: int, before: int | None) -> Iterator[Facts]:
-        chunk = _FIRST_CHUNK_ROWS
+    def _letters(self, main: str, partition: int, before: int | None) -> Iterator[Facts]:
+        chunk = 2  # most partitions of a page are asked for no more
         while True:
             entries = self.view.dead_page(main, partition=partition, before=before, limit=chunk)
             yield from map(dead_summary, entries)
@@ -225,108 +171,99 @@ class Answers:
 
     # --- one thing --------------------------------------------------------------------------------------------------
 
-    async def pending_record(self, main: str, at: tuple[str, str], question: Question, locate: Locate) -> Facts:
-        """Return one waiting record with headers, key and value.
-
-        Args:
-            main: the handler's main topic.
-            at: partition and origin offset, as the address has them.
-            question: the request's query.
-            locate: address at another worker.
-        """
-        info = self.get_handler_or_404(main)
-        partition, offset = (_path_number(text) for text in at)
-        self.get_open_partition_or_404(main, partition, question, locate)
-        entry = self.view.pending_find(main, partition, offset)
+    async def pending_record(self, question: Question) -> Facts:
+        """Return one waiting record with headers, key and value."""
+        info = self.get_handler_or_404(question.main)
+        partition, offset = question.at()
+        self.get_open_partition_or_404(partition, question)
+        entry = self.view.pending_find(info.main, partition, offset)
         if entry is None:
             raise not_found(
                 "not-pending",
-                f"no record of {main} with partition {partition} and offset {offset} waits",
+                f"no record of {info.main} with partition {partition} and offset {offset} waits",
                 "It may have been delivered since, or be dead: look at the handler's dead letters",
             )
-        return {"main": main, "policy": policy_facts(info), "record": await asyncio.to_thread(pending_detail, entry)}
+        record = await asyncio.to_thread(pending_detail, entry)
+        return {"main": info.main, "policy": _policy(info), "record": record}
 
-    async def dead_letter(self, main: str, at: tuple[str, str], question: Question, locate: Locate) -> Facts:
-        """Return one dead letter; key and value are read from the topic now.
-
-        Args:
-            main: the handler's main topic.
-            at: partition and offset on the dead-letter topic, as the address has them.
-            question: the request's query.
-            locate: address at another worker.
-        """
-        info = self.get_handler_or_404(main)
-        partition, offset = (_path_number(text) for text in at)
-        self.get_open_partition_or_404(main, partition, question, locate)
-        entry = self._dead_at(main, partition, offset)
-        if entry is None:
+    async def dead_letter(self, question: Question) -> Facts:
+        """Return one dead letter; key and value are read from the topic now."""
+        info = self.get_handler_or_404(question.main)
+        partition, offset = question.at()
+        self.get_open_partition_or_404(partition, question)
+        entries = self.view.dead_page(info.main, partition=partition, before=offset + 1, limit=1)
+        if not entries or entries[0].row.offset != offset:
             raise not_found(
                 "not-dead",
-                f"no dead letter of {main} at partition {partition}, offset {offset} is known",
+                f"no dead letter of {info.main} at partition {partition}, offset {offset} is known",
                 "It may be older than the dead-letter topic's retention: look at the list",
             )
-        topic = info.topics.get("dlq", f"{info.group}.{main}.dlq")
-        record = dead_detail(entry)
-        return {
-            "main": main,
-            "topic": topic,
-            "policy": policy_facts(info),
-            "record": {**record, **await self._content(topic, record, null=is_null(entry))},
-        }
+        topic = info.topics["dlq"]
+        record = {**dead_detail(entries[0]), **await self._content(topic, entries[0])}
+        return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record}
 
-    def _dead_at(self, main: str, partition: int, offset: int) -> DeadEntry | None:
-        found = self.view.dead_page(main, partition=partition, before=offset + 1, limit=1)
-        return found[0] if found and found[0].row.offset == offset else None
-
-    async def _content(self, topic: str, facts: Facts, *, null: bool) -> Facts:
+    async def _content(self, topic: str, entry: DeadEntry) -> Facts:
         """Return key and value, or why they cannot be shown: the rest of the page does not depend on them.
 
         A dead letter that was too large has no value: it is read from the main topic.
         """
-        at = (topic, facts["partition"], facts["offset"])
-        origin = facts["origin"]
-        if facts["reason"] == DeadReason.TOO_LARGE and origin:
-            at = (origin["topic"], origin["partition"], origin["offset"])
-        content: Facts = {"read_from": f"{at[0]}[{at[1]}]@{at[2]}", "unread": None, "key": None, "value": None}
+        place = (topic, entry.partition, entry.row.offset)
+        summary = dead_summary(entry)
+        origin = summary["origin"]
+        if summary["reason"] == DeadReason.TOO_LARGE and origin:
+            place = (origin["topic"], origin["partition"], origin["offset"])
+        content: Facts = {"read_from": f"{place[0]}[{place[1]}]@{place[2]}", "unread": None, "key": None, "value": None}
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                record = await self.view.read_record(*at)
+                record = await self.view.read_record(*place)
         except TimeoutError:
             return {**content, "unread": f"the broker did not answer within {READ_TIMEOUT_S:g} s"}
         except RetryAppError as error:
             return {**content, "unread": str(error)}
         if record is None:
             return {**content, "unread": "it is no longer on the topic (older than its retention, or deleted)"}
-        value = None if null and not record.value else record.value
+        value = original_value(entry.row.headers, record.value)
         return {**content, "key": payload_of(record.key), "value": payload_of(value)}
 
-    def find(self, main: str, wanted: str, question: Question, locate: Locate) -> str:
+    def find(self, question: Question) -> str:
         """Return the path of the page of a failure id: waiting or dead.
 
         Raises:
             PageError: 400 when it is no failure id of this handler; 404 when it neither waits nor is dead here.
         """
-        info = self.get_handler_or_404(main)
+        info = self.get_handler_or_404(question.main)
+        wanted = question.query.get("id", "").strip()
         try:
-            group, origin = parse_failure_id(wanted.strip())
+            group, origin = parse_failure_id(wanted)
         except DamagedMetadataError as error:
             raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset") from error
-        if (group, origin.topic) != (info.group, main):
-            raise bad_parameter("id", wanted, f"a failure id of {info.group}/{main}")
-        self.get_open_partition_or_404(main, origin.partition, question, locate)
+        if (group, origin.topic) != (info.group, info.main):
+            raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
+        self.get_open_partition_or_404(origin.partition, question)
         same = failure_id(group, origin)
-        base = f"{PREFIX}/{quote(main, safe='')}"
-        waiting = self.view.pending_find(main, origin.partition, origin.offset)
+        base = f"{PREFIX}/{quote(info.main, safe='')}"
+        waiting = self.view.pending_find(info.main, origin.partition, origin.offset)
         if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
             return f"{base}/pending/{origin.partition}/{origin.offset}"
-        dead = self.view.dead_find(main, origin.partition, same)
+        dead = self.view.dead_find(info.main, origin.partition, same)
         if dead is not None:
             return f"{base}/dead/{dead.partition}/{dead.row.offset}"
         raise not_found(
             "not-failed",
             f"{same} neither waits nor is dead here",
-            "It may have succeeded, be on its way to the handler, or be older than the dead-letter topic's retention",
+            "It may have succeeded, be in delivery, or be older than the dead-letter topic's retention",
         )
+
+    async def ready(self, _question: Question) -> Facts:
+        """Return ``{"ok": true}`` when every lane of this worker is open, or refuse with 503 and name the others."""
+        if self.view.ready():
+            return {"ok": True}
+        lanes: list[tuple[HandlerInfo, PartitionInfo]] = []
+        for info in self.view.handlers():
+            lanes += [(info, item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
+            await asyncio.sleep(0)
+        waiting = [(info, item) for info, item in lanes if item.state != OPEN]
+        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PREFIX}/")
 
     # --- get or refuse ----------------------------------------------------------------------------------------------
 
@@ -339,35 +276,44 @@ class Answers:
         known = ", ".join(info.main for info in infos) or "none"
         raise not_found("no-such-handler", f"no handler for topic {main!r}", f"Handlers of this app: {known}")
 
-    def get_open_partition_or_404(self, main: str, number: int, question: Question, locate: Locate) -> PartitionInfo:
-        """Return a partition that can be read here, or refuse: 404, 307 or 409 when elsewhere, 503 until it is open."""
-        info = self.view.partition(main, number)
-        if info is None:
-            count = self.get_handler_or_404(main).partitions
-            raise not_found("no-such-partition", f"{main} has no partition {number}", f"It has {count}, counted from 0")
-        if info.state == ELSEWHERE:
-            url = None if question.routed else web_url(info.owner_url)
-            raise elsewhere(main, number, locate(url) if url else None)
-        if info.state != OPEN:
-            raise not_open(main, number, info.state, info.last_error)
-        return info
+    def get_open_partition_or_404(self, number: int, question: Question) -> None:
+        """Refuse a partition that cannot be read here: 404, 307 or 409 when elsewhere, 503 until it is open."""
+        _refuse_closed(self.view.partition(question.main, number), number, question)
 
-    async def get_ready_or_503(self) -> Facts:
-        """Return ``{"ok": true}`` when every lane of this worker is open, or refuse with 503 and name the others."""
-        if self.view.ready():
-            return {"ok": True}
-        lanes: list[tuple[HandlerInfo, PartitionInfo]] = []
-        for info in self.view.handlers():
-            lanes += [(info, item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
-            await asyncio.sleep(0)
-        waiting = [(info, item) for info, item in lanes if item.state != OPEN]
-        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PREFIX}/")
+    def _partitions(self, question: Question) -> Sequence[PartitionInfo]:
+        """Return all partitions of a list's handler, or refuse when the one asked for cannot be read here."""
+        self.get_handler_or_404(question.main)
+        infos = self.view.partitions(question.main)
+        if question.partition is not None:
+            number = question.partition
+            _refuse_closed(infos[number] if number < len(infos) else None, number, question)
+        return infos
 
 
-def _path_number(text: str) -> int:
-    if not is_number(text):
-        raise not_found("no-such-page", f"{text!r} is no partition or offset", "Expected whole numbers, from 0")
-    return int(text)
+def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:
+    if info is None:
+        hint = f"See {PREFIX}/{quote(question.main, safe='')}/ for those that there are"
+        raise not_found("no-such-partition", f"{question.main} has no partition {number}", hint)
+    if info.state == ELSEWHERE:
+        url = None if question.routed else web_url(info.owner_url)
+        raise elsewhere(question.main, number, url + question.address(routed="1") if url else None)
+    if info.state != OPEN:
+        raise not_open(question.main, number, info.state, info.last_error)
+
+
+def _list_facts(question: Question, infos: Sequence[PartitionInfo]) -> Facts:
+    away = [item for item in infos if item.state == ELSEWHERE]
+    return {
+        "main": question.main,
+        "partition": question.partition,
+        "limit": question.limit,
+        "partitions_here": [item.partition for item in infos if item.state != ELSEWHERE],
+        "partitions_elsewhere": [{"partition": item.partition, "owner_url": web_url(item.owner_url)} for item in away],
+    }
+
+
+def _policy(info: HandlerInfo) -> dict[str, str]:
+    return {"text": info.policy, "digest": info.policy_digest}
 
 
 def _newest_first(row: Facts) -> float:

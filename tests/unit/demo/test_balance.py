@@ -33,7 +33,6 @@ def ledger(*problems: Problem, **counts: int) -> Ledger:
         group="demo",
         main="flights",
         since_ms=None,
-        copies_allowed=False,
         partitions={
             0: PartitionBalance(**{"received": 3, "done": 2, "dead": 1, **counts}),
             1: PartitionBalance(received=1, dead=1),

@@ -15,17 +15,8 @@ import pytest
 from retryapp.ledger.journey import WHOLE, Cut
 from retryapp.ledger.traces import Station, Topics, Trace
 
-TOPICS = Topics(
-    "app",
-    (
-        "orders",
-        "app.orders.retry",
-        "app.orders.redelivery",
-        "app.orders.dlq",
-        "app.orders.events",
-        "app.orders.pending.changelog",
-    ),
-)
+OURS = ("retry", "redelivery", "dlq", "events", "pending.changelog")
+TOPICS = Topics("app", ("orders", *(f"app.orders.{name}" for name in OURS)))
 STATIONS = {
     "T": (Station.RETRY, 1),
     "W": (Station.ROW, 5),

@@ -45,7 +45,7 @@ def test_a_copy_tells_whose_it_is_and_which_attempt(topics):
 @pytest.mark.parametrize(
     ("changes", "partition", "text"),
     [
-        ({"group": "other"}, 0, "it is of group other"),
+        ({"group": "other"}, 0, "it belongs to group other"),
         ({}, 1, "another partition"),
         ({"origin": Origin("elsewhere", ID, 0, 1)}, 0, "another topic"),
     ],
@@ -113,40 +113,19 @@ def test_a_row_tells_when_its_tier_record_was_taken(topics):
 
 
 def test_events_tell_of_success_and_of_counts(topics):
-    """Other kinds, and other handlers, concern nobody here; what is no event is refused."""
-    success = Succeeded(
-        group="app",
-        handler="h",
-        failure_id=waiting(42).failure_id,
-        origin=waiting(42).origin.text,
-        attempt=2,
-        started_ms=1,
-        ended_ms=2,
-        lateness_ms=0,
-    )
-    told = told_by_event(record("e", (), value=success.to_json()), topics)
-    assert not isinstance(told, Progress)
-    assert told is not None
-    assert (told.offset, told.trace) == (42, Trace(0, 2, Station.SUCCEEDED, EVENTS, 7, 99))
-    skipped = Skipped(
-        group="app",
-        handler="h",
-        failure_id=waiting(42).failure_id,
-        origin=waiting(42).origin.text,
-        first_offset=40,
-        at_ms=1,
-    )
-    told = told_by_event(record("e", (), value=skipped.to_json()), topics)
-    assert not isinstance(told, Progress)
-    assert told is not None
-    assert (told.offset, told.trace) == (42, Trace(0, 0, Station.SKIPPED, EVENTS, 7, 99))
+    """Other kinds, and other handlers, are passed over; what is no event is refused."""
+    about = {"group": "app", "handler": "h", "failure_id": waiting(42).failure_id, "origin": waiting(42).origin.text}
+    success = Succeeded(**about, attempt=2, started_ms=1, ended_ms=2, lateness_ms=0)
+    skipped = Skipped(**about, first_offset=40, at_ms=1)
+    for event, attempt, station in ((success, 2, Station.SUCCEEDED), (skipped, 0, Station.SKIPPED)):
+        told = told_by_event(record("e", (), value=event.to_json()), topics)
+        assert (told.offset, told.trace) == (42, Trace(0, attempt, station, EVENTS, 7, 99))
     facts = {"group": "app", "handler": "h", "main": "orders", "partition": 0, "from_offset": 0, "to_offset": 9}
     progress = Progress(**facts, from_ms=0, to_ms=1, received=9, first_try_ok=8, failed=1)
     assert told_by_event(record("e", (), value=progress.to_json()), topics) == progress
-    other = progress.model_copy(update={"main": "clicks"})
-    assert told_by_event(record("e", (), value=other.to_json()), topics) is None
     policy = PolicyUsed(group="app", handler="h", main="orders", text="1m", digest="d", at_ms=1)
-    assert told_by_event(record("e", (), value=policy.to_json()), topics) is None
+    for other in (progress.model_copy(update={"main": "clicks"}), policy):
+        assert told_by_event(record("e", (), value=other.to_json()), topics) is None
     for raw in (b"{}", b"", success.model_copy(update={"failure_id": "?"}).to_json()):
         with pytest.raises(DamagedEventError):
             told_by_event(record("e", (), value=raw), topics)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,14 +15,21 @@ from retryapp.web.query import Question, offsets_text, question_of
 
 def test_no_parameters_are_the_defaults() -> None:
     """Empty ones, as an untouched form sends them, count as absent."""
-    assert question_of({}) == Question() == question_of({"partition": "", "reason": "", "after": "", "limit": ""})
+    form = {"partition": "", "reason": "", "after": "", "limit": ""}
+    assert question_of({}) == Question() == replace(question_of(form), query={})
 
 
 def test_all_parameters_are_read() -> None:
     """Each has its type."""
     key = row_key(1, 2, 3)
     asked = {"format": "json", "limit": "7", "partition": "0", "reason": "expired", "after": key.hex(), "routed": "1"}
-    assert question_of(asked) == Question(as_json=True, limit=7, partition=0, reason="expired", after=key, routed=True)
+    question = question_of(asked, {"main": "orders"}, "/retries/orders/dead")
+    assert question == Question(
+        path="/retries/orders/dead", main="orders", query=asked,
+        as_json=True, limit=7, partition=0, reason="expired", after=key, routed=True,
+    )  # fmt: skip
+    assert question.address(limit="8").startswith("/retries/orders/dead?format=json&limit=8&")
+    assert "routed" not in question.address()
 
 
 @given(st.dictionaries(st.integers(0, 10**9), st.integers(0, 2**62), min_size=1, max_size=20))

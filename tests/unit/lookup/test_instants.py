@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retryapp.web.instants import iso_text, length_text, relative_text, utc_text
+from retryapp.lookup.instants import iso_text, length_text, relative_text, utc_text
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ _SECOND_MS: Final = 1_000
 _TENTHS_BELOW_MS: Final = 10_000
 
 
-def _instant(epoch_ms: int) -> datetime | None:
+def iso_text(epoch_ms: int) -> str:
+    """Return an instant for the ``datetime`` attribute; empty where no calendar has it."""
     try:
-        return _EPOCH + timedelta(milliseconds=epoch_ms)
+        instant = _EPOCH + timedelta(milliseconds=epoch_ms)
     except OverflowError:
-        return None
+        return ""
+    return f"{instant:%Y-%m-%dT%H:%M:%S}.{epoch_ms % 1_000:03d}Z"
 
 
 def utc_text(epoch_ms: int | None) -> str:
@@ -26,14 +28,8 @@ def utc_text(epoch_ms: int | None) -> str:
     """
     if epoch_ms is None:
         return "-"
-    instant = _instant(epoch_ms)
-    return f"{epoch_ms} ms" if instant is None else f"{instant:%Y-%m-%d %H:%M:%S}.{epoch_ms % 1_000:03d} UTC"
-
-
-def iso_text(epoch_ms: int) -> str:
-    """Return an instant for the ``datetime`` attribute; empty where no calendar has it."""
-    instant = _instant(epoch_ms)
-    return "" if instant is None else f"{instant:%Y-%m-%dT%H:%M:%S}.{epoch_ms % 1_000:03d}Z"
+    iso = iso_text(epoch_ms)
+    return f"{iso[:10]} {iso[11:-1]} UTC" if iso else f"{epoch_ms} ms"
 
 
 def length_text(length_ms: int) -> str:

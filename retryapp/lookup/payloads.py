@@ -1,7 +1,7 @@
-"""Bytes of users as something that a page can show: JSON, text or a hex dump, bounded in size.
+"""Keys, values and headers as text: JSON, UTF-8 or a hex dump, bounded in size.
 
-Nothing here is markup: the templates escape all of it. JSON is laid out anew but never rewritten: numbers, duplicate
-names and escapes stand as they were sent.
+Nothing here is markup: the templates escape all of it. JSON is indented but never rewritten: numbers, duplicate names
+and escapes stay as they were sent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 MAX_TEXT_BYTES: Final = 64 * 1_024
-"""Of a value that is text, so many bytes are shown."""
-
 MAX_BINARY_BYTES: Final = 4 * 1_024
-"""Of a value that is not text, so many bytes are shown."""
-
 MAX_HEADER_CHARS: Final = 4 * 1_024
-"""Of a header's value, so many characters are shown."""
 
 _MAX_DEPTH: Final = 64
 _MAX_LAID_OUT_CHARS: Final = 4 * MAX_TEXT_BYTES
@@ -32,7 +27,7 @@ _UNSAFE: Final = re.compile(
 
 
 class Kind(StrEnum):
-    """What a value was taken for."""
+    """What a value looks like."""
 
     NULL = "null"
     EMPTY = "empty"
@@ -43,17 +38,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A key or a value, taken apart for showing."""
+    """A key or a value for people and programs."""
 
     kind: Kind
-    """What it was taken for."""
-
     size_bytes: int
     """Whole size; 0 for null."""
-
     content: bytes
     """Its first bytes: everything unless ``truncated``."""
-
     text: str
     """Those as text; empty for null, empty and binary."""
 
@@ -64,14 +55,10 @@ class Payload:
 
     @property
     def laid_out(self) -> str:
-        """What a page shows: JSON on lines of its own, text as it is, anything else as a hex dump."""
-        match self.kind:
-            case Kind.JSON:
-                return lay_out_json(self.text)
-            case Kind.BINARY:
-                return hex_dump(self.content)
-            case _:
-                return self.text
+        """JSON indented, text as it is, anything else as a hex dump."""
+        if self.kind is Kind.JSON:
+            return lay_out_json(self.text)
+        return hex_dump(self.content) if self.kind is Kind.BINARY else self.text
 
     @property
     def facts(self) -> dict[str, object]:
@@ -90,11 +77,7 @@ class Payload:
 
 
 def payload_of(raw: bytes | None) -> Payload:
-    """Take bytes for what they look like.
-
-    Args:
-        raw: key or value as it was sent; None is Kafka's null.
-    """
+    """Return a key or value as it was sent, decoded by what it looks like; None is Kafka's null."""
     if raw is None:
         return Payload(Kind.NULL, 0, b"", "")
     if not raw:
@@ -126,10 +109,7 @@ def _is_json(text: str) -> bool:
 
 
 def lay_out_json(text: str) -> str:
-    """Give each member of a JSON text a line of its own; only space between tokens changes.
-
-    Args:
-        text: valid JSON. Deeply nested or very long results come back as they were.
+    """Indent valid JSON; only space between tokens changes. Deeply nested or very long texts come back as they were.
 
     >>> print(lay_out_json('{"a":[1.10,{}]}'))
     {

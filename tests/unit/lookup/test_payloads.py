@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retryapp.web import payloads
-from retryapp.web.payloads import Kind, header_text, hex_dump, lay_out_json, payload_of, printable
+from retryapp.lookup import payloads
+from retryapp.lookup.payloads import Kind, header_text, hex_dump, lay_out_json, payload_of, printable
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

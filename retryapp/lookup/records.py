@@ -1,0 +1,228 @@
+"""Waiting and dead records as plain facts, for JSON, a template or a terminal.
+
+A worker's pages have rows of its tables; commands read the group's topics to their end, with no worker. Lists hold no
+payloads: neither key nor value nor foreign headers. Damaged metadata is shown as such, never hidden and never a reason
+to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from heapq import nlargest, nsmallest
+from typing import Any, NamedTuple
+
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError
+from retryapp.core.foreign import split_headers, unshield
+from retryapp.core.headers import decode_metadata
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.names import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON
+from retryapp.core.record import Headers, Origin, Record, failure_id
+from retryapp.core.rows import PendingRow, decode_row, parse_row_key
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaConnection, fold_changelog, read_topic
+from retryapp.lookup.payloads import header_text, payload_of
+from retryapp.ports import DeadEntry, DeadRow, PendingEntry
+
+Facts = dict[str, Any]
+"""As JSON has them: units in the names, times in epoch milliseconds."""
+
+_SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
+
+
+def pending_summary(entry: PendingEntry) -> Facts:
+    """Return one line of the list of waiting records."""
+    row, key, damaged = _row(entry)
+    return {**_summary(row.headers, damaged), **key}
+
+
+def pending_detail(entry: PendingEntry) -> Facts:
+    """Return one waiting record with its headers, key and value."""
+    row, key, damaged = _row(entry)
+    return {
+        **_detail(row.headers, damaged),
+        **key,
+        "parked_ms": row.timestamp_ms if row.timestamp_ms >= 0 else None,
+        "key": payload_of(row.key),
+        "value": payload_of(original_value(row.headers, row.value)),
+    }
+
+
+def pending_value(entry: PendingEntry) -> bytes:
+    """Return the value's bytes; of a damaged row, the row's."""
+    return _row(entry)[0].value or b""
+
+
+def dead_summary(entry: DeadEntry) -> Facts:
+    """Return one line of the list of dead letters."""
+    return {**_summary(entry.row.headers), "partition": entry.partition, "offset": entry.row.offset}
+
+
+def dead_detail(entry: DeadEntry) -> Facts:
+    """Return one dead letter with its headers; key and value have to be read from the topic."""
+    return {**_detail(entry.row.headers), "partition": entry.partition, "offset": entry.row.offset}
+
+
+def original_value(headers: Headers, value: bytes | None) -> bytes | None:
+    """Return the value as the user sent it: null travels as empty, with a mark in the metadata."""
+    metadata, _ = _metadata(headers)
+    return None if metadata is not None and metadata.null_value and not value else value
+
+
+def _row(entry: PendingEntry) -> tuple[PendingRow, Facts, str | None]:
+    """Return the row, what its key contains, and what is wrong with it: a damaged row is its bytes as a value."""
+    key = parse_row_key(entry.key)
+    facts = {"partition": key.partition, "origin_offset": key.origin_offset, "due_at_ms": key.due_at_ms}
+    try:
+        return decode_row(entry.value), facts, None
+    except DamagedRowError as error:
+        return PendingRow(None, entry.value, (), -1), facts, str(error)
+
+
+def _metadata(headers: Headers) -> tuple[RetryMetadata | None, str | None]:
+    try:
+        metadata = decode_metadata(headers)
+    except DamagedMetadataError as error:
+        return None, str(error)
+    return metadata, None if metadata else "the record carries no retry metadata"
+
+
+def _summary(headers: Headers, damaged: str | None = None) -> Facts:
+    """Return what a list shows; None for what damaged metadata does not contain."""
+    metadata, problem = _metadata(headers)
+    facts = {name: getattr(metadata, name, None) for name in _SUMMARY}
+    return {**facts, "origin": asdict(metadata.origin) if metadata else None, "damaged": damaged or problem}
+
+
+def _detail(headers: Headers, damaged: str | None = None) -> Facts:
+    metadata, _ = _metadata(headers)
+    foreign, ours = split_headers(headers)
+    return {
+        **_summary(headers, damaged),
+        "metadata": asdict(metadata) if metadata else None,
+        "headers": [{"name": name, "value": header_text(value)} for name, value in unshield(foreign)],
+        "retry_headers": [{"name": name, "value": header_text(value)} for name, value in ours],
+    }
+
+
+# --- read from the topics, with no worker and no group membership --------------------------------------------------
+
+
+class PageMark(NamedTuple):
+    """Position of a record in a list; sorts as the lists do."""
+
+    instant_ms: int
+    main: str
+    partition: int
+    offset: int
+
+    @property
+    def text(self) -> str:
+        """``instant/main/partition/offset``."""
+        return "/".join(map(str, self))
+
+
+class Page(NamedTuple):
+    """One page of a list."""
+
+    records: list[Facts]
+    matching: int
+    """Records from this page's first one on."""
+    next: str | None
+    """Mark of the last record; None at the end of the list."""
+
+
+def waiting_page(
+    connection: KafkaConnection,
+    topologies: Sequence[HandlerTopology],
+    *,
+    partition: int | None,
+    before_ms: int | None,
+    after: PageMark | None,
+    limit: int,
+) -> Page:
+    """Return waiting records that are due before an instant, the next due first."""
+    rows = {
+        mark: entry
+        for topology in topologies
+        for mark, entry in _waiting(connection, topology, partition).items()
+        if (before_ms is None or mark.instant_ms < before_ms) and (after is None or mark > after)
+    }
+    marks = nsmallest(limit, rows)
+    facts = [{"main": mark.main, **pending_summary(rows[mark])} for mark in marks]
+    return Page(facts, len(rows), marks[-1].text if len(rows) > len(marks) else None)
+
+
+def find_waiting(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> PendingEntry | None:
+    """Return the waiting record of a first delivery; of several, the one due last.
+
+    A damaged row does not contain its failure id: its partition and offset decide.
+    """
+    identity = failure_id(topology.group, origin)
+    entries = _waiting(connection, topology, origin.partition)
+    marks = [
+        mark
+        for mark, entry in entries.items()
+        if mark.offset == origin.offset and pending_summary(entry)["failure_id"] in (identity, None)
+    ]
+    return entries[max(marks)] if marks else None
+
+
+def _waiting(
+    connection: KafkaConnection, topology: HandlerTopology, partition: int | None
+) -> dict[PageMark, PendingEntry]:
+    numbers = None if partition is None else [partition]
+    rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value, partitions=numbers)
+    entries = {}
+    for raw, value in rows.items():
+        key = parse_row_key(raw)
+        mark = PageMark(key.due_at_ms, topology.main, key.partition, key.origin_offset)
+        entries[mark] = PendingEntry(partition=key.partition, key=raw, value=value)
+    return entries
+
+
+def dead_page(
+    connection: KafkaConnection,
+    topologies: Sequence[HandlerTopology],
+    *,
+    partition: int | None,
+    reason: str | None,
+    after: PageMark | None,
+    limit: int,
+) -> Page:
+    """Return dead letters, the latest first; memory is that of ``limit`` records."""
+    matching = 0
+
+    def letters() -> Iterator[tuple[PageMark, Record]]:
+        nonlocal matching
+        for topology in topologies:
+            numbers = None if partition is None else [partition]
+            for record in read_topic(connection, topology.dlq, partitions=numbers):
+                mark = PageMark(record.timestamp_ms, topology.main, record.partition, record.offset)
+                is_wanted = reason is None or (RETRY_REASON, reason.encode()) in record.headers
+                if is_wanted and (after is None or mark < after):
+                    matching += 1
+                    yield mark, replace(record, value=None)  # lists show no payloads
+
+    latest = nlargest(limit, letters(), key=lambda letter: letter[0])
+    facts = [
+        {"main": mark.main, "dead_ms": record.timestamp_ms, **dead_summary(dead_entry(record))}
+        for mark, record in latest
+    ]
+    return Page(facts, matching, latest[-1][0].text if matching > len(latest) else None)
+
+
+def find_dead(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> Record | None:
+    """Return the last dead letter of a first delivery."""
+    wanted = {(RETRY_ORIGIN, origin.text.encode()), (RETRY_GROUP, topology.group.encode())}
+    letters = read_topic(connection, topology.dlq, partitions=[origin.partition])
+    last = None
+    for record in letters:
+        if wanted <= set(record.headers):
+            last = record
+    return last
+
+
+def dead_entry(record: Record) -> DeadEntry:
+    """Return a record of the dead-letter topic as a worker's table has it."""
+    return DeadEntry(partition=record.partition, row=DeadRow(offset=record.offset, headers=record.headers))
