@@ -11,7 +11,7 @@ from harness import Answer, Gate, HandlerSpec, Service, Stage, wait_for
 
 from retryapp.broker import Broker
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 
 from retryapp.broker import Broker
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
 FAULTS = ("F3", "F6", "F9", "F10", "F12", "F14", "F18", "F19", "F22", "F24")
 SEED = "11"

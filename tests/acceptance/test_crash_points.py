@@ -17,7 +17,7 @@ from harness import Evidence, HandlerSpec, Stage, Worker
 
 from retryapp.ledger import take_ledger
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(150)]
 
 POLICY = "200ms 400ms"
 WAITS_MS = (200, 400)
@@ -30,7 +30,7 @@ class Crash:
     """Where a worker dies: the entry `crash` of the program's spec."""
 
     point: str
-    """Class and method: `KafkaLane`, `PlainLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
+    """Class and method: `KafkaLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
     moment: str = "after"
     """`before` the call, `after` it, or `during` it: a moment after it has begun, if it is not over by then."""
     holding: str = ""
@@ -46,7 +46,6 @@ class Crash:
 class Chain:
     """What befalls the workers of a group."""
 
-    delivery: str
     crashes: tuple[Crash, ...]
     lose_store: bool = False
     """Each worker begins without a local store."""
@@ -69,7 +68,6 @@ class Lived:
         self.stage.program(
             # as many kills in a row as a chain has, and no record is to blame for one (rule 15 has a test of its own)
             HandlerSpec(topic=self.topic, policy=POLICY, max_crashes=len(self.chain.crashes) + 1),
-            options={"delivery": self.chain.delivery},
             app_options={"datadir": str(self.stage.folder / (f"data{n}" if self.chain.lose_store else "data"))},
             **more,
         )
@@ -87,7 +85,6 @@ class Lived:
 
 CHAINS = {
     "transactions": Chain(
-        "exactly_once",
         (
             Crash("Producer.begin_transaction", holding="removes"),
             Crash("Producer.send_batch", holding="removes"),
@@ -98,7 +95,6 @@ CHAINS = {
         ),
     ),
     "commits": Chain(
-        "exactly_once",
         (
             Crash("Producer.commit_transaction", "during", "removes"),
             Crash("Producer.commit_transaction", holding="removes"),
@@ -109,7 +105,6 @@ CHAINS = {
         ),
     ),
     "openings": Chain(
-        "exactly_once",
         (
             Crash("KafkaLane.fence"),
             Crash("KafkaLane.committed", after=1),
@@ -119,17 +114,6 @@ CHAINS = {
             Crash("KafkaLane.release"),
         ),
         lose_store=True,
-    ),
-    "without transactions": Chain(
-        "at_least_once",
-        (
-            Crash("Producer.send_batch", holding="removes"),
-            Crash("PlainLane._publish", holding="removes"),
-            Crash("PlainLane._log", holding="puts"),
-            Crash("PlainLane._commit_offsets", "before", "publishes"),
-            Crash("PlainLane._commit_offsets", holding="puts"),
-            Crash("KafkaLane.apply", "before", "removes"),
-        ),
     ),
 }
 POINTS = [
@@ -162,7 +146,7 @@ def test_a_worker_died_at_its_point(groups: dict[str, Lived], name: str, n: int)
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_every_record_has_one_fate(groups: dict[str, Lived], name: str) -> None:
-    """Done or dead, with all that it leaves behind on the way: once, or without transactions at least once."""
+    """Done or dead, with all that it leaves behind on the way: once."""
     group = groups[name]
     stage, topic = group.stage, group.topic
     stage.wait_settled(topic)
@@ -171,12 +155,9 @@ def test_every_record_has_one_fate(groups: dict[str, Lived], name: str) -> None:
     ids = {visit.failure_id: visit.facts["id"] for visit in visits}
     left = copies(stage.evidence(topic), ids)
     expected = Counter((station, i, attempt) for i in range(count) for station, attempt in leaves(i % 4))
-    if group.chain.delivery == "exactly_once":
-        assert left == expected
-    else:
-        assert set(left) == set(expected)
+    assert left == expected
     assert stage.service.done(topic) == {i for i in range(count) if i % 4 < 3}
-    ledger = take_ledger(stage.connection, stage.topology(topic), copies_allowed=stage.copies_allowed)
+    ledger = take_ledger(stage.connection, stage.topology(topic))
     assert (ledger.total.received, ledger.total.done, ledger.total.dead) == (count, count * 3 // 4, count // 4)
     assert not stage.workers[-1].ended(), "the last one lives"
 
@@ -192,7 +173,7 @@ def test_no_attempt_began_early(groups: dict[str, Lived], name: str) -> None:
     later = [visit for visit in stage.service.of(topic) if visit.attempt > 1]
     assert all(visit.at_ms >= (visit.due_at_ms or 0) for visit in later)
     begun = {(visit.failure_id, visit.attempt, visit.due_at_ms) for visit in later}
-    assert begun == due or (stage.copies_allowed and begun < due), "a copy with a due time of its own may be dropped"
+    assert begun == due
 
 
 def leaves(fails: int) -> list[tuple[str, int]]:

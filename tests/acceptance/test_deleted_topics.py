@@ -7,7 +7,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from harness import HandlerSpec, Stage, wait_for
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 WAITING = set(range(4))
 HEALTHY = set(range(4, 8))

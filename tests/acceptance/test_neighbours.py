@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 from harness import HandlerSpec, Stage, Worker, wait_for
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(300)]
 
 PARTITIONS = 4
 KEYS = ("k0", "k9", "k4", "k5", "k1", "k2", "k6", "k11")

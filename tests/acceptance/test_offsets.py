@@ -13,7 +13,7 @@ from harness import HandlerSpec, Stage, Worker, wait_for
 
 from retryapp.kafka import KafkaAdmin
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 
 class Group:

@@ -18,7 +18,7 @@ from harness import HandlerSpec, Stage, open_stage, wait_for
 from harness.brokers import skip_without_broker
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 PLACE = '    **SPEC["app_options"],\n'
 """Line of the user's program before which its credentials are put."""

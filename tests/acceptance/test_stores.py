@@ -15,7 +15,7 @@ import pytest
 from harness import HandlerSpec, Stage, Worker, wait_for
 from rocksdict import Options, Rdict
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 
 def shown(worker: Worker, topic: str) -> dict[int, str]:

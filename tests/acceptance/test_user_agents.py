@@ -10,7 +10,7 @@ from harness.service import fail_first
 
 from retryapp.kafka import KafkaAdmin
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 BUFFER = 5
 """Records that the agent's queue takes; one fetch brings many more."""
