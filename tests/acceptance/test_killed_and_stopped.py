@@ -53,29 +53,6 @@ def test_kill_9_and_term_under_load(stage: Stage) -> None:
     check_counts(stage.evidence(topic))
 
 
-@pytest.mark.extended
-@pytest.mark.timeout(120)
-def test_join_and_leave_while_records_wait(stage: Stage) -> None:
-    """Workers join and leave while records wait: what waits goes with its partition and comes when due, once."""
-    topic = stage.main_topic(partitions=4)
-    stage.program(HandlerSpec(topic=topic, policy="8s", concurrency=8))
-    first = stage.worker("first")
-    stage.produce(topic, [{"id": n, "fail": 1} for n in range(80)], 4)
-    evidence = stage.evidence(topic)
-    wait_for(lambda: evidence.waiting() == 80, "all wait")
-    second = stage.worker("second")
-    wait_for(lambda: f'"{second.url}"' in first.get(f"/retries/{topic}/?format=json")[1], "the second has a share")
-    wait_for(lambda: len(stage.service.done(topic)) == 80, "all are done")
-    assert {first.pid, second.pid} == {v.pid for v in stage.service.visits if v.attempt == 2}
-    stage.produce(topic, [{"id": n, "fail": 1} for n in range(80, 160)], 4)
-    wait_for(lambda: evidence.unsettled() == 0 and evidence.waiting() > 0, "all wait again")
-    assert second.stop() == 0
-    stage.wait_settled(topic)
-    check_books(stage, topic, 160, (8_000,))
-    later = [v.failure_id for v in stage.service.visits if v.attempt == 2]
-    assert len(set(later)) == len(later) == 160, "no drain was cut short, so nothing ran twice"
-
-
 @pytest.mark.timeout(90)
 def test_term_lets_handlers_finish_and_gives_back_the_rest(stage: Stage) -> None:
     """What ends within the grace time keeps its outcome; the rest comes again: same failure id, same attempt."""

@@ -31,6 +31,8 @@ def test_a_record_that_kills_its_worker_ends(stage: Stage, kills: dict[int, int]
     evidence = stage.evidence(topic)
     for killed in range(MOST_LIVES):
         worker = stage.worker(f"life{killed}", ready=False)
+        if killed == 0:
+            wait_for(worker.ended, "the first life is killed", timeout_s=60)
         wait_for(
             lambda worker=worker: (  # type: ignore[misc]
                 worker.ended() or (len(evidence.dead()), evidence.unsettled()) == (len(kills), 0)
