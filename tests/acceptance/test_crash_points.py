@@ -124,7 +124,7 @@ def groups(bootstrap: str, make_stage: Callable[[str], Stage]) -> dict[str, Live
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_every_record_has_one_fate(groups: dict[str, Lived], name: str) -> None:
-    """Each worker died at its point; each record is done or dead, with all that it leaves on the way: once, not early."""
+    """Each worker died at its point; each record is done or dead, and left each trace once, none early."""
     group = groups[name]
     for crash, (returncode, log) in zip(group.crashes, group.ends, strict=True):
         assert returncode == -signal.SIGKILL, log[-3000:]

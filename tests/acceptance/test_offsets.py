@@ -214,28 +214,3 @@ def test_a_pending_changelog_that_was_made_again(stage: Stage) -> None:
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 0), "nothing waits")
     assert "dropped and rebuilt: it is a copy of" in goes_on.log
     assert goes_on.stop() == 0
-
-
-@pytest.mark.timeout(120)
-def test_a_changelog_that_goes_away_under_a_running_worker(stage: Stage) -> None:
-    """The log names it, and not at each of the client's tries; once it is back and decided, what waits fires."""
-    topic = stage.main_topic(partitions=2)
-    stage.program(HandlerSpec(topic=topic, policy="4s"), partitions=2)
-    topology = stage.topology(topic)
-    group, worker = Group(stage), stage.worker()
-    stage.produce(topic, [{"id": n, "fail": 1} for n in sorted(WAITING)])
-    evidence = stage.evidence(topic)
-    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, len(WAITING)), "all wait")
-    group.delete_topic(topology.pending_changelog)
-    stage.produce(topic, [{"id": n} for n in sorted(HEALTHY)])
-    wait_for(lambda: "retryapp.lane_failed" in worker.log, "a lane has heard of it", timeout_s=60)
-    assert worker.log.count(f"Topic {topology.pending_changelog} not found") <= 3, "the client names it at each try"
-    assert worker.stop() == 0
-
-    again = stage.worker(ready=False)
-    wait_for(lambda: again.log.count("ChangelogReplacedError") >= 2, "both lanes say it")
-    assert again.stop() == 0
-    group.set({(topology.retry_topics[0], number): 0 for number in range(2)})
-    goes_on = stage.worker()
-    wait_for(lambda: stage.service.done(topic) == HEALTHY | WAITING, "nothing is lost", timeout_s=60)
-    assert goes_on.stop() == 0

@@ -181,18 +181,6 @@ def topics_of(house: Stage, topic: str) -> list[str]:
     return [found for found in names if found.startswith(f"{house.group}.{topic}.retry")]
 
 
-def test_agents_are_listed(house: Stage) -> None:
-    """`faust agents` shows one agent a topic: main, each tier, redelivery, and the user's own."""
-    code, said = house.faust("agents")
-    assert code == 0, said
-    for name in ("orders", "single", "tiered"):
-        wanted = house.topology(named(house, name)).consumed
-        assert len(wanted) == (5 if name == "tiered" else 3)
-        for topic in wanted:
-            assert f"@retryapp.{topic} " in said
-    assert "count_clicks" in said
-
-
 def test_healthy_records_pass_those_that_wait(house: Stage) -> None:
     """Records behind one that waits for an hour, same key and partition, are done; the pages show it waiting."""
     topic = named(house, "slow")

@@ -90,6 +90,16 @@ def test_a_wrong_program(stage: Stage, change: Change, wanted: tuple[str, ...]) 
 
 
 @pytest.mark.extended
+def test_a_data_folder_that_cannot_be_written(stage: Stage, tmp_path: Path) -> None:
+    """Exit 3 with the folder and why, before a record is touched."""
+    stage.program(HandlerSpec(topic=stage.main_topic()))
+    folder = tmp_path / "data"
+    folder.write_text("not a folder")
+    stage.env["RETRYAPP_DATADIR"] = str(folder)
+    refused(stage, 3, str(folder), "Not a directory")
+
+
+@pytest.mark.extended
 def test_no_broker_for_longer_than_the_start_may_take(stage: Stage) -> None:
     """A worker waits for a broker and says so, and gives up after `start_timeout` with the address."""
     port = free_ports(1)[0]
