@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from retryapp.broker import Broker
 from retryapp.core.errors import EnvironmentFault
 
 _USERS, _STARTING, _STATE = "broker-users", "broker-starting", "broker.json"
+_GUARDED = "RUN_GUARDED_BY"
+"""Mark of processes that end with the one that started them, which the keeper must not."""
 _TIMEOUT_S = 150.0
 """Longer than the broker's own limit, with a download of its jars before it."""
 
@@ -77,6 +80,7 @@ def _start_keeper(folder: Path, cache_dir: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={name: value for name, value in os.environ.items() if name != _GUARDED},
             start_new_session=True,  # Ctrl-C in the terminal is for the tests; the broker outlives the last of them
         )
     deadline_s = time.monotonic() + _TIMEOUT_S
