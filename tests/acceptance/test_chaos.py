@@ -18,7 +18,7 @@ from retryapp.broker import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
-FAULTS = ("F3", "F6", "F9", "F10", "F12", "F14", "F18", "F19", "F22", "F24")
+FAULTS = ("F2", "F3", "F6", "F9", "F10", "F12", "F14", "F18", "F19", "F22", "F24")
 SEED = "11"
 ROOT = Path(__file__).resolve().parents[2]
 
