@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from retryapp.broker import Broker
+from one_broker import RunBroker
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
@@ -24,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def told(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(broker: RunBroker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the campaign says; the session's broker is asked for first, so that a machine without Java skips."""
     assert broker.pid
     folder = tmp_path_factory.mktemp("chaos")

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import wait_for
+from one_broker import RunBroker
 
 from retryapp.broker import Broker, BrokerFailedError, broker_status, start_kept_broker, stop_kept_broker
 from retryapp.broker.probe import broker_count, free_ports, port_is_free
@@ -41,7 +42,7 @@ def taken_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_started_broker_serves_clients(broker: Broker) -> None:
+def test_a_started_broker_serves_clients(broker: RunBroker) -> None:
     """A metadata request lists it alone."""
     assert wait_for(lambda: broker_count(broker.port), "the broker serves clients") == 1
     metadata = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10)
@@ -69,11 +70,11 @@ def test_a_broker_that_answers_before_it_says_its_version(
         made.kill()
 
 
-def test_it_listens_on_loopback_only(broker: Broker) -> None:
+def test_it_listens_on_loopback_only(broker: RunBroker) -> None:
     """No development broker is reachable from another machine."""
-    pid = broker.pid
-    assert pid is not None
-    listening = {row.laddr.ip for row in psutil.Process(pid).net_connections("tcp") if row.status == psutil.CONN_LISTEN}
+    listening = {
+        row.laddr.ip for row in psutil.Process(broker.pid).net_connections("tcp") if row.status == psutil.CONN_LISTEN
+    }
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
