@@ -15,7 +15,7 @@ from one_broker import RunBroker
 
 from retryapp.broker.probe import free_ports
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(180)]
 
 SET_UP = ["make install", ". .venv/bin/activate"]
 """What the tests' own environment stands for."""
