@@ -25,6 +25,8 @@ from retryapp.core.errors import EnvironmentFault
 _USERS, _STARTING, _STATE = "broker-users", "broker-starting", "broker.json"
 _GUARDED = "RUN_GUARDED_BY"
 """Mark of processes that end with the one that started them, which the keeper must not."""
+_SETTINGS = {"log.initial.task.delay.ms": "86400000", "log.retention.check.interval.ms": "86400000"}
+"""It deletes no record for its age: a sweep at any moment would hit whichever test has old timestamps just then."""
 _TIMEOUT_S = 150.0
 """Longer than the broker's own limit, with a download of its jars before it."""
 
@@ -96,7 +98,7 @@ def _start_keeper(folder: Path, cache_dir: Path) -> None:
 def _keep(folder: Path, cache_dir: Path) -> None:
     """Run the broker until no process of the run is left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Broker(cache_dir) as broker, (folder / _USERS).open("rb") as users:
+    with Broker(cache_dir, settings=_SETTINGS) as broker, (folder / _USERS).open("rb") as users:
         _write(folder, {"bootstrap": broker.bootstrap, "data": str(broker.data), "pid": broker.pid})
         fcntl.flock(users, fcntl.LOCK_EX)
 
