@@ -54,7 +54,7 @@ def house(request: pytest.FixtureRequest, bootstrap: str, make_stage: Callable[[
     stage.program(
         HandlerSpec(topic=topics["raw"], policy="100ms*2", value="bytes"),
         HandlerSpec(topic=topics["metadata"], policy="100ms"),
-        HandlerSpec(topic=topics["publishing"], policy="6s", publishes=out),
+        HandlerSpec(topic=topics["publishing"], policy="12s", publishes=out),
         HandlerSpec(topic=topics["paid"], policy="200ms 400ms", publishes=out),
         HandlerSpec(topic=topics["events"], policy="700ms", deduplicate="header:event-id"),
         HandlerSpec(topic=topics["big"], policy="500ms", value="bytes", concurrency=2),

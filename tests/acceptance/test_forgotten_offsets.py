@@ -37,7 +37,7 @@ def forget(stage: Stage) -> None:
 def test_a_forgotten_group_goes_on_where_it_was(stage: Stage, store: str) -> None:
     """What was done is not delivered again, what waits fires, and what came meanwhile is delivered."""
     topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic, policy="6s"))
+    stage.program(HandlerSpec(topic=topic, policy="10s"))
     stage.produce(topic, [{"id": i, "fail": i % 3 == 0} for i in range(COUNT)])
     worker = stage.worker("before", env={"RETRYAPP_DATADIR": str(stage.folder / "data")})
     evidence = stage.evidence(topic)

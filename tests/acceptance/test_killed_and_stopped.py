@@ -49,6 +49,7 @@ def test_kill_9_and_term_under_load(stage: Stage) -> None:
     fourth = stage.worker("second", ready=False)
     stage.wait_settled(topic, timeout_s=90)
     check_books(stage, topic, 1000, POLICY_MS)
+    fourth.wait_ready()
     assert [worker.stop() for worker in (third, fourth)] == [0, 0]
     check_counts(stage.evidence(topic))
 
