@@ -114,8 +114,10 @@ def prometheus() -> Mapping[str, Path]:
     return found
 
 
-OWN_SPARK = {f"tests/pipeline/test_{name}.py" for name in ("cluster", "signals", "submit")}
-"""Tests that start commands, which have sessions of their own."""
+WITHOUT_SESSION = {
+    f"tests/pipeline/test_{name}.py" for name in ("cluster", "report", "report_document", "signals", "submit")
+}
+"""Tests of the pipeline that do not use its Spark session: they may run beside the others."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -132,6 +134,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class ByFileSaveSpark(LoadFileScheduling):  # type: ignore[misc, unused-ignore]  # xdist has no types for it
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return "tests/pipeline" if nodeid.startswith("tests/pipeline/") and file not in OWN_SPARK else file
+            return "tests/pipeline" if nodeid.startswith("tests/pipeline/") and file not in WITHOUT_SESSION else file
 
     return ByFileSaveSpark(config, log)
