@@ -33,10 +33,11 @@ def refused(stage: Stage, exit_code: int, *wanted: str, worker: Worker | None = 
 
 def test_a_missing_main_topic(stage: Stage) -> None:
     """Exit 3, the topic and what to do; nothing is created."""
-    stage.program(HandlerSpec(topic="nowhere-to-be-found"))
-    refused(stage, 3, "nowhere-to-be-found", "does not exist", "create")
+    topic = f"nowhere-{stage.group}"
+    stage.program(HandlerSpec(topic=topic))
+    refused(stage, 3, topic, "does not exist", "create")
     found = KafkaAdmin(stage.connection).topic_names()
-    assert not [name for name in found if "nowhere" in name]
+    assert not [name for name in found if stage.group in name]
 
 
 def wrong_policy(stage: Stage, topic: str) -> None:
