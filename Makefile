@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Options for the demo (make demo ARGS="--records 6000") and for pytest (make test ARGS="-k schedule")
 ARGS ?=
 
-.PHONY: help install install-demo demo test simulate mutants chaos bench check format constraints clean
+.PHONY: help install install-demo demo test test-all simulate mutants chaos bench check format constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,12 +21,16 @@ install-demo: python
 demo: install-demo  ## real Kafka, two workers, 20,000 real flights, a report; options: ARGS="--records 6000 --no-report"
 	@$(BIN)/retryapp demo $(ARGS)
 
-# Tests mostly wait (for delays, sessions, brokers), so two at a time take little more than half; JOBS=0 for one by one
-JOBS ?= 2
+# Tests wait a lot (for delays, sessions, brokers), so twice as many at a time as two cores; JOBS=0 for one by one
+JOBS ?= 4
 
-test: install  ## all tests; options for pytest: ARGS="-k schedule"; two at a time, or JOBS=0
+test: install  ## the quick half of the tests; options for pytest: ARGS="-k schedule"; four at a time, or JOBS=2
 	@$(BIN)/python tools/prometheus.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-all: install  ## all tests but the longest (-m soak): kills, crash chains, security, clusters, 3,000 histories
+	@$(BIN)/python tools/prometheus.py
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not soak' $(ARGS)
 
 # Fresh ones each time; a seed that fails is printed and replays exactly
 SEEDS ?= 10000

@@ -20,16 +20,32 @@ os.environ.pop("FORCE_COLOR", None)
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `samples`, `harness` and `chaos`
 
 if TYPE_CHECKING:
-    from retryapp.broker import Broker
+    from one_broker import RunBroker
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+LONG_FIRST = (
+    "tests/pipeline/",
+    "tests/simulation/test_histories.py",
+    "tests/acceptance/",
+    "tests/simulation/",
+    "tests/functional/",
+    "tests/integration/",
+)
+"""The order in which files are handed out: what takes long must not begin last."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses the broker, so that `-m "not broker"` leaves out exactly those."""
+    """Mark every test that uses the broker, so that `-m "not broker"` leaves out those; sort by `LONG_FIRST`."""
     for item in items:
         if {"broker", "bootstrap"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("broker")
+
+    def rank(item: pytest.Item) -> int:
+        return next((n for n, prefix in enumerate(LONG_FIRST) if item.nodeid.startswith(prefix)), len(LONG_FIRST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
@@ -46,26 +62,38 @@ def cache_dir() -> Path:
     return load_settings().cache_dir
 
 
+@pytest.fixture(scope="session", autouse=True)
+def run_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder that all processes of the test run share; the run's broker stays while one of them does."""
+    from one_broker import joined
+
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if hasattr(request.config, "workerinput") else own
+    with joined(folder):
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def bootstrap(request: pytest.FixtureRequest) -> str:
     """Address of a broker: the one that RETRYAPP_TEST_BROKER names, else :func:`broker`'s."""
     named = os.environ.get("RETRYAPP_TEST_BROKER")
     if named:
         return named
-    started: Broker = request.getfixturevalue("broker")
+    started: RunBroker = request.getfixturevalue("broker")
     return started.bootstrap
 
 
 @pytest.fixture(scope="session")
-def broker(cache_dir: Path) -> Iterator[Broker]:
-    """A broker of this test session, on a free port, whose data goes away with it; never restarted by a test.
+def broker(cache_dir: Path, run_folder: Path) -> RunBroker:
+    """The one broker of this test run, on a free port, whose data goes away with it; no test stops or restarts it.
 
     Where it cannot start (no Java, offline), the tests are skipped on a laptop and fail where CI is set.
     """
-    from harness.brokers import running_broker
+    from harness.brokers import skip_without_broker
+    from one_broker import run_broker
 
-    with running_broker(cache_dir) as started:
-        yield started
+    with skip_without_broker():
+        return run_broker(run_folder, cache_dir)
 
 
 @pytest.fixture(scope="session")
@@ -86,23 +114,26 @@ def prometheus() -> Mapping[str, Path]:
     return found
 
 
-OWN_SPARK = {f"tests/pipeline/test_{name}.py" for name in ("cluster", "signals", "submit")}
-"""Tests that start commands, which have sessions of their own."""
+WITHOUT_SESSION = {
+    f"tests/pipeline/test_{name}.py" for name in ("cluster", "report", "report_document", "signals", "submit")
+}
+"""Tests of the pipeline that do not use its Spark session: they may run beside the others."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Run those tests of the pipeline that share a Spark session in one process, one after the other.
 
-    Everything else is handed out by file, as ``--dist loadfile`` says.
+    Everything else is handed out by file, in the order of `LONG_FIRST`.
     """
     if config.getoption("dist") != "loadfile":
         return None
+    config.option.loadscopereorder = False
     from xdist.scheduler import LoadFileScheduling
 
     class ByFileSaveSpark(LoadFileScheduling):  # type: ignore[misc, unused-ignore]  # xdist has no types for it
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return "tests/pipeline" if nodeid.startswith("tests/pipeline/") and file not in OWN_SPARK else file
+            return "tests/pipeline" if nodeid.startswith("tests/pipeline/") and file not in WITHOUT_SESSION else file
 
     return ByFileSaveSpark(config, log)

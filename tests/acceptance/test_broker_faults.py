@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Answer, Gate, HandlerSpec, Service, Stage, wait_for
+from harness import Answer, Gate, HandlerSpec, Stage, open_stage, wait_for
+from one_broker import RunBroker
 
 from retryapp.broker import Broker
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def own_broker(broker: Broker, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def own_broker(broker: RunBroker, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker that these tests may stop; the session's is asked for first, so that a machine without Java skips."""
     started = Broker(cache_dir, data=tmp_path_factory.mktemp("own-broker"))
     started.start()
@@ -27,12 +28,8 @@ def own_broker(broker: Broker, cache_dir: Path, tmp_path_factory: pytest.TempPat
 def stage(own_broker: Broker, tmp_path: Path) -> Iterator[Stage]:
     """A stage on the broker of these tests, which runs when the test begins."""
     own_broker.start()
-    service = Service()
-    service.start()
-    made = Stage(own_broker.bootstrap, tmp_path, service)
-    yield made
-    made.close()
-    service.stop()
+    with open_stage(own_broker.bootstrap, tmp_path) as made:
+        yield made
 
 
 def test_down_at_start(stage: Stage, own_broker: Broker) -> None:

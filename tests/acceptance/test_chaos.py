@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_broker import RunBroker
 
-from retryapp.broker import Broker
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.slow, pytest.mark.timeout(400)]
-
-FAULTS = ("F3", "F6", "F9", "F10", "F12", "F14", "F18", "F19", "F22", "F24")
+FAULTS = ("F2", "F3", "F6", "F9", "F10", "F12", "F14", "F18", "F19", "F22", "F24")
 SEED = "11"
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def told(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(broker: RunBroker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the campaign says; the session's broker is asked for first, so that a machine without Java skips."""
     assert broker.pid
     folder = tmp_path_factory.mktemp("chaos")

@@ -15,11 +15,9 @@ ROUND = 40
 
 @pytest.mark.broker
 @pytest.mark.acceptance
+@pytest.mark.extended
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_a_worker_that_was_cut_off_asks_before_it_starts_records(
-    cache_dir: Path, tmp_path: Path, delivery: str
-) -> None:
+def test_a_worker_that_was_cut_off_asks_before_it_starts_records(cache_dir: Path, tmp_path: Path) -> None:
     """What it asked for when the cut began arrives when it ends: records that the other one has done meanwhile."""
     (tmp_path / "stage").mkdir()
     with (
@@ -28,7 +26,7 @@ def test_a_worker_that_was_cut_off_asks_before_it_starts_records(
         open_stage(ground.bootstrap, tmp_path / "stage") as stage,
     ):
         topic = stage.main_topic(partitions=2)
-        stage.program(HandlerSpec(topic=topic, policy="300ms"), options={"delivery": delivery})
+        stage.program(HandlerSpec(topic=topic, policy="300ms"))
         far = stage.worker("far", ready=False, env={"STAGE_BOOTSTRAP": f"127.0.0.1:{link.port}"})
         near = stage.worker("near", ready=False)
         for worker in (far, near):

@@ -1,4 +1,4 @@
-"""A group's offsets that cannot be: the lane stays shut and says why, and works again once somebody has decided."""
+"""Offsets that cannot be and topics that were deleted: the lane stays shut, says why, and works again once decided."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from harness import HandlerSpec, Stage, Worker, wait_for
 
 from retryapp.kafka import KafkaAdmin
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
+
+
+WAITING = set(range(4))
+HEALTHY = set(range(4, 8))
+LATER = set(range(8, 12))
 
 
 class Group:
@@ -44,6 +49,11 @@ class Group:
         for future in self._admin.alter_consumer_group_offsets([request]).values():
             for done in future.result(10).topic_partitions:
                 assert done.error is None, done
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic, and wait until it is gone."""
+        self._admin.delete_topics([topic])[topic].result(20)
+        wait_for(lambda: topic not in self._admin.list_topics(timeout=10).topics, "it is gone")
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         """Delete the records of a partition before an offset."""
@@ -171,3 +181,36 @@ def test_records_that_are_deleted_under_an_open_lane_are_not_skipped_in_silence(
     group.set({(topic, 0): 3})
     stage.worker()
     wait_for(lambda: stage.service.done(topic) >= {3, 4}, "it goes on where it was told to")
+
+
+@pytest.mark.timeout(120)
+def test_a_pending_changelog_that_was_made_again(stage: Stage) -> None:
+    """Nothing is delivered and the log says what to do; after that, all waits once more."""
+    topic = stage.main_topic(partitions=2)
+    stage.program(HandlerSpec(topic=topic, policy="15s"), partitions=2)
+    topology = stage.topology(topic)
+    group = Group(stage)
+    worker = stage.worker()
+    stage.produce(topic, [{"id": n, "fail": int(n in WAITING)} for n in sorted(WAITING | HEALTHY)])
+    evidence = stage.evidence(topic)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, len(WAITING)), "four wait")
+    assert stage.service.done(topic) == HEALTHY
+    assert worker.stop() == 0
+    group.delete_topic(topology.pending_changelog)
+
+    shut = stage.worker(ready=False)
+    stage.produce(topic, [{"id": n} for n in sorted(LATER)])
+    wait_for(lambda: shut.log.count("ChangelogReplacedError") >= 2, "both lanes say it")
+    retry = topology.retry_topics[0]
+    assert f"{topology.pending_changelog} was deleted and made again" in shut.log
+    assert f"{retry} wait once more" in shut.log
+    assert shut.get("/retries/ready")[0] == 503
+    assert stage.service.done(topic) == HEALTHY
+    assert shut.stop() == 0
+
+    group.set({(retry, 0): 0, (retry, 1): 0})
+    goes_on = stage.worker()
+    wait_for(lambda: stage.service.done(topic) == HEALTHY | LATER | WAITING, "all is done", timeout_s=60)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 0), "nothing waits")
+    assert "dropped and rebuilt: it is a copy of" in goes_on.log
+    assert goes_on.stop() == 0

@@ -1,21 +1,20 @@
-"""One worker with several handlers: what comes back, when, how often, what is dead, and what stays untouched."""
+"""One worker with several handlers: what comes back, when, how often, and what is dead."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from acceptance.books import by_record, named
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
 from harness.service import fail_first
 
-from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import restore
-from retryapp.core.record import Headers, Record
 from retryapp.kafka import KafkaAdmin, read_topic
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
@@ -24,12 +23,12 @@ ORDERS_MS = (200, 400, 600)
 STEPS = "150ms*2 900ms*3 1800ms"
 """5m 5m 30m 30m 30m 1h, two thousand times faster."""
 STEPS_MS = (150, 150, 900, 900, 900, 1800)
+LATE_MS = 5_000
+"""Far above what it takes; far below what a look at the table once a minute would take."""
 
 
 def answer(visit: Visit) -> Answer:
-    """Answer by topic: `raw` fails for good, `bound` and the rest by what the value says."""
-    if visit.topic.startswith("raw"):
-        return Answer(503)
+    """Answer by what the value says."""
     if visit.facts.get("wrong"):
         return Answer(400)
     if visit.attempt == 1 and "retry_after" in visit.facts:
@@ -39,35 +38,21 @@ def answer(visit: Visit) -> Answer:
 
 @pytest.fixture(scope="module")
 def house(bootstrap: str, make_stage: Callable[[str], Stage]) -> Stage:
-    """A worker with six handlers and an agent of the user's own."""
+    """A worker with five handlers and an agent of the user's own."""
     stage = make_stage(bootstrap)
     stage.service.rule = answer
-    names = ("orders", "single", "tiered", "raw", "damaged", "slow")
+    names = ("orders", "single", "tiered", "slow", "last")
     topics = {name: stage.main_topic(name) for name in names}
     stage.program(
         HandlerSpec(topic=topics["orders"], policy="200ms 400ms 600ms"),
         HandlerSpec(topic=topics["single"], policy=STEPS),
         HandlerSpec(topic=topics["tiered"], policy=STEPS, tiers="per-delay"),
-        HandlerSpec(topic=topics["raw"], policy="100ms*2", value="bytes"),
-        HandlerSpec(topic=topics["damaged"], policy="100ms"),
         HandlerSpec(topic=topics["slow"], policy="1h"),
+        HandlerSpec(topic=topics["last"], policy="1500ms 15s"),
         agent=stage.main_topic("clicks"),
     )
     stage.worker()
     return stage
-
-
-def named(house: Stage, name: str) -> str:
-    """Return the topic of this stage that was made as `name`."""
-    return f"{name}-{house.group}"
-
-
-def by_record(visits: list[Visit]) -> dict[str, list[Visit]]:
-    """Group visits by failure id, in order of arrival."""
-    found: defaultdict[str, list[Visit]] = defaultdict(list)
-    for visit in visits:
-        found[visit.failure_id].append(visit)
-    return found
 
 
 def test_failures_that_pass_recover(house: Stage) -> None:
@@ -196,132 +181,6 @@ def topics_of(house: Stage, topic: str) -> list[str]:
     return [found for found in names if found.startswith(f"{house.group}.{topic}.retry")]
 
 
-def test_agents_are_listed(house: Stage) -> None:
-    """`faust agents` shows one agent a topic: main, each tier, redelivery, and the user's own."""
-    code, said = house.faust("agents")
-    assert code == 0, said
-    for name in ("orders", "single", "tiered"):
-        wanted = house.topology(named(house, name)).consumed
-        assert len(wanted) == (5 if name == "tiered" else 3)
-        for topic in wanted:
-            assert f"@retryapp.{topic} " in said
-    assert "count_clicks" in said
-
-
-SENT: list[tuple[bytes | None, bytes | None, Headers]] = [
-    (b"poison", b"\xff\x00\xfe\x80 not text", ()),
-    (b"empty value", b"", (("a", b""),)),
-    (None, b"null key", (("trace-id", b"\x00\x01"),)),
-    (b"null value", None, (("trace-id", None),)),
-    (None, None, (("only", b"headers"),)),
-    (b"", b"empty key", ()),
-    (
-        b"other frameworks",
-        b"{}",
-        (
-            ("kafka_dlt-original-topic", b"orders"),
-            ("spring_json_header_types", b'{"a":"b"}'),
-            ("kafka_dlt-original-offset", b"\x00\x00\x00\x00\x00\x00\x00\x07"),
-            ("twice", b"1"),
-            ("twice", b"2"),
-            ("twice", None),
-            ("null", None),
-            ("empty", b""),
-            ("", b"no name"),
-            ("gr\u00fc\u00dfe", b"\xf0\x9f"),
-        ),
-    ),
-    (b"names like ours", b"{}", (("retry-attempt", b"7"), ("retry-due-ms", b"never"), ("retry-foreign-x", b"1"))),
-]
-OLD_MS = 1_600_000_000_000
-
-
-def test_bytes_headers_and_time_are_untouched(house: Stage) -> None:
-    """Key, value, foreign headers and timestamp are the same at each attempt and in the dead letter."""
-    topic = named(house, "raw")
-    evidence = house.evidence(topic)
-    producer = house.producer()
-    for number, (key, value, headers) in enumerate(SENT):
-        producer.produce(topic, value, key, partition=1, headers=list(headers), timestamp=OLD_MS + number)
-    assert producer.flush(10) == 0
-    letters = wait_for(lambda: (found := evidence.dead())[len(SENT) - 1 :] and found, "all are dead")
-    house.wait_settled(topic)
-    visits: dict[int, list[Visit]] = defaultdict(list)
-    for visit in house.service.of(topic):
-        visits[int(visit.failure_id.rsplit("/", 1)[1])].append(visit)
-    assert len(letters) == len(SENT)
-    for letter, metadata in letters:
-        number = metadata.origin.offset
-        key, value, headers = SENT[number]
-        wanted = (key, value, headers, OLD_MS + number)
-        seen = visits[number]
-        assert [v.attempt for v in seen] == [1, 2, 3]
-        assert {(v.key, v.value, v.headers, v.timestamp_ms) for v in seen} == {wanted}
-        back = restore(letter, metadata)
-        assert (back.key, back.value, back.headers, back.timestamp_ms) == wanted
-        assert letter.key == key
-        assert letter.value == (value or b"")
-        assert letter.timestamp_ms > OLD_MS + 10_000_000, "our topics carry the broker's time: retention looks at it"
-        if number != len(SENT) - 1:  # the last one's headers travel under a shield
-            assert tuple(h for h in letter.headers if not h[0].startswith("retry-")) == headers
-
-
-def _good_headers(house: Stage) -> Headers:
-    """Return the headers of a real waiting record."""
-    topic = named(house, "damaged")
-    evidence = house.evidence(topic)
-    house.produce(topic, [{"id": "model", "fail": 1}])
-    return wait_for(lambda: [r.headers for r, _ in evidence.retries()], "a record that waits")[0]
-
-
-def test_damaged_metadata_is_a_dead_letter(house: Stage) -> None:
-    """What comes on our topics with unreadable metadata is dead, reason damaged: never delivered, no counter reset."""
-    topic = named(house, "damaged")
-    evidence = house.evidence(topic)
-    good = dict(_good_headers(house))
-
-    def changed(**changes: bytes | None) -> list[tuple[str, bytes | None]]:
-        renamed = {f"retry-{name.replace('_', '-')}": value for name, value in changes.items()}
-        return [*({**good, **renamed}).items()]
-
-    damaged: dict[bytes, list[tuple[str, bytes | None]]] = {
-        b"no headers": [],
-        b"foreign only": [("x", b"1")],
-        b"attempt": changed(attempt=b"many"),
-        b"negative attempt": changed(attempt=b"-1"),
-        b"due": changed(due_ms=b"soon"),
-        b"null due": changed(due_ms=None),
-        b"origin": changed(origin=b"nowhere"),
-        b"two attempts": [*changed(), ("retry-attempt", b"1")],
-        b"no version": changed(version=b"0"),
-    }
-    producer = house.producer()
-    station = evidence.topology.retry_topics[0]
-    for key, headers in damaged.items():
-        producer.produce(station, b"kept", key, partition=0, headers=[*headers])
-    producer.produce(evidence.topology.redelivery, b"kept", b"redelivered", partition=1, headers=[("x", b"1")])
-    assert producer.flush(10) == 0
-    wanted = {*damaged, b"redelivered"}
-    wait_for(lambda: {r.key for r in evidence.records(evidence.topology.dlq)} >= wanted, "all are dead")
-    house.produce(topic, [{"id": "behind", "fail": 1}])
-    wait_for(lambda: "behind" in house.service.done(topic), "the topics still flow")
-    house.wait_settled(topic, ledger=False)
-    letters = [_letter(record) for record in evidence.records(evidence.topology.dlq)]
-    assert Counter(key for key, *_ in letters) == Counter(wanted)
-    assert {(value, reason) for _, value, reason, _ in letters} == {(b"kept", "damaged")}
-    assert {facts for key, *_, facts in letters if key == b"due"} == {1}, "the attempt that can be read stays"
-    assert {v.facts.get("id") for v in house.service.of(topic)} == {"model", "behind"}
-
-
-def _letter(record: Record) -> tuple[bytes | None, bytes | None, str | None, int]:
-    try:
-        metadata = decode_metadata(record.headers)
-    except DamagedMetadataError as error:  # a dead letter's own metadata must be readable
-        raise AssertionError(record.headers) from error
-    assert metadata is not None
-    return record.key, record.value, metadata.reason, metadata.attempt
-
-
 def test_healthy_records_pass_those_that_wait(house: Stage) -> None:
     """Records behind one that waits for an hour, same key and partition, are done; the pages show it waiting."""
     topic = named(house, "slow")
@@ -368,20 +227,26 @@ def clicks(house: Stage, topic: str, rounds: int) -> None:
 
 
 def test_stop_and_start_again(house: Stage) -> None:
-    """A worker that is stopped and started goes on: what waited waits, and the user's agent and table kept up."""
-    topic, slow = named(house, "clicks"), named(house, "slow")
+    """A worker that is stopped and started goes on: what waited waits, and the user's agent and table kept up.
+
+    The last record of a topic, with nothing published behind it, comes on time before the stop and after it.
+    """
+    topic, slow, last = (named(house, name) for name in ("clicks", "slow", "last"))
     house.produce(slow, [{"id": "waits", "fail": 1}])
     clicks(house, topic, 5)
     evidence = house.evidence(slow)
     wait_for(lambda: len(house.service.of(topic)) == 20, "the agent has seen all clicks")
     wait_for(lambda: evidence.unsettled([topic]) == 0, "the agent's offsets are committed")
     wait_for(lambda: evidence.unsettled() == 0, "the record waits")
+    house.produce(last, [{"id": "last", "fail": 2}])
+    wait_for(lambda: house.evidence(last).waiting() == 1 and len(house.evidence(last).retries()) == 2, "it waits again")
     (worker,) = [each for each in house.workers if not each.ended()]
     waiting = evidence.waiting()
     assert waiting >= 1
     assert worker.stop() == 0
     assert "Traceback" not in worker.log
     again = house.worker("again")
+    ready_ms = time.time_ns() // 1_000_000
     clicks(house, topic, 5)
     wait_for(lambda: len(house.service.of(topic)) == 40, "the agent has seen the new clicks")
     counted: dict[bytes | None, list[int]] = defaultdict(list)
@@ -392,12 +257,16 @@ def test_stop_and_start_again(house: Stage) -> None:
     assert waiting == sum(int(p["pending"]) for p in page["partitions"]), page
     assert evidence.waiting() == waiting
     assert not [v for v in house.service.of(slow) if v.attempt > 1]
+    wait_for(lambda: house.service.done(last) == {"last"}, "the last record came to the second worker")
+    _, second, third = house.service.of(last)
+    assert 0 <= second.at_ms - (second.due_at_ms or 0) < LATE_MS
+    assert third.at_ms >= (third.due_at_ms or 0)
+    assert third.at_ms - max(third.due_at_ms or 0, ready_ms) < LATE_MS
 
 
 def test_nothing_was_handed_on_twice(house: Stage) -> None:
     """Over all of the above, a committed reader sees each copy once and each handler's offsets have moved on."""
     for topic in house.handlers:
-        if topic != named(house, "damaged"):  # its dead letters share coordinates on purpose
-            assert not house.evidence(topic).repeated_handoffs()
+        assert not house.evidence(topic).repeated_handoffs()
         assert house.evidence(topic).unsettled() == 0
     assert list(read_topic(house.connection, house.topology(named(house, "orders")).redelivery))

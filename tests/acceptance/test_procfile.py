@@ -17,7 +17,7 @@ import pytest
 from retryapp.broker.probe import free_ports
 from retryapp.kafka import KafkaConnection, read_topic
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(90)]
 
 LANES = 4
 """One for each partition of the demo's main topic."""

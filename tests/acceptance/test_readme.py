@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from harness import wait_for
+from one_broker import RunBroker
 
-from retryapp.broker import Broker
 from retryapp.broker.probe import free_ports
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(180)]
 
 SET_UP = ["make install", ". .venv/bin/activate"]
 """What the tests' own environment stands for."""
@@ -67,7 +67,7 @@ class Reader:
 
 
 @pytest.fixture
-def reader(broker: Broker, project_root: Path, tmp_path: Path) -> Iterator[Reader]:
+def reader(broker: RunBroker, project_root: Path, tmp_path: Path) -> Iterator[Reader]:
     """A reader in an empty folder; the session's broker is asked for first, so that a machine without Java skips."""
     assert broker.bootstrap
     made = Reader((project_root / "README.md").read_text(), tmp_path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
-from harness import HandlerSpec, Stage, Worker, wait_for
+from harness import HandlerSpec, Stage, Worker, open_stage
+from harness.brokers import running_broker
 
 from retryapp.broker.probe import free_ports
 from retryapp.kafka import KafkaAdmin
@@ -33,43 +33,11 @@ def refused(stage: Stage, exit_code: int, *wanted: str, worker: Worker | None = 
 
 def test_a_missing_main_topic(stage: Stage) -> None:
     """Exit 3, the topic and what to do; nothing is created."""
-    stage.program(HandlerSpec(topic="nowhere-to-be-found"))
-    refused(stage, 3, "nowhere-to-be-found", "does not exist", "create")
+    topic = f"nowhere-{stage.group}"
+    stage.program(HandlerSpec(topic=topic))
+    refused(stage, 3, topic, "does not exist", "create")
     found = KafkaAdmin(stage.connection).topic_names()
-    assert not [name for name in found if "nowhere" in name]
-
-
-def test_a_missing_main_topic_is_made_when_asked(stage: Stage) -> None:
-    """With `create_main_partitions` the worker makes it and runs."""
-    topic = f"wished-{stage.group}"
-    stage.program(HandlerSpec(topic=topic), options={"create_main_partitions": 3})
-    stage.worker()
-    described = KafkaAdmin(stage.connection).describe_topics(stage.topology(topic).owned)
-    assert {state.partitions for state in described.values()} == {3}
-
-
-def test_topics_that_do_not_match(stage: Stage) -> None:
-    """When the main topic has grown, a start ends with 3 and names topic, setting and both numbers."""
-    topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic))
-    assert stage.worker().stop() == 0
-    client = AdminClient({"bootstrap.servers": stage.bootstrap})
-    client.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
-    refused(stage, 3, f"{stage.group}.{topic}.", "partitions", "2", "3")
-
-
-def test_the_other_delivery_mode(stage: Stage) -> None:
-    """A worker of the other mode is refused while one runs, and starts after a full stop."""
-    topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic))
-    first = stage.worker()
-    stage.program(HandlerSpec(topic=topic), options={"delivery": "at_least_once"})
-    refused(stage, 3, stage.group, "at_least_once", "full stop")
-    assert first.stop() == 0
-    second = stage.worker()
-    stage.produce(topic, [{"id": 1, "fail": 1}])
-    wait_for(lambda: stage.service.done(topic) == {1}, "it works")
-    assert second.stop() == 0
+    assert not [name for name in found if stage.group in name]
 
 
 def wrong_policy(stage: Stage, topic: str) -> None:
@@ -102,11 +70,16 @@ def bad_setting(stage: Stage, topic: str) -> None:
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        (wrong_policy, ("policy", "'5'")),
-        (second_handler, ("orders", "handle")),
         (own_agent, ("orders", "count_clicks", "handle")),
-        (exactly_once, ("processing_guarantee", "exactly_once")),
-        (bad_setting, ("RETRYAPP_GRACE", "25")),
+        *(
+            pytest.param(*case, marks=pytest.mark.extended)
+            for case in (
+                (wrong_policy, ("policy", "'5'")),
+                (second_handler, ("orders", "handle")),
+                (exactly_once, ("processing_guarantee", "exactly_once")),
+                (bad_setting, ("RETRYAPP_GRACE", "25")),
+            )
+        ),
     ],
 )
 def test_a_wrong_program(stage: Stage, change: Change, wanted: tuple[str, ...]) -> None:
@@ -117,6 +90,17 @@ def test_a_wrong_program(stage: Stage, change: Change, wanted: tuple[str, ...]) 
     refused(stage, 2, *wanted)
 
 
+@pytest.mark.extended
+def test_a_data_folder_that_cannot_be_written(stage: Stage, tmp_path: Path) -> None:
+    """Exit 3 with the folder and why, before a record is touched."""
+    stage.program(HandlerSpec(topic=stage.main_topic()))
+    folder = tmp_path / "data"
+    folder.write_text("not a folder")
+    stage.env["RETRYAPP_DATADIR"] = str(folder)
+    refused(stage, 3, str(folder), "Not a directory")
+
+
+@pytest.mark.extended
 def test_no_broker_for_longer_than_the_start_may_take(stage: Stage) -> None:
     """A worker waits for a broker and says so, and gives up after `start_timeout` with the address."""
     port = free_ports(1)[0]
@@ -127,17 +111,30 @@ def test_no_broker_for_longer_than_the_start_may_take(stage: Stage) -> None:
     assert "Waiting for a broker" in worker.log
 
 
-def test_two_workers_in_one_folder(stage: Stage) -> None:
-    """Two plain workers started at once in one folder get a folder and a port each, and say them first of all."""
+@pytest.fixture
+def making_stage(cache_dir: Path, tmp_path: Path) -> Iterator[Stage]:
+    """A stage on a broker that makes every topic that a client asks for."""
+    settings = {"auto.create.topics.enable": "true", "num.partitions": "7"}
+    with running_broker(cache_dir, settings=settings) as own, open_stage(own.bootstrap, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(120)
+def test_a_broker_that_makes_what_is_asked_for(making_stage: Stage) -> None:
+    """No client of a worker asks for a topic that is not there: a wrong name is refused, and stays a name."""
+    stage, admin = making_stage, KafkaAdmin(making_stage.connection)
+    producer = stage.producer()
+    producer.produce("asked-for", b"x")
+    assert producer.flush(20) == 0, "the broker makes what a client asks for"
+    stage.program(HandlerSpec(topic=f"nowhere-{stage.group}"))
+    refused(stage, 3, f"nowhere-{stage.group}", "does not exist")
+    assert not [name for name in admin.topic_names() if stage.group in name]
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic))
-    workers = [stage.worker(ready=False), stage.worker(ready=False)]
-    for worker in workers:
-        worker.wait_ready()
-    places = [
-        re.fullmatch(r"retryapp: .* (worker-\d): data (\S+), pages (\S+)", w.log.splitlines()[0]) for w in workers
-    ]
-    assert {match.group(1) for match in places if match} == {"worker-1", "worker-2"}
-    assert len({match.group(2) for match in places if match}) == 2
-    assert len({match.group(3) for match in places if match}) == 2
-    assert [worker.stop() for worker in workers] == [0, 0]
+    stage.worker()
+    stage.produce(topic, [{"id": 1, "fail": 1}])
+    stage.wait_settled(topic)
+    ours = stage.topology(topic).owned
+    assert {name for name in admin.topic_names() if stage.group in name} == {topic, *ours}
+    assert {state.partitions for state in admin.describe_topics(ours).values()} == {2}, "the broker made none of ours"

@@ -21,7 +21,7 @@ from harness.brokers import running_broker
 
 from retryapp.broker import Broker
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 ENVIRONMENT = 3
 

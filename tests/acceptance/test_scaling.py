@@ -17,7 +17,7 @@ from harness import HandlerSpec, Stage, Worker, wait_for
 
 from retryapp.kafka import KafkaAdmin
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 
 def lanes(workers: Iterable[Worker], *topics: str) -> Counter[tuple[str, int]]:
@@ -56,7 +56,6 @@ def incomplete(worker: Worker) -> list[tuple[int, str]]:
     return [(int(match.group(1)), match.group(2)) for match in found if match]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_handlers_with_unlike_partition_counts_from_one_to_three_workers_and_back(stage: Stage) -> None:
     """4 and 6 partitions: at each size of the fleet every lane is open exactly once, and none ever fails."""
@@ -79,7 +78,6 @@ def test_handlers_with_unlike_partition_counts_from_one_to_three_workers_and_bac
     check_no_fences(*stage.workers)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_rolling_deploy_adds_a_tier_and_another_takes_it_away(stage: Stage) -> None:
     """The new topic is only the new worker's: numbers whose others are elsewhere wait there, and the log says so."""

@@ -18,7 +18,7 @@ from harness import HandlerSpec, Stage, open_stage, wait_for
 from harness.brokers import skip_without_broker
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 PLACE = '    **SPEC["app_options"],\n'
 """Line of the user's program before which its credentials are put."""
@@ -143,68 +143,49 @@ def test_all_clients_get_in(secured: SecuredBroker, inside: Stage, name: str) ->
     assert PASSWORD not in said
 
 
-def refusal(stage: Stage) -> tuple[int, str]:
-    """Run a worker to its end; return exit code and its last line."""
+TLS, CERTIFICATE = WAYS["PLAIN over TLS, private authority"], WAYS["client certificate"]
+REFUSALS: dict[str, tuple[Way, dict[str, Any], tuple[str, ...]]] = {
+    "a wrong password, PLAIN": (
+        PLAIN, {"password": "wrong"}, ("SASL authentication error", "Correct the login")
+    ),
+    "a wrong password, SCRAM": (
+        WAYS["SCRAM"], {"password": "wrong"}, ("SASL authentication error", "Correct the login")
+    ),
+    "a wrong password over TLS": (TLS, {"password": "wrong"}, ("SASL authentication error", "Correct the login")),
+    "an authority that did not sign": (TLS, {"ca": "{other_ca}"}, ("certificate verify failed", "ssl.ca.location")),
+    "a client certificate that only the context has": (
+        CERTIFICATE, {"admin": ()}, ("ssl.certificate.location", "ssl.key.location", "admin_options")
+    ),
+    "a password that only the administration client has": (
+        PLAIN,
+        {"password": "wrong", "said": {"sasl.password": PASSWORD}},
+        ("credentials of faust.App(...)", "Invalid username or password"),
+    ),
+    "a client certificate that only the administration client has": (
+        replace(CERTIFICATE, prelude=f"context = {CONTEXT}"), {}, ("load_cert_chain",)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_is_refused_is_named_at_once(secured: SecuredBroker, inside: Stage, name: str) -> None:
+    """Exit 3, of a worker and of a command, with the remedy; waiting for a broker would mend nothing."""
+    way, changed, wanted = REFUSALS[name]
+    if "ca" in changed:
+        changed = {"ca": str(secured.certificates.other_ca)}
+    write_program(inside, secured, way, **changed)
     began_s = time.monotonic()
-    worker = stage.worker(ready=False)
-    code = worker.wait(START_TIMEOUT_S + 15)
+    worker = inside.worker(ready=False)
+    assert worker.wait(START_TIMEOUT_S + 15) == 3
     assert time.monotonic() - began_s < START_TIMEOUT_S
-    assert "Waiting for a broker" not in worker.log
-    assert "Traceback" not in worker.log
-    assert PASSWORD not in worker.log
-    return code, worker.log.splitlines()[-1]
-
-
-@pytest.mark.parametrize("name", ["PLAIN", "SCRAM", "PLAIN over TLS, private authority"])
-def test_a_wrong_password(secured: SecuredBroker, inside: Stage, name: str) -> None:
-    """Exit 3 at once and named, of a worker and of a command; waiting for a broker would mend nothing."""
-    write_program(inside, secured, WAYS[name], **{"password": "wrong"})
-    code, line = refusal(inside)
-    assert code == 3
-    assert line.startswith("retryapp: could not list topics on ")
-    assert "SASL authentication error" in line
-    assert "Correct the login" in line
-    if name == "PLAIN":
+    last = worker.log.splitlines()[-1]
+    for text in wanted:
+        assert text in last
+    for text in ("Waiting for a broker", "Traceback", PASSWORD):
+        assert text not in worker.log
+    if name == "a wrong password, PLAIN":
         code, out, _ = ask(inside, "pending", "list", "-A", "app", "--json")
-        assert code == 3
-        assert json.loads(out)["error"]["type"] == "AccessDeniedError"
-
-
-def test_an_authority_that_did_not_sign(secured: SecuredBroker, inside: Stage) -> None:
-    """Exit 3 at once, with the setting that says which to trust."""
-    way = WAYS["PLAIN over TLS, private authority"]
-    write_program(inside, secured, way, ca=str(secured.certificates.other_ca))
-    code, line = refusal(inside)
-    assert code == 3
-    assert "certificate verify failed" in line
-    assert "ssl.ca.location" in line
-
-
-def test_a_client_certificate_that_only_the_context_has(secured: SecuredBroker, inside: Stage) -> None:
-    """It cannot be read from there: exit 3 at once, and what to say beside it."""
-    write_program(inside, secured, WAYS["client certificate"], admin=())
-    code, line = refusal(inside)
-    assert code == 3
-    for wanted in ("ssl.certificate.location", "ssl.key.location", "admin_options"):
-        assert wanted in line
-
-
-def test_a_password_that_only_the_administration_client_has(secured: SecuredBroker, inside: Stage) -> None:
-    """Faust's own clients would be refused: exit 3 at once, and whose credentials it is about."""
-    write_program(inside, secured, PLAIN, said={"sasl.password": PASSWORD}, **{"password": "wrong"})
-    code, line = refusal(inside)
-    assert code == 3
-    assert "credentials of faust.App(...)" in line
-    assert "Invalid username or password" in line
-
-
-def test_a_client_certificate_that_only_the_administration_client_has(secured: SecuredBroker, inside: Stage) -> None:
-    """The same for a context that shows none."""
-    way = replace(WAYS["client certificate"], prelude=f"context = {CONTEXT}")
-    write_program(inside, secured, way)
-    code, line = refusal(inside)
-    assert code == 3
-    assert "load_cert_chain" in line
+        assert (code, json.loads(out)["error"]["type"]) == (3, "AccessDeniedError")
 
 
 def test_no_credentials_at_all(secured: SecuredBroker, inside: Stage) -> None:

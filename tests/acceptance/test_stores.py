@@ -15,7 +15,7 @@ import pytest
 from harness import HandlerSpec, Stage, Worker, wait_for
 from rocksdict import Options, Rdict
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 
 def shown(worker: Worker, topic: str) -> dict[int, str]:
@@ -23,36 +23,6 @@ def shown(worker: Worker, topic: str) -> dict[int, str]:
     status, body = worker.get(f"/retries/{topic}/?format=json")
     rows = json.loads(body)["partitions"] if status == 200 else []
     return {row["partition"]: f"{row['state']} {row['last_error'] or ''}" for row in rows}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["file", "rights"])
-def test_a_data_folder_that_cannot_be_written(stage: Stage, tmp_path: Path, kind: str) -> None:
-    """The worker ends with 3 and one line that names the folder and why, before it touches a record."""
-    folder = tmp_path / "data"
-    with ExitStack() as stack:
-        if kind == "file":
-            folder.write_text("not a folder")
-        elif os.geteuid() == 0:  # whom rights do not keep from writing
-            stack.enter_context(mounted(folder, "ro,size=1m"))
-        else:
-            folder.mkdir(mode=0o500)
-        check_refused(stage, folder, "Not a directory", "Permission denied", "Read-only file system")
-
-
-def check_refused(stage: Stage, folder: Path, *reasons: str) -> None:
-    """Start a worker on a folder that it cannot use, and another one on a sound folder."""
-    topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic))
-    stage.produce(topic, [{"id": 1}])
-    worker = stage.worker(ready=False, env={"RETRYAPP_DATADIR": str(folder)})
-    assert worker.wait(30) == 3
-    (line,) = worker.log.splitlines()
-    assert line.startswith("retryapp: ")
-    assert str(folder) in line
-    assert any(reason in line for reason in reasons)
-    stage.worker()
-    wait_for(lambda: stage.service.done(topic) == {1}, "with a folder that serves it is done")
 
 
 @pytest.mark.timeout(150)

@@ -30,6 +30,7 @@ def stage(bootstrap: str) -> Iterator[Stage]:
         yield made
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(90)
 def test_a_pair_of_the_happy_path_is_run_and_counted(stage: Stage) -> None:
     """Both sides finish, every record is counted once on each, and there is a ratio."""

@@ -21,6 +21,7 @@ for number in range(5):
 
 
 @pytest.mark.broker
+@pytest.mark.extended
 def test_offsets_of_a_group_before_there_is_a_coordinator(cache_dir: Path) -> None:
     """There are none. The client library ended the process instead, by a null pointer (librdkafka issue 5040)."""
     with running_broker(cache_dir) as broker:

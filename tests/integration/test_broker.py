@@ -17,6 +17,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import wait_for
+from one_broker import RunBroker
 
 from retryapp.broker import Broker, BrokerFailedError, broker_status, start_kept_broker, stop_kept_broker
 from retryapp.broker.probe import broker_count, free_ports, port_is_free
@@ -39,21 +40,21 @@ def taken_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_started_broker_serves_clients(broker: Broker) -> None:
+def test_a_started_broker_serves_clients(broker: RunBroker) -> None:
     """A metadata request lists it alone."""
     assert wait_for(lambda: broker_count(broker.port), "the broker serves clients") == 1
     metadata = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10)
     assert [f"{node.host}:{node.port}" for node in metadata.brokers.values()] == [broker.bootstrap]
 
 
-def test_it_listens_on_loopback_only(broker: Broker) -> None:
+def test_it_listens_on_loopback_only(broker: RunBroker) -> None:
     """No development broker is reachable from another machine."""
     pid = broker.pid
-    assert pid is not None
     listening = {row.laddr.ip for row in psutil.Process(pid).net_connections("tcp") if row.status == psutil.CONN_LISTEN}
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
+@pytest.mark.extended
 def test_topics_outlive_a_stop_and_a_kill(cache_dir: Path, kept_data: Path) -> None:
     """A kept broker finds its topics again, on the same port."""
     broker = Broker(cache_dir, data=kept_data, port=free_ports(1)[0])
@@ -71,6 +72,7 @@ def test_topics_outlive_a_stop_and_a_kill(cache_dir: Path, kept_data: Path) -> N
         broker.close()
 
 
+@pytest.mark.extended
 def test_an_ephemeral_broker_leaves_nothing(cache_dir: Path) -> None:
     """Its folder and process are gone after the block."""
     with Broker(cache_dir) as broker:
@@ -89,6 +91,7 @@ def test_a_taken_port_is_named(cache_dir: Path, taken_port: int) -> None:
     broker.close()
 
 
+@pytest.mark.extended
 def test_a_port_taken_by_somebody_quicker_is_named(
     cache_dir: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +103,7 @@ def test_a_port_taken_by_somebody_quicker_is_named(
     broker.close()
 
 
+@pytest.mark.extended
 def test_a_free_port_that_is_lost_is_replaced(
     cache_dir: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +114,7 @@ def test_a_free_port_that_is_lost_is_replaced(
         assert broker.port != taken_port
 
 
+@pytest.mark.extended
 def test_a_refused_setting_is_named_with_the_log(cache_dir: Path) -> None:
     """The broker's own error stands in the message, and its log is kept."""
     broker = Broker(cache_dir, settings={"num.io.threads": "none"})
@@ -120,6 +125,7 @@ def test_a_refused_setting_is_named_with_the_log(cache_dir: Path) -> None:
     Path(caught.value.log).unlink()
 
 
+@pytest.mark.extended
 def test_a_second_broker_on_one_folder_is_refused(cache_dir: Path, kept_data: Path) -> None:
     """Also when started without the command that notices it first; the one that runs goes on.
 
@@ -141,6 +147,7 @@ def test_a_second_broker_on_one_folder_is_refused(cache_dir: Path, kept_data: Pa
         first.close()
 
 
+@pytest.mark.extended
 def test_two_that_start_on_one_folder_at_once(cache_dir: Path, kept_data: Path) -> None:
     """One of them runs, whatever the other one does meanwhile."""
     both = [Broker(cache_dir, data=kept_data, log=kept_data / f"{number}.log") for number in range(2)]
@@ -176,6 +183,7 @@ def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: 
         Broker(cache_dir, data=tmp_path / "data").start()
 
 
+@pytest.mark.extended
 def test_a_kept_broker_is_found_and_stopped_by_others(cache_dir: Path, kept_data: Path) -> None:
     """Start, start again, status, stop: as the commands do it, each from its own process."""
     port = free_ports(1)[0]

@@ -13,7 +13,10 @@ from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
 
 SEEDS = 3_000
+QUICK = 500
+"""So many run in `make test`, the rest in `make test-all`."""
 PART = 250
+PARTS = [pytest.param(first, marks=[] if first < QUICK else [pytest.mark.extended]) for first in range(0, SEEDS, PART)]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def summary() -> Summary:
     return Summary()
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+@pytest.mark.parametrize("first", PARTS)
 def test_every_invariant_holds(first: int, summary: Summary) -> None:
     """Nothing is lost, early, tried too often or handed off twice, and everything comes to rest."""
     part = run_seeds(range(first, first + PART))
@@ -30,6 +33,7 @@ def test_every_invariant_holds(first: int, summary: Summary) -> None:
     assert part.failed == []
 
 
+@pytest.mark.extended
 def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
     """A fault that never happens proves nothing (I13)."""
     if summary.passed < SEEDS:

@@ -1,0 +1,81 @@
+"""What the books of a group at rest must say: the service's own visits against the topics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from harness import Evidence, Stage, Visit
+
+from retryapp.core.lifecycle import Progress, decode_event
+
+
+def named(stage: Stage, name: str) -> str:
+    """Return the topic of this stage that was made as `name`."""
+    return f"{name}-{stage.group}"
+
+
+def by_record(visits: list[Visit]) -> dict[str, list[Visit]]:
+    """Group visits by failure id, in order of arrival."""
+    found: defaultdict[str, list[Visit]] = defaultdict(list)
+    for visit in visits:
+        found[visit.failure_id].append(visit)
+    return found
+
+
+def check_books(stage: Stage, topic: str, count: int, waits_ms: tuple[int, ...]) -> None:
+    """Check that every record has one fate, none came early, and none was handed over twice.
+
+    A run that was cut off runs again with its attempt number: visits may repeat, what was recorded may not.
+
+    Args:
+        stage: where it ran; everything must be settled.
+        topic: the main topic; values have `id` from 0 and `fail`, the number of attempts that fail.
+        count: how many records there are.
+        waits_ms: the policy's waits.
+    """
+    evidence = stage.evidence(topic)
+    visits = stage.service.of(topic)
+    ids = {visit.failure_id: visit.facts["id"] for visit in visits}
+    hopeless = {visit.facts["id"] for visit in visits if visit.facts.get("fail", 0) > len(waits_ms)}
+    assert sorted(ids.values()) == list(range(count)), "every record was delivered, under one failure id"
+    assert stage.service.done(topic) == set(range(count)) - hopeless, "all that can be done is done"
+    assert sorted(ids[m.failure_id] for _, m in evidence.dead()) == sorted(hopeless), "all that cannot is dead, once"
+    assert evidence.repeated_handoffs() == {}
+    recovered = {v.failure_id for v in visits if v.facts.get("fail") and v.facts["id"] not in hopeless}
+    assert {event.failure_id for event in evidence.succeeded()} == recovered
+    check_times(evidence, visits, waits_ms)
+
+
+def check_times(evidence: Evidence, visits: list[Visit], waits_ms: tuple[int, ...]) -> None:
+    """Check that no attempt begins before it is due, that each wait is the policy's, and that no number is left out."""
+    for _, metadata in evidence.retries():
+        assert (metadata.due_at_ms or 0) - metadata.last_failed_ms == waits_ms[metadata.attempt - 1], metadata
+    due = evidence.due_times()
+    for visit in visits:
+        if visit.attempt > 1:
+            assert visit.at_ms >= due[visit.failure_id, visit.attempt] == visit.due_at_ms, visit
+    for seen in by_record(visits).values():
+        attempts = {visit.attempt for visit in seen}
+        assert attempts == set(range(1, len(attempts) + 1))
+        assert len(attempts) <= len(waits_ms) + 1
+
+
+def check_counts(evidence: Evidence) -> None:
+    """Check the workers' counts of the main topic: every offset is in one range, every record is counted once.
+
+    All workers must have stopped: they write what they have counted when a partition leaves them.
+    """
+    topology = evidence.topology
+    events = [decode_event(record.value or b"") for record in evidence.records(topology.events)]
+    records, retries = evidence.records(topology.main), evidence.retries()
+    for number, committed in evidence.committed(topology.main).items():
+        ranges = [event for event in events if isinstance(event, Progress) and event.partition == number]
+        offsets = [record.offset for record in records if record.partition == number]
+        failed = {m.origin.offset for _, m in retries if m.origin.partition == number}
+        assert [event.from_offset for event in ranges] == [0, *(event.to_offset for event in ranges[:-1])]
+        assert ranges[-1].to_offset == offsets[-1] + 1 == committed
+        for event in ranges:
+            inside = [offset for offset in offsets if event.from_offset <= offset < event.to_offset]
+            assert event.received == len(inside)
+            assert event.failed == len(failed.intersection(inside))
+            assert event.first_try_ok == event.received - event.failed

@@ -1,0 +1,87 @@
+"""Batches as no client writes them, and damage in the files of a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from pathlib import Path
+
+from acceptance.books import named
+from aiokafka import AIOKafkaProducer
+from aiokafka.record.util import calc_crc32c
+from harness import Stage
+
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+"""Name and number in the attributes of a batch (Kafka's protocol guide, "Record Batch")."""
+CRC, ATTRIBUTES, LAST_DELTA = 17, 21, 23
+"""Where they begin in a batch, offset and length included."""
+
+
+def damage(stage: Stage, logs: Path) -> None:
+    """Publish to `torn` and `short`, and change bytes of a batch of each in the broker's files."""
+    torn, short = named(stage, "torn"), named(stage, "short")
+    broken = ({"id": "broken-1"}, {"id": "broken-2"})
+    stage.produce(torn, [{"id": "before", "fail": 1}], 1)
+    for fact in ({"id": "odd", "fail": 1}, {"id": "hopeless", "fail": 9}):
+        asyncio.run(publish_batch(stage, torn, fact, odd_name=b"\xff\xfe"))
+    asyncio.run(publish_batch(stage, torn, *broken))
+    stage.produce(torn, [{"id": "after", "fail": 1}], 1)
+    segment = segment_of(logs, torn)
+    at = segment.read_bytes().index(b"broken-1")
+    overwrite(segment, at, bytes([segment.read_bytes()[at] ^ 0x20]))
+
+    stage.produce(short, [{"id": "before"}], 1)
+    asyncio.run(publish_batch(stage, short, *broken))
+    segment = segment_of(logs, short)
+    raw, at = segment.read_bytes(), 0
+    while b"broken-1" not in raw[at : (end := at + 12 + struct.unpack_from(">i", raw, at + 8)[0])]:
+        at = end
+    assert struct.unpack_from(">i", raw, at + LAST_DELTA) == (1,), "two records in one batch"
+    overwrite(segment, at + LAST_DELTA, bytes(4))
+
+
+def segment_of(logs: Path, topic: str) -> Path:
+    """Return the only log segment of partition 0."""
+    (segment,) = (logs / f"{topic}-0").glob("*.log")
+    return segment
+
+
+def overwrite(file: Path, at: int, raw: bytes) -> None:
+    """Change bytes in place."""
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(raw)
+
+
+async def publish_batch(stage: Stage, topic: str, *facts: dict[str, object], odd_name: bytes = b"") -> None:
+    """Publish records in one batch; with a header of this two-byte name, which no Python client would write."""
+    producer = AIOKafkaProducer(bootstrap_servers=stage.bootstrap)
+    await producer.start()
+    try:
+        builder = producer.create_batch()
+        headers = [("ab", b"h\xff")] if odd_name else []
+        now_ms = time.time_ns() // 1_000_000
+        for fact in facts:
+            builder.append(key=b"k", value=json.dumps(fact).encode(), timestamp=now_ms, headers=headers)
+        builder.close()
+        if odd_name:
+            raw = bytearray(builder._build()).replace(b"\x04ab", b"\x04" + odd_name)
+            raw[CRC:ATTRIBUTES] = struct.pack(">I", calc_crc32c(bytes(raw[ATTRIBUTES:])))
+            builder._build = lambda: bytes(raw)
+        await (await producer.send_batch(builder, topic, partition=0))
+    finally:
+        await producer.stop()
+
+
+def codecs_in(segment: Path) -> set[int]:
+    """Return the codec numbers of all batches in a log segment: offset, length, 9 bytes, attributes in 2."""
+    raw, position, found = segment.read_bytes(), 0, set()
+    while position + LAST_DELTA <= len(raw):
+        length = int.from_bytes(raw[position + 8 : position + 12], "big")
+        if length == 0:  # preallocated
+            break
+        found.add(int.from_bytes(raw[position + ATTRIBUTES : position + LAST_DELTA], "big") & 0b111)
+        position += 12 + length
+    return found

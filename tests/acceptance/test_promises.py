@@ -1,0 +1,55 @@
+"""The table of promises names tests that exist, and for each promise one that `make test` runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS / "promises.md"
+LATER = {"pytest.mark.extended", "pytest.mark.soak"}
+
+
+def promises() -> dict[str, list[tuple[str, str, bool]]]:
+    """Return by promise the tests that are named: file, function, and whether the page says that it is quick."""
+    found = {}
+    for promise, tests in re.findall(r"^\| ([^|`]+) \| (`[^|]+) \|$", PAGE.read_text(), re.MULTILINE):
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`( \(all\))?", tests)
+        assert len(named) == tests.count("`") // 2, f"{promise}: unreadable tests: {tests}"
+        found[promise] = [(file, function, not later) for file, function, later in named]
+    return found
+
+
+def is_quick(file: str, function: str) -> bool:
+    """Tell whether a test runs in `make test`, by its marks and its module's; fail if there is no such test."""
+    module = ast.parse((TESTS / file).read_text())
+    (test,) = (
+        node
+        for node in module.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
+    )
+    marks = {ast.unparse(decorator) for decorator in test.decorator_list}
+    for node in module.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]:
+            listed = node.value.elts if isinstance(node.value, ast.List) else [node.value]
+            marks |= {ast.unparse(mark) for mark in listed}
+    return not marks & LATER
+
+
+def test_the_table_was_read() -> None:
+    """As many promises as it has rows."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    assert len(promises()) == len(rows) - 2 > 10
+
+
+@pytest.mark.parametrize("promise", promises())
+def test_a_promise_has_a_test_that_runs_always(promise: str) -> None:
+    """Its first one; and the page says which of the others are for `make test-all`."""
+    named = promises()[promise]
+    assert named[0][2], "the first test of a promise is quick"
+    assert {(file, function): is_quick(file, function) for file, function, _ in named} == {
+        (file, function): quick for file, function, quick in named
+    }

@@ -1,0 +1,52 @@
+"""The broker of a test run: one for all its processes, and gone when the last of them is, however it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import wait_for
+
+PROCESS = """
+import json, sys, time
+from pathlib import Path
+from one_broker import joined, run_broker
+with joined(Path(sys.argv[1])):
+    broker = run_broker(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(json.dumps([broker.bootstrap, broker.pid, str(broker.data)]), flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.broker
+def test_two_processes_have_one_broker_until_both_are_killed(
+    bootstrap: str, tmp_path: Path, cache_dir: Path, project_root: Path
+) -> None:
+    """The second one finds the first one's; it stays while one of them is left."""
+    assert bootstrap, "the session's is asked for first, so that a machine without Java skips"
+    run = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(tmp_path), str(cache_dir)],
+            stdout=subprocess.PIPE,
+            cwd=project_root / "tests",
+        )
+        for _ in range(2)
+    ]
+    try:
+        first, second = [json.loads(process.stdout.readline()) for process in run if process.stdout is not None]
+        assert first == second
+        _, pid, data = first
+        run[0].kill()
+        run[0].wait()
+        with pytest.raises(psutil.TimeoutExpired):
+            psutil.Process(pid).wait(0.5)
+    finally:
+        for process in run:
+            process.kill()
+            process.communicate()
+    wait_for(lambda: not psutil.pid_exists(pid) and not Path(data).exists(), "nothing is left of the broker")
