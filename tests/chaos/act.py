@@ -21,6 +21,7 @@ from harness import HandlerSpec, Service, Stage, Worker, wait_for
 from chaos.ground import Ground
 from chaos.proxy import Link
 from retryapp.ledger import take_ledger
+from retryapp.ledger.journey import Fault
 
 WAITS_MS = (300, 600)
 POLICY = "300ms 600ms"
@@ -29,6 +30,8 @@ SESSION_S = 3.0
 ENDLESS = 1_000
 """For `max_crashes`: where faults kill workers, no record is to blame."""
 SETTLE_S = 120.0
+FROM_COPIES = {Fault.TWICE, Fault.AHEAD, Fault.COUNTS}
+"""What the ledger finds where a fault copies our records: no fault of the group's."""
 
 
 def now_ms() -> int:

@@ -56,8 +56,6 @@ class Stage:
     env: dict[str, str] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
     handlers: dict[str, HandlerSpec] = field(default_factory=dict)
-    copies_allowed: bool = False
-    """Workers without transactions may hand over twice after a crash."""
 
     def __post_init__(self) -> None:
         """Keep pages away from the default port, which somebody's worker on this machine may have."""
@@ -79,7 +77,6 @@ class Stage:
     def program(self, *handlers: HandlerSpec, options: Mapping[str, Any] | None = None, **more: Any) -> None:
         """Write the user's program; `options` are arguments of `Retries`, `more` further entries of its spec."""
         self.handlers = {handler.topic: handler for handler in handlers}
-        self.copies_allowed = (options or {}).get("delivery") == "at_least_once"
         spec = {
             "group": self.group,
             "bootstrap": self.bootstrap,
