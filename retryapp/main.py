@@ -1,7 +1,6 @@
-"""The configured app: what `faust -A retryapp.main worker` finds.
+"""The app that `faust -A retryapp.main worker` finds: it has no handlers, and its worker refuses to start.
 
-Handlers are declared in a program of one's own so far, and that program is started instead of this one. Until this
-app can be configured from a file it has no handlers, and its worker refuses to start.
+Handlers are declared in the user's own program, which is started instead.
 """
 
 from __future__ import annotations
@@ -22,11 +21,6 @@ class UnconfiguredWorker(Worker):
     """Refuses to start, before it takes a folder or a port."""
 
     def __init__(self, app: faust.App, *args: Any, **kwargs: Any) -> None:
-        """Say what to do, and end the process.
-
-        Raises:
-            SystemExit: always, with the code of a configuration error.
-        """
         error = NoHandlersError(__name__)
         print(  # noqa: T201 - the last word of a process that cannot start
             f"retryapp: {error}: 'retryapp worker MODULE', or 'faust -A MODULE worker -l info'",

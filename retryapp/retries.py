@@ -6,7 +6,7 @@
     @retries.handler("orders", value=Order, policy=RetryPolicy("5m*2 30m*3 1h"))
     async def charge(order: Order) -> None: ...
 
-The decorated function is returned as it is, so it stays directly callable in a unit test.
+The decorated function is returned unchanged, so a unit test can call it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from retryapp import web
 from retryapp.core.deduplicate import Deduplicate, EventId
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
 from retryapp.engine.handler import Delivery, Handler
@@ -41,7 +40,7 @@ Duration = str | timedelta
 
 
 class NoRetriesError(ConfigurationError):
-    """An app was named that no `Retries` extends."""
+    """No `Retries` extends the app."""
 
     def __init__(self, app: str) -> None:
         self.app = app
@@ -56,19 +55,16 @@ class Retries:
 
     Args:
         app: any Faust app, not running yet. One `Retries` per app.
-        grace: how long handlers may run on after SIGTERM; what still runs then is given back. Default:
-            `RETRYAPP_GRACE`.
-        drain: how long handlers may run on when a rebalance takes their partition away.
+        grace: how long handlers may continue after SIGTERM; then they are cancelled, and their records go to the next
+            owner. Default: `RETRYAPP_GRACE`.
+        drain: the same when a rebalance takes their partition away.
         start_timeout: how long a start waits for a broker before it gives up (exit 3).
-        delivery: `exactly_once` (default): hand-offs are Kafka transactions. `at_least_once`: the same steps without;
-            lower latency, nothing is lost, and a crash may repeat hand-offs. All workers of a group have the same mode.
-        create_main_partitions: create missing main topics with so many partitions; None: a missing main topic is an
-            error.
+        create_main_partitions: partitions of main topics that are created if missing; None: a missing one is an error.
         allow_low_replication: accept fewer than three copies of our topics on three or more brokers.
         downtime: longest time that all workers may be down; retention of retry and redelivery topics follows.
-        dlq_retention: how long dead letters are kept; None: for ever. Default: 30 days.
-        admin_options: librdkafka properties for the administration client, where the app's credentials do not say
-            enough (`ssl.ca.location` with TLS).
+        dlq_retention: how long dead letters are kept; None: no limit. Default: 30 days.
+        admin_options: librdkafka properties for the administration client, for what the app's credentials do not hold
+            (`ssl.ca.location` with TLS).
 
     Raises:
         InvalidSettingError: the app has a `Retries` already.
@@ -81,7 +77,6 @@ class Retries:
         grace: Duration | None = None,
         drain: Duration = "5s",
         start_timeout: Duration = "60s",
-        delivery: str | DeliveryMode = DeliveryMode.EXACTLY_ONCE,
         create_main_partitions: int | None = None,
         allow_low_replication: bool = False,
         downtime: Duration = "7d",
@@ -104,7 +99,6 @@ class Retries:
             grace_ms=load_settings().grace_ms if grace is None else parse_duration_ms(grace),
             drain_ms=parse_duration_ms(drain),
             start_timeout_ms=parse_duration_ms(start_timeout),
-            delivery=_delivery_mode(delivery),
             plan=PlanOptions(
                 create_main_partitions=create_main_partitions,
                 allow_low_replication=allow_low_replication,
@@ -142,14 +136,13 @@ class Retries:
             value: what the function takes: `bytes` (default; None for a null value), `dict` (JSON), a pydantic model,
                 or any type that pydantic can read from JSON. A value that does not decode takes the policy's path with
                 its bytes kept.
-            concurrency: handler runs at once per worker; redeliveries have the same number for themselves.
+            concurrency: handler runs at once per worker; redeliveries have as many of their own.
             tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
             max_in_flight: records per partition that may be taken in and not settled.
-            max_crashes: a record that was running alone when its worker ended without a word, so many times, is dead
-                with reason `crashed`.
-            deduplicate: skip a producer's duplicates: `"header:<name>"` or a function of the record says where the
-                event id stands, and `Deduplicate("header:<name>", window="7d")` for how long it is remembered (a day
-                otherwise). Adds one topic, and one record to it for each record that is received.
+            max_crashes: how many workers may die running a record alone before it is dead-lettered as `crashed`.
+            deduplicate: skip a producer's duplicates: `"header:<name>"` or a function of the record gives the event id,
+                and `Deduplicate("header:<name>", window="7d")` also how long it is remembered (a day otherwise). Adds
+                one topic, and one record to it for each record that is received.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -215,16 +208,8 @@ class Retries:
 
     @property
     def plan_options(self) -> PlanOptions:
-        """What was decided about topics."""
+        """The app's options for its topics."""
         return self._runtime.options.plan
-
-
-def _delivery_mode(given: str | DeliveryMode) -> DeliveryMode:
-    try:
-        return DeliveryMode(given)
-    except ValueError:
-        modes = ", ".join(mode.value for mode in DeliveryMode)
-        raise InvalidSettingError("delivery", given, f"one of {modes}") from None
 
 
 def retries_of(app: faust.App) -> Retries:

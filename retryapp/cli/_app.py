@@ -52,6 +52,18 @@ class AppNotFoundError(ConfigurationError):
         )
 
 
+class AppImportError(ConfigurationError):
+    """The module of ``-A`` raised an exception while it was imported. Operator action: correct the module."""
+
+    def __init__(self, spec: str, module: str, error: BaseException, where: str) -> None:
+        """Args: where: file and line of the user's code, empty if unknown."""
+        self.spec = spec
+        self.where = where
+        super().__init__(
+            f"-A {spec}: {module} raised {type(error).__name__}: {error}" + (f" ({where})" if where else "")
+        )
+
+
 def app_option(*, required: bool) -> Callable[[F], F]:
     """Add ``-A`` as the argument ``app_spec``."""
     return click.option(
@@ -71,7 +83,8 @@ def load_application(spec: str) -> Application:
         spec: ``module[:attribute]``; the attribute is a Faust app, ``app`` unless given.
 
     Raises:
-        AppNotFoundError: no such module or attribute, or the module fails.
+        AppNotFoundError: no such module or attribute.
+        AppImportError: the module raised an exception.
         NoRetriesError: no ``Retries`` extends that app.
     """
     module_name, _, attribute = spec.partition(":")
@@ -105,13 +118,11 @@ def _import(spec: str, name: str) -> Any:
         return import_module(name)
     except RetryAppError:
         raise  # a policy or a handler of the module is wrong, and says so itself
-    except ModuleNotFoundError as error:
-        missing = f"no module {error.name!r}"
-        raise AppNotFoundError(
-            spec, missing if error.name == name else f"{name} cannot be imported: {missing}"
-        ) from error
-    except Exception as error:  # the user's code: whatever it raises is told with the module's name
-        raise AppNotFoundError(spec, f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    except Exception as error:  # the user's code raises anything
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise AppNotFoundError(spec, f"no module {error.name!r}") from error
+        worker = import_module("retryapp.runtime.worker")  # loads Faust, as the user's module has
+        raise AppImportError(spec, name, error, worker.user_line(error)) from error
 
 
 def _retries_of(app: Any) -> Application:

@@ -14,15 +14,14 @@ from retryapp.cli._app import Application, app_option, load_handlers
 from retryapp.cli._output import table
 from retryapp.cli._target import read_client_config
 from retryapp.cli.console import ExitCode, emit, json_option
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.doctor import Finding, Report, Severity, Subject, examine
 from retryapp.doctor.findings import counted
 from retryapp.kafka import KafkaConnection
 from retryapp.runtime.store import FORMAT_VERSION
 from retryapp.settings import Settings, load_settings
 
-PROTOCOLS: Final = {DeliveryMode.EXACTLY_ONCE: "faust", DeliveryMode.AT_LEAST_ONCE: "faust-at-least-once"}
-"""Delivery mode → name under which its workers join the group; a test holds them to the runtime's."""
+PROTOCOL: Final = "faust"
+"""Name under which workers join the group; a test holds it to the runtime's."""
 ORDER: Final = (Severity.PROBLEM, Severity.WARNING)
 
 
@@ -107,7 +106,7 @@ def _of_application(application: Application, settings: Settings, datadir: Path 
     """Return what an application's workers would use: folder and port as the worker chooses them."""
     app: Any = cast("Any", application).app
     worker = import_module("retryapp.runtime.worker")  # loads Faust, so only when an application is named
-    conf, delivery = app.conf, worker.runtime_of(app).options.delivery
+    conf = app.conf
     base = Path(conf.datadir)
     if datadir is not None or str(base) == f"{conf.name}-data":  # the user chose none
         base = (datadir or settings.datadir) / conf.id
@@ -123,8 +122,7 @@ def _of_application(application: Application, settings: Settings, datadir: Path 
         web_bind=bind,
         web_port=port if conf.web_enabled else None,
         store_format=FORMAT_VERSION,
-        protocols=frozenset({PROTOCOLS[delivery]}),
-        transactions=delivery is DeliveryMode.EXACTLY_ONCE,
+        protocols=frozenset({PROTOCOL}),
         write=write,
     )
 
@@ -147,7 +145,7 @@ def _of_place(place: _Place, settings: Settings, datadir: Path | None, *, write:
         web_bind=settings.web_bind,
         web_port=settings.web_port,
         store_format=FORMAT_VERSION,
-        protocols=frozenset(PROTOCOLS.values()),
+        protocols=frozenset({PROTOCOL}),
         write=write,
     )
 

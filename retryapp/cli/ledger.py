@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import import_module
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._app import load_handlers
 from retryapp.cli._output import table
-from retryapp.cli._target import Place, Target, place_options, resolve
+from retryapp.cli._target import Place, place_options, resolve
 from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
-from retryapp.cli.doctor import PROTOCOLS
 from retryapp.cli.pending import parse_when
-from retryapp.core.guarantees import DeliveryMode
-from retryapp.kafka import KafkaAdmin
 from retryapp.ledger import Balance, Ledger, Problem, take_ledger
 from retryapp.ledger.take import OnProgress
 from retryapp.runtime.clock import SystemClock
@@ -41,8 +36,7 @@ HEADINGS: Final = {"unknown": "unknown (expired)"}
 @click.option(
     "--copies-allowed",
     is_flag=True,
-    help="Count hand-offs that are there twice and do not object: workers with delivery='at_least_once' leave some "
-    "after a crash. Set by itself with -A, and while such workers run.",
+    help="Count hand-offs that are there twice and do not object.",
 )
 @json_option
 def command(*, place: Place, since: str | None, copies_allowed: bool, as_json: bool) -> ExitCode:
@@ -63,7 +57,6 @@ def command(*, place: Place, since: str | None, copies_allowed: bool, as_json: b
     now_ms = SystemClock().wall_ms()
     since_ms = None if since is None else parse_when(since, now_ms, option="--since", back=True)
     target = resolve(place)
-    allowed = copies_allowed or _works_without_transactions(place, target)
     ledgers = []
     for topology in target.topologies:
         with _progress() as (on_progress, on_wait):
@@ -72,7 +65,7 @@ def command(*, place: Place, since: str | None, copies_allowed: bool, as_json: b
                     target.connection,
                     topology,
                     since_ms=since_ms,
-                    copies_allowed=allowed,
+                    copies_allowed=copies_allowed,
                     on_progress=on_progress,
                     on_wait=on_wait,
                 )
@@ -81,16 +74,6 @@ def command(*, place: Place, since: str | None, copies_allowed: bool, as_json: b
     facts = {"now_ms": now_ms, "since_ms": since_ms, "adds_up": adds_up, "handlers": [*map(ledger_facts, ledgers)]}
     emit(facts, "\n\n".join(map(ledger_text, ledgers)), as_json=as_json)
     return ExitCode.FINE if adds_up else ExitCode.FINDING
-
-
-def _works_without_transactions(place: Place, target: Target) -> bool:
-    """Tell whether a group's workers are known to do without transactions."""
-    if place.app_spec is not None:
-        app: Any = cast("Any", load_handlers(place.app_spec)).app
-        delivery = import_module("retryapp.runtime.worker").runtime_of(app).options.delivery
-        return bool(delivery is DeliveryMode.AT_LEAST_ONCE)
-    (group,) = {topology.group for topology in target.topologies}
-    return KafkaAdmin(target.connection).group_protocol(group) == PROTOCOLS[DeliveryMode.AT_LEAST_ONCE]
 
 
 @contextmanager

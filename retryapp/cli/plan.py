@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from itertools import groupby
 from typing import Any, TypeVar, cast
 
@@ -16,7 +15,6 @@ from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.doctor.acls import Acl, Pattern, acl_commands, needed_acls
 from retryapp.kafka import Plan, PlanOptions, PlanStep, plan_topics
 
@@ -125,12 +123,9 @@ def _show_acls(
     *,
     as_json: bool,
 ) -> ExitCode:
-    app: Any = cast("Any", application).app
-    runtime = import_module("retryapp.runtime.worker").runtime_of(app)
     rights = needed_acls(
         application.topologies,
         create_main=options.create_main_partitions is not None,
-        transactions=runtime.options.delivery is DeliveryMode.EXACTLY_ONCE,
         publishes=publishes,
     )
     may_publish = [handler.name for handler in cast("Any", application).handlers if handler.takes_delivery]

@@ -1,7 +1,6 @@
-"""What the cluster has: topics, settings, offsets; and making topics.
+"""What the cluster has: topics, settings, offsets; and creating topics.
 
-Invariants: looking never creates a topic, and every failure has a name. All calls block; a caller in an event loop
-runs them in a thread.
+Looking never creates a topic, and every failure is a named error. All calls block.
 """
 
 from __future__ import annotations
@@ -15,46 +14,29 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public names, which it does not list
     AdminClient,
     ConfigEntry,
     ConfigResource,
     NewTopic,
-    OffsetSpec,
     ResourceType,
 )
 
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
-from retryapp.kafka.coordinator import describe_group
+from retryapp.kafka.positions import EARLIEST, LATEST, list_offsets
 
 if TYPE_CHECKING:
     from retryapp.core.topology import TopicSpec
 
 T = TypeVar("T")
 
-EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 DEFAULT_TIMEOUT_S: Final = 15.0
 BROKER_DEFAULT: Final = -1
 """Replication factor that leaves the number to the broker."""
-PASSING: Final = frozenset(
-    {
-        "NOT_LEADER_FOR_PARTITION",
-        "LEADER_NOT_AVAILABLE",
-        "UNKNOWN_TOPIC_OR_PART",
-        "REPLICA_NOT_AVAILABLE",
-        "OFFSET_NOT_AVAILABLE",
-        "KAFKA_STORAGE_ERROR",
-        "UNKNOWN_LEADER_EPOCH",
-        "FENCED_LEADER_EPOCH",
-    }
-)
-"""Names of errors of an existing partition that mean: no leader knows of it yet, ask again."""
 
-PAUSE_S: Final = 0.1
 TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
 
@@ -93,7 +75,7 @@ class OffsetRange:
 
 
 class KafkaAdmin:
-    """Blocking calls to one cluster; each ends within ``timeout_s`` or raises a named error."""
+    """Calls to one cluster; each ends within ``timeout_s`` or raises a named error."""
 
     def __init__(self, connection: KafkaConnection, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self.connection = connection
@@ -159,7 +141,7 @@ class KafkaAdmin:
                 found[name] = self._result(future, doing=f"describe topic {name}", topic=name)
             except TopicMissingError:
                 continue
-        configs = self._configs(found)
+        configs = self.settings(found)
         return {
             name: TopicState(
                 name=name,
@@ -173,15 +155,20 @@ class KafkaAdmin:
             if name in configs and topic.partitions
         }
 
+    def describe(self, topic: str) -> Any:
+        """Return the client library's description of a topic, with what this login may do there.
+
+        Raises:
+            TopicMissingError: there is none.
+            AccessDeniedError: it may not be described by us.
+        """
+        described = self._client.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=self.timeout_s
+        )
+        return self._result(described[topic], doing=f"describe topic {topic}", topic=topic)
+
     def offsets(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, OffsetRange]:
-        """Return first kept and committed end offsets.
-
-        Args:
-            topic: an existing topic.
-            partitions: partition numbers; None: all.
-
-        Returns:
-            partition → range, with the end that a committed reader can reach now.
+        """Return first kept and committed end offsets by partition number; None: all partitions.
 
         Raises:
             TopicMissingError: no such topic or partition.
@@ -196,18 +183,20 @@ class KafkaAdmin:
                 raise TopicMissingError(
                     f"{topic}[{number}]", self.connection.bootstrap, f"Topic {topic} has partitions 0 to {known[-1]}"
                 )
-        begin = self._offsets(topic, numbers, EARLIEST)
-        end = self._offsets(topic, numbers, LATEST)
-        return {number: OffsetRange(begin=begin[number], end=end[number]) for number in numbers}
+        begin, end = (
+            list_offsets(
+                self._client,
+                self.connection,
+                {(topic, number): which for number in numbers},
+                IsolationLevel.READ_COMMITTED,
+                timeout_s=self.timeout_s,
+            )
+            for which in (EARLIEST, LATEST)
+        )
+        return {number: OffsetRange(begin=begin[topic, number], end=end[topic, number]) for number in numbers}
 
     def create(self, specs: Sequence[TopicSpec]) -> tuple[str, ...]:
-        """Create topics; one that another worker made meanwhile is no error.
-
-        Args:
-            specs: what to make; replication -1 is the broker's default.
-
-        Returns:
-            Names of the topics that this call made.
+        """Create topics, and return the names of those that no other worker created meanwhile.
 
         Raises:
             KafkaRequestError: the broker refused one; the message has its reason.
@@ -230,10 +219,7 @@ class KafkaAdmin:
         return self._create([NewTopic(name, num_partitions=partitions, replication_factor=BROKER_DEFAULT)])
 
     def wait_for_topics(self, names: Sequence[str]) -> dict[str, TopicState]:
-        """Wait until the metadata shows topics and a leader for each partition, at most ``timeout_s``.
-
-        Returns:
-            The states of all of them.
+        """Wait until the metadata shows topics and a leader for each partition; return their states.
 
         Raises:
             TopicMissingError: one was not shown in time.
@@ -251,14 +237,6 @@ class KafkaAdmin:
             budget_s -= pause_s
             pause_s = min(pause_s * 2, 1.0)
 
-    def group_protocol(self, group: str) -> str | None:
-        """Return the protocol name under which a consumer group's members work; None when it has no members."""
-        try:
-            found = describe_group(self._client, group, timeout_s=self.timeout_s)
-        except KafkaException as error:
-            raise self._named(error, doing=f"look at group {group}") from error
-        return found.partition_assignor or None if found.members else None
-
     def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)
         made = []
@@ -272,7 +250,8 @@ class KafkaAdmin:
             made.append(name)
         return tuple(made)
 
-    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the effective settings of topics; nothing of a missing one."""
         resources = {ConfigResource(ResourceType.TOPIC, name): name for name in names}
         if not resources:
             return {}
@@ -283,30 +262,9 @@ class KafkaAdmin:
             try:
                 entries = self._result(future, doing=f"read the settings of topic {name}", topic=name)
             except TopicMissingError:
-                continue  # deleted between the two calls
+                continue
             configs[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
         return configs
-
-    def _offsets(self, topic: str, partitions: Sequence[int], which: OffsetSpec) -> dict[int, int]:
-        """Ask for offsets; while a leader is being elected (a new topic, a broker that restarts), ask again."""
-        doing, budget_s = f"read offsets of topic {topic}", self.timeout_s
-        missing, found = list(partitions), dict[int, int]()
-        while missing:
-            request = {TopicPartition(topic, number): which for number in missing}
-            futures = self._client.list_offsets(
-                request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_s
-            )
-            for place, future in futures.items():
-                try:
-                    found[place.partition] = int(future.result(self.timeout_s * 2).offset)
-                except KafkaException as error:
-                    if error.args[0].name() not in PASSING or budget_s <= 0:
-                        raise self._named(error, doing=doing, topic=topic) from error
-            missing = [number for number in missing if number not in found]
-            if missing:
-                threading.Event().wait(PAUSE_S)
-                budget_s -= PAUSE_S
-        return found
 
     def _result(self, future: Future[T], *, doing: str, topic: str | None = None) -> T:
         try:

@@ -1,11 +1,11 @@
-"""One topic as it is against the topic as it has to be.
+"""Compares an existing topic with what it has to be.
 
-Only what could lose, hide or delay a record is a problem; a setting that merely differs (compression, segment size) is
-the operator's business.
+Only what could lose, hide or delay a record is a problem; other settings (compression, segment size) may differ.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 UNLIMITED: Final = -1
 SAFE_REPLICATION: Final = 3
-"""Copies that a cluster of as many brokers must give us unless low replication is allowed."""
+"""Copies that a cluster of at least as many brokers must keep, unless low replication is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,8 @@ class Problem:
     remedy: str
 
 
-def _same(have: str, want: str) -> bool:
-    return have == want
-
-
 def _same_policies(have: str, want: str) -> bool:
-    """Compare cleanup policies, which are lists: ``compact,delete`` deletes too, and is not ``compact``."""
+    """Compare cleanup policies, which are lists: ``compact,delete`` is not ``compact``."""
     return {part.strip() for part in have.split(",")} == {part.strip() for part in want.split(",")}
 
 
@@ -53,7 +49,7 @@ def _at_least_or_unlimited(have: str, want: str) -> bool:
 
 SERVES: Final[dict[str, tuple[Callable[[str, str], bool], str]]] = {
     "cleanup.policy": (_same_policies, "{want}"),
-    "message.timestamp.type": (_same, "{want}"),
+    "message.timestamp.type": (operator.eq, "{want}"),
     "max.message.bytes": (_at_least, "{want} or more"),
     "retention.ms": (_at_least_or_unlimited, "{want} or more"),
     "retention.bytes": (_at_least_or_unlimited, "{want}"),
@@ -63,57 +59,34 @@ SERVES: Final[dict[str, tuple[Callable[[str, str], bool], str]]] = {
 """Setting → (does what is there serve, how to say what is wanted). Other settings are not checked."""
 
 
-def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> tuple[Problem, ...]:
-    """Return what is wrong with an existing topic of ours; nothing when it serves.
-
-    Args:
-        spec: the topic as it has to be.
-        state: the topic as it is.
-        brokers: how many brokers the cluster has.
-        allow_low_replication: accept fewer than three copies on three or more brokers.
-    """
-    return (
-        *_partition_problems(spec, state),
-        *_replication_problems(spec, state, brokers=brokers, allow_low=allow_low_replication),
-        *_setting_problems(spec, state, allow_low=allow_low_replication),
-    )
-
-
-def _partition_problems(spec: TopicSpec, state: TopicState) -> Iterator[Problem]:
-    if state.partitions == spec.partitions:
-        return
-    if state.partitions < spec.partitions:
-        remedy = f"Add the missing ones: kafka-topics.sh --alter --topic {spec.name} --partitions {spec.partitions}"
-    else:
+def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> Iterator[Problem]:
+    """Yield what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
+    if state.partitions != spec.partitions:
         remedy = (
-            "Kafka cannot take partitions away: give the main topic as many, or let everything in it end, delete it "
+            f"Add the missing ones: kafka-topics.sh --alter --topic {spec.name} --partitions {spec.partitions}"
+            if state.partitions < spec.partitions
+            else "Kafka cannot remove partitions: give the main topic as many, or let everything in it end, delete it "
             "and let it be made again"
         )
-    yield Problem("partitions", str(state.partitions), str(spec.partitions), spec.why.get("partitions", ""), remedy)
-
-
-def _replication_problems(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low: bool) -> Iterator[Problem]:
-    if allow_low or brokers < SAFE_REPLICATION or state.replication >= SAFE_REPLICATION:
-        return
-    yield Problem(
-        "replication",
-        str(state.replication),
-        f"{SAFE_REPLICATION} or more",
-        f"{brokers} brokers could keep {SAFE_REPLICATION} copies; losing {state.replication} would lose what waits",
-        "Add copies with kafka-reassign-partitions.sh, or allow low replication (--allow-low-replication)",
-    )
-
-
-def _setting_problems(spec: TopicSpec, state: TopicState, *, allow_low: bool) -> Iterator[Problem]:
+        why = spec.why.get("partitions", "")
+        yield Problem("partitions", str(state.partitions), str(spec.partitions), why, remedy)
+    if not allow_low_replication and brokers >= SAFE_REPLICATION > state.replication:
+        yield Problem(
+            "replication",
+            str(state.replication),
+            f"{SAFE_REPLICATION} or more",
+            f"{brokers} brokers could keep {SAFE_REPLICATION} copies; losing {state.replication} would lose what waits",
+            "Add copies with kafka-reassign-partitions.sh, or allow low replication (--allow-low-replication)",
+        )
     for setting, want in spec.config.items():
-        if setting not in SERVES or (allow_low and setting == "min.insync.replicas"):
+        if setting not in SERVES or (allow_low_replication and setting == "min.insync.replicas"):
             continue
         serves, wording = SERVES[setting]
         have = state.config.get(setting)
         if have is None or not serves(have, want):
             yield Problem(
                 setting,
-                "(not told)" if have is None else have,
+                "(unknown)" if have is None else have,
                 wording.format(want=want),
                 spec.why.get(setting, ""),
                 f"Set it: kafka-configs.sh --alter --topic {spec.name} --add-config {setting}={want}",

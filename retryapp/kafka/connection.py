@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 client_log: Final = logging.getLogger("retryapp.kafka.client")
-"""Where librdkafka's own lines go instead of stderr: hundreds a minute while a broker is down, so only for debugging.
-
-What they say about a failure is in the named error as well.
-"""
+"""Logger of librdkafka's own lines, hundreds a minute while a broker is down: shown at level DEBUG only."""
 client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log.isEnabledFor(logging.DEBUG))
 
 SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token", "keystore.key")
@@ -39,15 +36,7 @@ JAVA_PREFIX: Final = "kafka."
 _SHOWN_CHARS: Final = 80
 
 UNREACHABLE: Final = frozenset(
-    {
-        "_TRANSPORT",
-        "_TIMED_OUT",
-        "_ALL_BROKERS_DOWN",
-        "_RESOLVE",
-        "_SSL",
-        "_AUTHENTICATION",
-        "_TIMED_OUT_QUEUE",
-    }
+    {"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_SSL", "_AUTHENTICATION", "_TIMED_OUT_QUEUE"}
 )
 """Error names that mean: no broker answered."""
 
@@ -76,11 +65,7 @@ UNKNOWN_TOPIC: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_U
 
 @dataclass(frozen=True, slots=True)
 class KafkaConnection:
-    """Address and client options of one cluster.
-
-    Equal connections reach the same cluster in the same way. The representation names every option and hides the
-    values of those that are secret.
-    """
+    """Address and client options of one cluster; the representation hides the values of secret options."""
 
     bootstrap: str
     """Comma-separated ``host:port`` list, as Kafka clients take it."""
@@ -92,7 +77,7 @@ class KafkaConnection:
     """
 
     def __post_init__(self) -> None:
-        """Keep a copy that nobody can change."""
+        """Copy the options."""
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     def __repr__(self) -> str:
@@ -101,14 +86,7 @@ class KafkaConnection:
         return f"KafkaConnection(bootstrap={self.bootstrap!r}, options={shown!r})"
 
     def client_config(self, **extra: Any) -> dict[str, Any]:
-        """Return the configuration of one client.
-
-        Args:
-            **extra: further properties, with ``_`` for ``.``; they win over ``options``.
-
-        Returns:
-            A new dict of librdkafka properties.
-        """
+        """Return librdkafka properties of one client; ``extra`` (with ``_`` for ``.``) wins over ``options``."""
         ours = {name: value for name, value in self.options.items() if not name.startswith(JAVA_PREFIX)}
         config: dict[str, Any] = {"client.id": "retryapp", "log.connection.close": False, **ours}
         config["bootstrap.servers"] = self.bootstrap
@@ -117,11 +95,7 @@ class KafkaConnection:
         return config
 
     def client(self, kind: Callable[..., C], **extra: Any) -> C:
-        """Make one client; its log lines go to our logger.
-
-        Args:
-            kind: the client library's class.
-            **extra: as for :meth:`client_config`.
+        """Make one client with :meth:`client_config`; its log lines go to our logger.
 
         Raises:
             InvalidSettingError: an option is unknown or has a wrong value; the message names it.
@@ -133,11 +107,7 @@ class KafkaConnection:
 
 
 def is_secret(option: str) -> bool:
-    """Return whether the value of a client option must never be shown.
-
-    >>> is_secret("sasl.password"), is_secret("sasl.username")
-    (True, False)
-    """
+    """Return whether the value of a client option must never be shown."""
     lowered = option.lower()
     return any(word in lowered for word in SECRET_WORDS)
 
@@ -157,18 +127,15 @@ def named_error(
     tried_s: float,
     hints: Iterable[str] = (),
 ) -> RetryAppError:
-    """Return the error of ours that says what a client library's error means.
+    """Return our error for a client library's error, to be raised ``from`` it.
 
     Args:
         error: what the client reported.
         connection: the cluster that was asked.
         doing: what was tried, as the rest of "could not …".
-        topic: the topic it was about, when there is one.
+        topic: the topic it was about, if any.
         tried_s: how long it was tried, in seconds.
-        hints: what the client said meanwhile (for example "Connection refused").
-
-    Returns:
-        An error to raise ``from`` the original one.
+        hints: what the client logged meanwhile (for example "Connection refused").
     """
     cause = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(cause, KafkaError):
@@ -186,7 +153,7 @@ def named_error(
     return KafkaRequestError(doing, connection.bootstrap, reason)
 
 
-def _reason(said: Iterable[str]) -> str:
-    """Join what the client said, each thing once, without how long it took; "brokers are down" only where it is all."""
-    told = list(dict.fromkeys(_WHEN.sub("", line) for line in said))
-    return "; ".join([line for line in told if not _VAGUE.match(line)] or told)
+def _reason(hints: Iterable[str]) -> str:
+    """Join the client's words without repeats and durations; "brokers are down" only if it is all."""
+    lines = list(dict.fromkeys(_WHEN.sub("", line) for line in hints))
+    return "; ".join([line for line in lines if not _VAGUE.match(line)] or lines)

@@ -13,17 +13,10 @@ DLQ_SUFFIX: Final = ".dlq"
 
 
 def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
-    """Return the handlers of a group whose topics are there, by main topic.
+    """Return the handlers of a group whose topics exist, by main topic; their tiers and delays are not known.
 
-    A name does not tell where the group ends and the main topic begins; the owner mark in the changelog does. Topics
+    A name does not say where the group ends and the main topic begins; the owner mark in the changelog does. Topics
     without a mark are taken for this group's.
-
-    Args:
-        admin: the cluster.
-        group: consumer group (app id).
-
-    Returns:
-        Topologies that know the names common to all handlers; how their retry topics are cut is not known.
     """
     prefix = f"{group}."
     names = [name for name in admin.topic_names() if name.startswith(prefix)]

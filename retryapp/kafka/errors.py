@@ -25,7 +25,7 @@ class AccessDeniedError(KafkaRequestError):
 
 
 class CertificateRefusedError(KafkaRequestError):
-    """We refused the broker's certificate, or it ours. Operator action: give the files that TLS needs, as advised."""
+    """One side refused the other's certificate. Operator action: give the files that TLS needs, as advised."""
 
     advice = (
         ". Correct the certificates. The broker's has to be signed by an authority that is trusted here and to name "
@@ -48,7 +48,6 @@ class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
 
     def __init__(self, replication: int, brokers: int) -> None:
-        """Args: replication: the brokers' default. brokers: how many there are."""
         self.replication = replication
         self.brokers = brokers
         super().__init__(
@@ -65,7 +64,6 @@ class OwnerMismatchError(TopicMismatchError):
     remedy = "Rename the group or the main topic of one of the two handlers"
 
     def __init__(self, topic: str, owner: str, expected: str) -> None:
-        """Args: topic: the changelog. owner: ``group+main`` of the owner, or that it is unknown. expected: ours."""
         self.owner = owner
         super().__init__(topic, "owner", owner, expected, self.why)
 
@@ -84,7 +82,6 @@ class UnreadableHeaderError(RecordError):
     """A record has a header whose name is not UTF-8, which the client library cannot hand over."""
 
     def __init__(self, topic: str, partition: int, offset: int, name: bytes) -> None:
-        """Args: topic, partition, offset: the record. name: the bytes of the header's name."""
         self.topic = topic
         self.partition = partition
         self.offset = offset

@@ -4,10 +4,8 @@ Topic names join group and main topic with dots, so group ``a.b`` with main topi
 ``b.c`` make the same names. An owner mark in the pending table's changelog tells them apart:
 
 * it is a record in partition 0, written when the partition is empty, so before any row;
-* its key is longer than a row's key (20 bytes) and differs in every mark, so no mark is ever taken for a row, and
-  compaction never removes one;
-* the mark with the lowest offset decides. Two handlers that start at the same moment both write one, both read the
-  first, and the later one refuses to start.
+* its key is longer than a row's key (20 bytes) and unique, so it is never taken for a row, and never compacted away;
+* the mark with the lowest offset decides: of two handlers that start together, the later one refuses to start.
 
 Layout: key ``retryapp-owner-mark:`` + 32 hexadecimal digits; value JSON ``{"version": 1, "group": …, "main": …}``.
 """
@@ -29,7 +27,7 @@ KEY_PREFIX: Final = b"retryapp-owner-mark:"
 VERSION: Final = 1
 WRITE_TIMEOUT_S: Final = 15.0
 UNMARKED: Final = "unknown (records, and no owner mark)"
-"""Whose a changelog is that has records and does not say it."""
+"""Owner of a changelog that has records and no mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class OwnerMark:
 
     @property
     def text(self) -> str:
-        """``group+main``: a plus sign stands in no topic name, so the two come apart again."""
+        """``group+main``; no topic name has a plus sign."""
         return f"{self.group}+{self.main}"
 
 
@@ -63,10 +61,7 @@ def decode_owner_mark(key: bytes | None, value: bytes | None) -> OwnerMark | Non
 
 
 def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | None:
-    """Return the deciding mark of an existing changelog topic; None when it has none.
-
-    The mark is the first record as a rule, so this is one fetch; only a changelog without one is read to its end.
-    """
+    """Return the deciding mark of an existing changelog topic, normally its first record; None when it has none."""
     for record in read_topic(connection, changelog, partitions=[0]):
         mark = decode_owner_mark(record.key, record.value)
         if mark is not None:
@@ -108,10 +103,7 @@ def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
 
 
 def check_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> bool:
-    """Refuse a changelog that another handler owns. Reads only.
-
-    Returns:
-        True: it is ours. False: it has no mark yet.
+    """Return whether a changelog is ours; False: it has no mark yet. Reads only.
 
     Raises:
         OwnerMismatchError: another handler owns it.
@@ -140,11 +132,7 @@ def owner_refusal(
 def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False) -> None:
     """Make an existing changelog topic ours, or refuse. Safe to repeat, and to run in many workers at once.
 
-    Args:
-        connection: the cluster.
-        changelog: ``{group}.{main}.pending.changelog``.
-        mark: who we are.
-        adopt: take a changelog that has records and no mark.
+    ``adopt`` takes a changelog that has records and no mark.
 
     Raises:
         OwnerMismatchError: another handler owns it.

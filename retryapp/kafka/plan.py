@@ -1,12 +1,10 @@
-"""What topics a handler needs against what the cluster has, and making the rest.
+"""Compares the topics that handlers need with those of the cluster, and creates missing ones.
 
-The life of a plan:
-
-1. :func:`plan_topics` looks at the cluster and compares; it changes nothing.
-2. People read it (``retryapp plan``), or :func:`apply_plan` refuses it by a named error or creates what is missing.
+1. :func:`plan_topics` compares; it changes nothing.
+2. :func:`apply_plan` refuses the plan by a named error or creates what is missing.
 3. :func:`ensure_topics` does both and claims the topics by their owner mark; workers call it at start, many at once.
 
-An existing topic is never altered: its settings are somebody's decision, and the remedy is in the message.
+An existing topic is never altered: the message of the refusal has the remedy.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.topology import (
     DEFAULT_DLQ_RETENTION_MS,
     DEFAULT_DOWNTIME_MS,
-    DEFAULT_EVENTS_RETENTION_MS,
     HandlerTopology,
     TopicSpec,
     check_names,
@@ -36,9 +33,6 @@ OWNER: Final = "owner"
 
 KAFKA_MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's default ``max.message.bytes``: what a main topic that does not exist yet is taken to get."""
-
-SHORTEST_WAIT_MS: Final = 1
-"""Stands for "no delays" where a length is needed."""
 
 
 class Action(StrEnum):
@@ -76,7 +70,7 @@ class PlanStep:
     why: Mapping[str, str] = field(default_factory=dict)
     """Setting, ``partitions`` and ``replication`` → reason."""
     problems: tuple[Problem, ...] = ()
-    """What is wrong with it as it is."""
+    """What is wrong with the existing topic."""
     spec: TopicSpec | None = None
     """What to create; None for main topics and for blocked steps."""
 
@@ -94,9 +88,7 @@ class PlanOptions:
     downtime_ms: int = DEFAULT_DOWNTIME_MS
     """Longest time that all workers may be down, in milliseconds."""
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS
-    """How long dead letters are kept, in milliseconds; None: for ever."""
-    events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS
-    """How long lifecycle events are kept, in milliseconds; None: for ever."""
+    """How long dead letters are kept, in milliseconds; None: no limit."""
 
 
 DEFAULT_OPTIONS: Final = PlanOptions()
@@ -148,7 +140,7 @@ class Plan:
 
 
 def missing_remedy(topic: str) -> str:
-    """Say what to do about a missing main topic."""
+    """Return what to do about a missing main topic."""
     return (
         f"Create it (kafka-topics.sh --create --topic {topic} --partitions N, or "
         f"'retryapp topics create -A module:app --create-main N'), or correct the name"
@@ -158,15 +150,7 @@ def missing_remedy(topic: str) -> str:
 def plan_topics(
     admin: KafkaAdmin, topologies: Sequence[HandlerTopology], options: PlanOptions = DEFAULT_OPTIONS
 ) -> Plan:
-    """Compare what handlers need with what the cluster has. Changes nothing.
-
-    Args:
-        admin: the cluster.
-        topologies: the handlers of one application.
-        options: what the application decides.
-
-    Returns:
-        A step per topic.
+    """Compare what the handlers of an application need with what the cluster has. Changes nothing.
 
     Raises:
         NameClashError: two of these handlers make the same name.
@@ -190,10 +174,10 @@ def plan_topics(
 
 
 def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
-    """Refuse to create topics with too few copies where three are possible and nobody allowed it.
+    """Refuse to create topics with too few copies where three are possible, unless allowed.
 
     Raises:
-        ReplicationTooLowError: the message has the numbers.
+        ReplicationTooLowError: the brokers' default is too low.
     """
     default = cluster.default_replication
     if options.allow_low_replication or default is None or cluster.brokers < SAFE_REPLICATION:
@@ -205,14 +189,7 @@ def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
 def plan_handler(
     topology: HandlerTopology, states: Mapping[str, TopicState], cluster: ClusterState, options: PlanOptions
 ) -> Iterator[PlanStep]:
-    """Yield the steps of one handler from known states: the main topic, then ours in the order of the topology.
-
-    Args:
-        topology: the handler's topics.
-        states: the topics that exist.
-        cluster: the cluster's size and defaults.
-        options: what the application decides.
-    """
+    """Yield the steps of one handler from known states: the main topic, then ours in the order of the topology."""
     main = states.get(topology.main)
     partitions = main.partitions if main is not None else options.create_main_partitions
     yield _main_step(topology, main, partitions)
@@ -221,10 +198,9 @@ def plan_handler(
         partitions=partitions if partitions is not None else 1,
         main_max_message_bytes=_max_message_bytes(main),
         replication=_copies(main, cluster),
-        longest_wait_ms=max(topology.delays_ms, default=SHORTEST_WAIT_MS),
+        longest_wait_ms=max(topology.delays_ms, default=1),
         downtime_ms=options.downtime_ms,
         dlq_retention_ms=options.dlq_retention_ms,
-        events_retention_ms=options.events_retention_ms,
     )
     for spec in specs:
         step = _own_step(topology, spec, states.get(spec.name), cluster, options)
@@ -258,7 +234,8 @@ def _own_step(
     copies = spec.replication if state is None else state.replication
     problems: tuple[Problem, ...] = ()
     if state is not None:
-        problems = compare(spec, state, brokers=cluster.brokers, allow_low_replication=options.allow_low_replication)
+        low = options.allow_low_replication
+        problems = tuple(compare(spec, state, brokers=cluster.brokers, allow_low_replication=low))
     return PlanStep(
         topic=spec.name,
         role=spec.role.value,
@@ -297,12 +274,7 @@ def _max_message_bytes(main: TopicState | None) -> int:
 
 
 def apply_plan(admin: KafkaAdmin, plan: Plan) -> tuple[str, ...]:
-    """Create what a plan says is missing and wait until the cluster shows it.
-
-    Topics that another worker creates at the same moment are no error.
-
-    Returns:
-        Names of the topics that this call created.
+    """Create what is missing, wait until the cluster shows it, and return the names of the topics created by this call.
 
     Raises:
         TopicMissingError: a main topic does not exist, or a created topic did not appear in time.
@@ -310,12 +282,11 @@ def apply_plan(admin: KafkaAdmin, plan: Plan) -> tuple[str, ...]:
         KafkaRequestError: a broker refused a creation.
     """
     plan.raise_refused()
-    mains = [step for step in plan.to_create if step.spec is None]
     created: list[str] = []
-    for step in mains:
-        created += admin.create_main_topic(step.topic, partitions=step.partitions or 1)
-    specs = [step.spec for step in plan.to_create if step.spec is not None]
-    created += admin.create(specs)
+    for step in plan.to_create:
+        if step.spec is None:
+            created += admin.create_main_topic(step.topic, partitions=step.partitions or 1)
+    created += admin.create([step.spec for step in plan.to_create if step.spec is not None])
     admin.wait_for_topics([step.topic for step in plan.to_create])
     return tuple(created)
 
@@ -323,7 +294,7 @@ def apply_plan(admin: KafkaAdmin, plan: Plan) -> tuple[str, ...]:
 def ensure_topics(
     admin: KafkaAdmin, topologies: Sequence[HandlerTopology], options: PlanOptions = DEFAULT_OPTIONS
 ) -> Plan:
-    """Make sure that every topic of these handlers is there, serves and is ours. Safe in many workers at once.
+    """Make sure that every topic of these handlers exists, serves and is ours. Safe in many workers at once.
 
     Returns:
         The plan as it is afterwards: ``ok``, with the states (and topic ids) of all topics.

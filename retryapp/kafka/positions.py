@@ -1,8 +1,7 @@
 """Where topics end and how far a group has come, for many partitions in one question.
 
-Ends are asked for in two ways, and what lies between them is open: `committed` ends are as far as a committed reader
-gets, the others include what transactions have written that are not over yet. A group's offsets are *stable* when no
-transaction that moves them is under way; the broker is asked again until they are.
+`committed` ends are as far as a committed reader gets; the others include what open transactions have written. A
+group's offsets are *stable* when no open transaction moves them; the broker is asked again until they are.
 """
 
 from __future__ import annotations
@@ -21,23 +20,39 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 )
 
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault
-from retryapp.kafka.admin import EARLIEST, LATEST, PASSING, PAUSE_S
 from retryapp.kafka.connection import KafkaConnection, named_error
-from retryapp.kafka.coordinator import COORDINATOR_COMING, describe_group
 
 Place = tuple[str, int]
 """Topic and partition number."""
 
+EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+PASSING: Final = frozenset(
+    {
+        "NOT_LEADER_FOR_PARTITION",
+        "LEADER_NOT_AVAILABLE",
+        "UNKNOWN_TOPIC_OR_PART",
+        "REPLICA_NOT_AVAILABLE",
+        "OFFSET_NOT_AVAILABLE",
+        "KAFKA_STORAGE_ERROR",
+        "UNKNOWN_LEADER_EPOCH",
+        "FENCED_LEADER_EPOCH",
+    }
+)
+"""Names of errors of an existing partition that mean: no leader knows of it yet, ask again."""
+PAUSE_S: Final = 0.1
+COORDINATOR_COMING: Final = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
+"""Names of errors that mean: the group's coordinator is being chosen or loads (on a new broker too)."""
 UNSTABLE: Final = "UNSTABLE_OFFSET_COMMIT"
 FIRST_PAUSE_S: Final = 0.01
 LAST_PAUSE_S: Final = 0.25
 
 
 class OpenTransactionError(EnvironmentFault):
-    """A transaction does not end, so nobody can say what is there. Operator action: find the producer that hangs."""
+    """A transaction does not end, so its records are undecided. Operator action: find the producer that hangs."""
 
     def __init__(self, what: str, waited_s: float) -> None:
-        """Args: what: what waits for its end. waited_s: how long was waited, in seconds."""
         self.what = what
         super().__init__(
             f"{what}: a transaction is open for more than {waited_s:g} s. The broker ends those of killed workers "
@@ -69,13 +84,6 @@ class Positions:
     """Asks one cluster; every question ends in about ``timeout_s``, or raises a named error."""
 
     def __init__(self, connection: KafkaConnection, *, timeout_s: float = 15.0, transaction_s: float = 60.0) -> None:
-        """Make the client.
-
-        Args:
-            connection: the cluster.
-            timeout_s: longest wait for an answer.
-            transaction_s: longest wait for the end of a transaction.
-        """
         self.connection = connection
         self.timeout_s = timeout_s
         self.transaction_s = transaction_s
@@ -89,12 +97,7 @@ class Positions:
         return self._offsets(dict.fromkeys(places, EARLIEST), IsolationLevel.READ_COMMITTED)
 
     def ends(self, places: Collection[Place], *, committed: bool = True) -> dict[Place, int]:
-        """Return the offset behind the last record, by partition.
-
-        Args:
-            places: which partitions.
-            committed: leave out what lies behind the beginning of an open transaction.
-        """
+        """Return the offset after the last record, by partition; `committed`: before the first open transaction."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         return self._offsets(dict.fromkeys(places, LATEST), level)
 
@@ -127,15 +130,12 @@ class Positions:
     def group_offsets(
         self, group: str, rows: Iterable[Collection[Place]], on_wait: Callable[[str], None] | None = None
     ) -> dict[Place, int | None]:
-        """Return a group's committed offsets, each row's as of one moment at which no transaction was moving them.
+        """Return a group's committed offsets by partition, None where it has none.
 
         Args:
             group: its name.
-            rows: partitions that belong together.
-            on_wait: told what is waited for, when it takes longer.
-
-        Returns:
-            Partition → committed offset; None where there is none.
+            rows: partitions that belong together: each row's offsets are of one moment without a transaction.
+            on_wait: called with what is waited for, when it takes longer.
 
         Raises:
             OpenTransactionError: a transaction that moves them is not over in time.
@@ -156,7 +156,7 @@ class Positions:
         doing = f"read the offsets of group {group}"
         try:
             with self._answering(doing):
-                describe_group(self._client, group, timeout_s=self.timeout_s)
+                _await_coordinator(self._client, group, timeout_s=self.timeout_s)
         except KafkaException as error:
             raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
 
@@ -186,28 +186,7 @@ class Positions:
         return True
 
     def _offsets(self, wanted: Mapping[Place, OffsetSpec], level: IsolationLevel) -> dict[Place, int]:
-        """Ask for offsets; while a leader is being elected, ask again."""
-        todo, found, budget_s = dict(wanted), dict[Place, int](), self.timeout_s
-        while todo:
-            futures = self._client.list_offsets(
-                {TopicPartition(*place): spec for place, spec in todo.items()},
-                isolation_level=level,
-                request_timeout=self.timeout_s,
-            )
-            for place, future in futures.items():
-                doing = f"read offsets of topic {place.topic}"
-                try:
-                    found[place.topic, place.partition] = int(self._result(future, doing=doing).offset)
-                except KafkaException as error:
-                    if error.args[0].name() not in PASSING or budget_s <= 0:
-                        raise named_error(
-                            error, self.connection, doing=doing, topic=place.topic, tried_s=self.timeout_s
-                        ) from error
-            todo = {place: spec for place, spec in todo.items() if place not in found}
-            if todo:
-                threading.Event().wait(PAUSE_S)
-                budget_s -= PAUSE_S
-        return found
+        return list_offsets(self._client, self.connection, wanted, level, timeout_s=self.timeout_s)
 
     def _result(self, future: Future[Any], *, doing: str) -> Any:
         with self._answering(doing):
@@ -221,3 +200,65 @@ class Positions:
             raise BrokerUnreachableError(
                 self.connection.bootstrap, f"could not {doing} within {self.timeout_s * 2:g} s"
             ) from error
+
+
+def _await_coordinator(client: AdminClient, group: str, *, timeout_s: float) -> None:
+    """Wait until the coordinator of a group answers, for at most about `timeout_s`.
+
+    Call it before asking for a group's offsets: if the coordinator is not known yet, the client library crashes the
+    process on that question (a null pointer in librdkafka 2.16, its issue 5040), but not on this one.
+
+    Raises:
+        KafkaException: the broker refuses.
+        concurrent.futures.TimeoutError: nobody answers.
+    """
+    budget_s = timeout_s
+    while True:
+        (future,) = client.describe_consumer_groups([group], request_timeout=timeout_s).values()
+        try:
+            future.result(timeout_s * 2)
+        except KafkaException as error:
+            if error.args[0].name() not in COORDINATOR_COMING or budget_s <= 0:
+                raise
+        else:
+            return
+        threading.Event().wait(PAUSE_S)
+        budget_s -= PAUSE_S
+
+
+def list_offsets(
+    client: AdminClient,
+    connection: KafkaConnection,
+    wanted: Mapping[Place, OffsetSpec],
+    level: IsolationLevel,
+    *,
+    timeout_s: float,
+) -> dict[Place, int]:
+    """Return offsets of partitions; while a leader is being elected (a new topic, a broker restarts), ask again.
+
+    Raises:
+        BrokerUnreachableError: a broker did not answer.
+        TopicMissingError: no such topic or partition.
+    """
+    todo, offsets, budget_s = dict(wanted), dict[Place, int](), timeout_s
+    while todo:
+        futures = client.list_offsets(
+            {TopicPartition(*place): spec for place, spec in todo.items()},
+            isolation_level=level,
+            request_timeout=timeout_s,
+        )
+        for place, future in futures.items():
+            doing = f"read offsets of topic {place.topic}"
+            try:
+                offsets[place.topic, place.partition] = int(future.result(timeout_s * 2).offset)
+            except FutureTimeoutError as error:
+                problem = f"could not {doing} within {timeout_s * 2:g} s"
+                raise BrokerUnreachableError(connection.bootstrap, problem) from error
+            except KafkaException as error:
+                if error.args[0].name() not in PASSING or budget_s <= 0:
+                    raise named_error(error, connection, doing=doing, topic=place.topic, tried_s=timeout_s) from error
+        todo = {place: spec for place, spec in todo.items() if place not in offsets}
+        if todo:
+            threading.Event().wait(PAUSE_S)
+            budget_s -= PAUSE_S
+    return offsets

@@ -1,10 +1,7 @@
-"""Reading a topic from here to there, as a committed reader sees it.
+"""Reads a range of a topic, as a committed reader sees it.
 
-The life of one reading:
-
-1. The first kept and the committed end offset of each partition are asked for once; nothing later is read, so a reading
-   of a busy topic ends.
-2. Partitions are assigned by number. There is no group membership, nothing is committed, and no worker notices.
+1. The first kept and the committed end offset of each partition are asked for once: a reading of a busy topic ends.
+2. Partitions are assigned by number. There is no group membership, and nothing is committed.
 3. A partition is done when its position reaches the end offset. The last offsets may be transaction markers or aborted
    records, which are never delivered: the client's end-of-partition event carries the position past them.
 """
@@ -12,13 +9,13 @@ The life of one reading:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Record
-from retryapp.core.rows import ROW_KEY_BYTES, PendingRow, decode_row
+from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import UNREACHABLE, KafkaConnection, named_error
 from retryapp.kafka.errors import UnreadableHeaderError
@@ -31,7 +28,8 @@ T = TypeVar("T")
 END_OF_PARTITION: Final = "_PARTITION_EOF"
 BATCH: Final = 1_000
 POLL_S: Final = 0.2
-DEFAULT_SILENCE_S: Final = 30.0
+SILENCE_S: Final = 30.0
+"""A reading without a record for so long is given up."""
 
 
 def read_topic(
@@ -41,9 +39,8 @@ def read_topic(
     partitions: Iterable[int] | None = None,
     start: Mapping[int, int] | None = None,
     stop: Mapping[int, int] | None = None,
-    silence_s: float = DEFAULT_SILENCE_S,
 ) -> Iterator[Record]:
-    """Yield the committed records of a topic, up to where it ended when the reading began.
+    """Yield the committed records of a topic, in offset order within a partition; partitions interleave.
 
     Args:
         connection: the cluster.
@@ -51,17 +48,13 @@ def read_topic(
         partitions: which partitions; None: all.
         start: first offset per partition; default: the first kept. Offsets no longer kept are passed over.
         stop: offset per partition before which to stop; default, and at most: the committed end.
-        silence_s: give up when no broker sends anything for so long.
-
-    Returns:
-        Records, in offset order within a partition; partitions interleave.
 
     Raises:
         TopicMissingError: no such topic or partition.
-        BrokerUnreachableError: no broker answered, or none for ``silence_s``.
+        BrokerUnreachableError: no broker answered, or none for ``SILENCE_S``.
         AccessDeniedError: we may not read it.
     """
-    return _read(connection, topic, _record, partitions=partitions, start=start, stop=stop, silence_s=silence_s)
+    return _read(connection, topic, _record, partitions=partitions, start=start, stop=stop)
 
 
 def read_offsets(
@@ -71,13 +64,9 @@ def read_offsets(
     partitions: Iterable[int] | None = None,
     start: Mapping[int, int] | None = None,
     stop: Mapping[int, int] | None = None,
-    silence_s: float = DEFAULT_SILENCE_S,
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (partition, offset, timestamp in ms) of the committed records of a topic, without looking into them.
-
-    Arguments, order and errors are those of ``read_topic``; records that it cannot take apart are told here too.
-    """
-    return _read(connection, topic, _place, partitions=partitions, start=start, stop=stop, silence_s=silence_s)
+    """Yield (partition, offset, timestamp in ms) as ``read_topic`` does, also of records that it cannot decode."""
+    return _read(connection, topic, _place, partitions=partitions, start=start, stop=stop)
 
 
 def _read(
@@ -88,7 +77,6 @@ def _read(
     partitions: Iterable[int] | None,
     start: Mapping[int, int] | None,
     stop: Mapping[int, int] | None,
-    silence_s: float,
 ) -> Iterator[T]:
     ranges = KafkaAdmin(connection).offsets(topic, partitions)
     todo: dict[int, int] = {}
@@ -104,7 +92,7 @@ def _read(
     consumer = _consumer(connection)
     try:
         consumer.assign(places)
-        yield from _drain(consumer, connection, topic, todo, silence_s, convert)
+        yield from _drain(consumer, connection, topic, todo, convert)
     finally:
         consumer.close()
 
@@ -124,17 +112,7 @@ def fold_changelog(
     *,
     partitions: Iterable[int] | None = None,
 ) -> dict[bytes, T]:
-    """Return what a table's changelog adds up to: puts less removals.
-
-    Args:
-        connection: the cluster.
-        topic: the changelog.
-        convert: called with key and value of each put; what it returns is kept, so memory is its size times rows.
-        partitions: which partitions; None: all.
-
-    Returns:
-        Row key → converted row, for the rows that are in the table now.
-    """
+    """Return the rows of a table by key, each put converted from key and value, from its changelog."""
     rows: dict[bytes, T] = {}
     for record in read_topic(connection, topic, partitions=partitions):
         if record.key is None or len(record.key) != ROW_KEY_BYTES:  # owner mark, progress
@@ -144,17 +122,6 @@ def fold_changelog(
         else:
             rows[record.key] = convert(record.key, record.value)
     return rows
-
-
-def read_changelog(
-    connection: KafkaConnection, topic: str, *, partitions: Iterable[int] | None = None
-) -> dict[bytes, PendingRow]:
-    """Return the pending rows of a changelog by row key.
-
-    Raises:
-        DamagedRowError: a row cannot be decoded.
-    """
-    return fold_changelog(connection, topic, lambda _, value: decode_row(value), partitions=partitions)
 
 
 def _consumer(connection: KafkaConnection) -> Consumer:
@@ -177,7 +144,6 @@ def _drain(
     connection: KafkaConnection,
     topic: str,
     todo: dict[int, int],
-    silence_s: float,
     convert: Callable[[Message], T],
 ) -> Iterator[T]:
     """Yield converted records until every partition of ``todo`` (partition → end offset) is done."""
@@ -187,20 +153,19 @@ def _drain(
         first = consumer.poll(POLL_S)  # returns at once when something is there; consume() would wait for a full batch
         if first is None:
             silent_s += POLL_S
-            if silent_s >= silence_s:
+            if silent_s >= SILENCE_S:
                 reason = "; ".join(dict.fromkeys(hints)) or f"nothing from topic {topic}"
-                raise BrokerUnreachableError(connection.bootstrap, f"silent for {silence_s:g} s: {reason}")
+                raise BrokerUnreachableError(connection.bootstrap, f"silent for {SILENCE_S:g} s: {reason}")
             continue
         for message in (first, *consumer.consume(BATCH, 0)):
-            number = message.partition()
             error = message.error()
             if error is not None and error.name() != END_OF_PARTITION:
                 _refuse_or_note(error, connection, topic, hints)
                 continue
             silent_s = 0.0
-            if number is None or number not in todo:
+            number, offset, _ = _place(message)
+            if number not in todo:
                 continue
-            offset = _offset(message)
             if error is None and offset < todo[number]:
                 yield convert(message)
             if offset >= todo[number] - (1 if error is None else 0):
@@ -209,7 +174,7 @@ def _drain(
 
 
 def _refuse_or_note(error: KafkaError, connection: KafkaConnection, topic: str, hints: list[str]) -> None:
-    """Raise what waiting does not mend; note the rest."""
+    """Raise errors that waiting does not cure; note the rest."""
     if error.name() in UNREACHABLE or error.retriable() or error.name() == "GROUP_AUTHORIZATION_FAILED":
         hints.append(error.str())
         del hints[:-3]
@@ -219,24 +184,15 @@ def _refuse_or_note(error: KafkaError, connection: KafkaConnection, topic: str, 
     )
 
 
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    if offset is None:  # the library's type allows it; a fetched message and an end-of-partition event have one
-        raise RuntimeError(f"message of {message.topic()}[{message.partition()}] without an offset")
-    return offset
-
-
 def _place(message: Message) -> tuple[int, int, int]:
-    partition = message.partition()
-    if partition is None:
-        raise RuntimeError(f"message of {message.topic()} without a partition")
-    return partition, _offset(message), message.timestamp()[1]
+    # the library's types allow None; a fetched message and an end-of-partition event have both
+    partition, offset = cast("tuple[int, int]", (message.partition(), message.offset()))
+    return partition, offset, message.timestamp()[1]
 
 
 def _record(message: Message) -> Record:
-    topic, partition, offset = message.topic(), message.partition(), _offset(message)
-    if topic is None or partition is None:
-        raise RuntimeError(f"message at offset {offset} without topic or partition")
+    topic = cast("str", message.topic())
+    partition, offset, timestamp_ms = _place(message)
     try:
         headers = message.headers() or []
     except UnicodeDecodeError as error:
@@ -245,12 +201,12 @@ def _record(message: Message) -> Record:
         topic=topic,
         partition=partition,
         offset=offset,
-        timestamp_ms=message.timestamp()[1],
+        timestamp_ms=timestamp_ms,
         key=message.key(),
         value=message.value(),
-        headers=tuple((str(header[0]), _bytes_or_none(header[1])) for header in headers),
+        headers=tuple((str(header[0]), _bytes(header[1])) for header in headers),
     )
 
 
-def _bytes_or_none(value: str | bytes | None) -> bytes | None:
+def _bytes(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value

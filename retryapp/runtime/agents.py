@@ -1,7 +1,6 @@
-"""One Faust agent per topic, which takes records in batches from a channel in memory.
+"""One Faust agent per topic, which takes batches of records from a channel in memory.
 
-Faust supervises the agents and lists them by their topics, but brings them nothing: the runtime puts into their
-channels what the engine has room for.
+Faust supervises and lists the agents; the runtime fills their channels.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from retryapp.runtime.unreadable import Unreadable
 
 
 class IntakeChannel(Channel[Any]):
-    """The in-memory channel that brings batches of one topic to its agent; `faust agents` lists it by that topic."""
+    """An in-memory channel of one topic's batches; `faust agents` lists it by that topic."""
 
     def __init__(self, app: faust.App, topic: str, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
@@ -27,13 +26,13 @@ class IntakeChannel(Channel[Any]):
 
     @property
     def queue(self) -> ThrowableQueue[Any]:
-        """The agent's queue. Not managed by Faust's flow control, which clears queues at every resume."""
+        """The agent's queue, without Faust's flow control, which clears queues at every resume."""
         if self._queue is None:
             self._queue = ThrowableQueue(maxsize=0, flow_control=FlowControlEvent(initially_suspended=False))
         return self._queue
 
     def get_topic_name(self) -> str:
-        """Return the topic whose records come through here."""
+        """Return the topic of the records."""
         return self._topic
 
     def _clone_args(self) -> Mapping[str, Any]:
@@ -47,15 +46,9 @@ class IntakeChannel(Channel[Any]):
 
 
 def register_agent(app: faust.App, topic: str, accept: Callable[[Batch], None]) -> IntakeChannel:
-    """Attach the agent of a topic.
+    """Attach the agent of a topic, and return its channel.
 
-    Args:
-        app: gets the agent.
-        topic: its name.
-        accept: given each batch; must not raise, or Faust would acknowledge and skip it.
-
-    Returns:
-        The channel that leads to the agent.
+    `accept` gets each batch; it must not raise, or Faust would acknowledge and skip the batch.
     """
     channel = IntakeChannel(app, topic, maxsize=0)
 
@@ -69,11 +62,9 @@ def register_agent(app: faust.App, topic: str, accept: Callable[[Batch], None]) 
     return channel
 
 
-def to_record(found: Any) -> Record:
+def to_record(fetched: Any) -> Record:
     """Return what the client fetched, or could not read, as the engine's record."""
-    if isinstance(found, Unreadable):  # empty, not null: null would be a tombstone for whoever copies the dead letter
-        damage = Damage(found.last_offset, found.problem)
-        return Record(found.topic, found.partition, found.offset, found.timestamp, None, b"", (), damage)
-    return Record(
-        found.topic, found.partition, found.offset, found.timestamp, found.key, found.value, tuple(found.headers)
-    )
+    place = fetched.topic, fetched.partition, fetched.offset, fetched.timestamp
+    if isinstance(fetched, Unreadable):  # empty, not null: copied, a null dead letter would be a tombstone
+        return Record(*place, None, b"", (), Damage(fetched.last_offset, fetched.problem))
+    return Record(*place, fetched.key, fetched.value, tuple(fetched.headers))

@@ -1,38 +1,41 @@
-"""Wires a Faust app: topics, transport, agents, lanes, tables, the scheduler's life.
+"""Wires a Faust app: topics, transport, agents, lanes, tables.
 
 The life of a worker:
 
-1. `prepare` (once, before anything is consumed): check the handlers, find or create topics, learn partition counts and
-   ids (`runtime.preparation`);
-2. the sensor starts first of all services: delivery pools, tail reader;
-3. an assignment comes: one partition engine and one lane for each number of which this worker owns *all* the handler's
+1. `prepare` (once, before anything is consumed) checks handlers and topics (`runtime.preparation`);
+2. the sensor, the first of all services, starts delivery pools and tail reader;
+3. an assignment: one partition engine and one lane for each number of which this worker owns *all* the handler's
    topics; lanes open once the rebalance is over (`engine.ownership`);
-4. a revoke or SIGTERM comes: handlers get `drain` (`grace`) to finish, lanes commit what is done and close;
-5. the sensor stops last of all services.
+4. a revoke or SIGTERM: handlers get `drain` (`grace`) to finish, lanes commit what is done and close;
+5. the sensor stops, the last of all services.
 
-In between, records go from the intake to the engines through Faust agents (`engine.feed`).
+Records go from the intake to the engines through Faust agents (`engine.feed`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import faust
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
 from mode.utils.times import want_seconds
+from typing_extensions import override
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
+from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.handler import Handler
 from retryapp.engine.ownership import Ownership
-from retryapp.engine.placement import Placer, Served
+from retryapp.engine.partition import PartitionEngine
+from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
@@ -45,8 +48,8 @@ from retryapp.runtime.heap import find_trim, give_back_memory
 from retryapp.runtime.metrics import MetricsObserver, Sources
 from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
-from retryapp.runtime.placement import LaneMaker, end_process, patience_s
-from retryapp.runtime.preparation import Preparation
+from retryapp.runtime.preparation import prepare
+from retryapp.runtime.publisher import KafkaTransport, lane_place
 from retryapp.runtime.retentions import RetentionWatch
 from retryapp.runtime.security import admin_connection, client_options
 from retryapp.runtime.tail import TailReader
@@ -55,42 +58,52 @@ from retryapp.runtime.unreadable import TOPICS
 logger = get_logger(__name__)
 
 _CATCH_UP_S = 10.0
-"""How often offsets are set behind transaction markers that no record follows."""
+"""How often offsets are set past transaction markers that no record follows."""
 _ASK_TIME_S = 1.0
-"""How often a clock that is doubted asks for the broker's time."""
+"""How often a clock in doubt asks for the broker's time."""
+
+_IDLE_S = 30.0
+"""How much longer than a session and a rebalance an idle lane waits for its next assignment."""
+
+
+def end_process(why: str) -> None:
+    """End this process with the exit code that asks for a restart."""
+    logger.critical("%s: this process ends with exit code %s and has to be started again", why, LaneError.exit_code)
+    logging.shutdown()
+    os._exit(LaneError.exit_code)
 
 
 class RetrySensor(Sensor):
-    """Starts before and stops after every other service of the app, and sees how long rebalances take.
+    """Starts before and stops after every other service of the app, and times rebalances.
 
-    Faust keeps one state for all rebalances, so the end of one that began while another ended may never be told here.
+    Faust keeps one state for all rebalances, so it may not report the end of one that began while another ended.
     """
 
     def __init__(self, runtime: Runtime, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._runtime = runtime
 
+    @override
     async def on_start(self) -> None:
-        """Start the runtime."""
         await self._runtime.start()
 
+    @override
     async def on_stop(self) -> None:
-        """Stop the runtime."""
         await self._runtime.stop()
 
+    @override
     def on_rebalance_start(self, app: Any) -> dict[str, float]:
-        """Note when it began."""
         return {"started_s": self._runtime.rebalance_begins()}
 
+    @override
     def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
-        """Tell how long it took."""
         started_s = (state or {}).get("started_s")
         if started_s is not None:
             self._runtime.rebalanced(self._runtime.clock.monotonic_s() - started_s)
 
 
 class Runtime(Ownership):
-    """The retry protocol inside one Faust app. See the module's text."""
+    """The retry protocol inside one Faust app."""
 
     def __init__(self, app: faust.App, options: RuntimeOptions) -> None:
         self.clock: SystemClock = SystemClock()
@@ -99,7 +112,7 @@ class Runtime(Ownership):
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.gauges: Callable[[], Mapping[str, Any]] = dict
-        """Asked at each scrape of the metrics; the view sets it."""
+        """Partitions by main topic, read at each scrape of the metrics; the view sets it."""
         self.retentions = RetentionWatch(self.served, lambda: self.connection)
         self.metrics = MetricsObserver(
             Sources(
@@ -107,14 +120,12 @@ class Runtime(Ownership):
                 orphans=self.orphans,
                 skew=self.clock.skew,
                 rebalancing_s=self.rebalancing_s,
-                retentions=self.retentions.told,
+                retentions=self.retentions.retentions,
             )
         )
         self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
-        self._catch_up_timer: asyncio.TimerHandle | None = None
-        self._retention_task: asyncio.Task[None] | None = None
-        self._memory_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._rebalancing_since_s: float | None = None
         self._reader: TailReader | None = None
         self._sensor = RetrySensor(self)
@@ -150,7 +161,7 @@ class Runtime(Ownership):
             self._register_agents(handler)
 
     def orphans(self) -> Mapping[str, int]:
-        """Return by main topic how many runs of the handler were given up and go on."""
+        """Return by main topic how many runs of the handler go on although they were given up."""
         return {main: len(served.handler.orphans) for main, served in self.served.items()}
 
     @property
@@ -171,7 +182,7 @@ class Runtime(Ownership):
         return RetryTransport(self.app.conf.broker_consumer, self.app, intake=self.intake)
 
     def _on_rebalance_end(self) -> None:
-        """Let Faust note that a rebalance is over, then let the lanes open, unless another has begun meanwhile."""
+        """End a rebalance for Faust, then let the lanes open unless another has begun."""
         try:
             self._stock_rebalance_end()
         finally:
@@ -198,13 +209,13 @@ class Runtime(Ownership):
             )
 
     def _change_settings(self) -> None:
-        """Change Faust's defaults where the user has not decided; said once in the log."""
+        """Change Faust's defaults where the user has not decided; logged once."""
         _, given = self.app._default_options
         options = cast("dict[str, Any]", given)
         changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
         session_s = want_seconds(given.get("broker_session_timeout") or SETTINGS["broker_session_timeout"][0])
         if "broker_heartbeat_interval" not in given and session_s < HEARTBEATS * HEARTBEAT_S:
-            changed["broker_heartbeat_interval"] = session_s / HEARTBEATS, "several in a session: one may get lost"
+            changed["broker_heartbeat_interval"] = session_s / HEARTBEATS, "several in a session: one may be lost"
         options.update({name: ours for name, (ours, _) in changed.items()})
         self._changed = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
 
@@ -229,7 +240,7 @@ class Runtime(Ownership):
             EnvironmentFault: broker or topics are.
         """
         if self.plan is None and self.served:
-            self.plan = Preparation(self.app, self.options, self.served, self.clock).run()
+            self.plan = prepare(self.app, self.served, self.connection, options=self.options, clock=self.clock)
 
     async def start(self) -> None:
         """Start pools and the shared reader; called by the sensor."""
@@ -246,18 +257,11 @@ class Runtime(Ownership):
         settings = self._client_settings()
         self._reader = TailReader(settings)
         self.placer = Placer(
-            make_transport=LaneMaker(
-                app=self.app,
-                delivery=self.options.delivery,
-                settings=settings,
-                reader=self._reader,
-                clock=self.clock,
-                consumer=lambda: self.consumer,
-            ),
+            make_transport=partial(self._make_transport, settings, self._reader),
             settled=lambda: self.consumer.settled,
             lapsed=lambda: self.consumer.lapsed(),
             end_process=end_process,
-            patience_s=patience_s(self.app),
+            patience_s=self.app.conf.broker_session_timeout + self.app.conf.broker_rebalance_timeout + _IDLE_S,
             life=secrets.token_hex(4),
             clock=self.clock,
             random=self.random,
@@ -269,15 +273,36 @@ class Runtime(Ownership):
         for served in self.served.values():
             served.first.start()
             served.again.start()
-        self._catch_up()
-        self._retention_task = asyncio.create_task(self.retentions.run(), name="retentions")
+        self._tasks = [
+            asyncio.create_task(self._catch_up_regularly(), name="catch-up"),
+            asyncio.create_task(self.retentions.run(), name="retentions"),
+        ]
         if (trim := find_trim()) is not None:
-            self._memory_task = asyncio.create_task(give_back_memory(self.clock, trim), name="memory")
+            self._tasks.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))
 
-    def _catch_up(self) -> None:
-        doubted = self.catch_up()
-        wait_s = _ASK_TIME_S if doubted else _CATCH_UP_S
-        self._catch_up_timer = asyncio.get_running_loop().call_later(wait_s, self._catch_up)
+    def _make_transport(
+        self,
+        settings: ClientSettings,
+        reader: TailReader,
+        served: Served,
+        engine: PartitionEngine,
+        membership: Membership,
+    ) -> KafkaTransport:
+        return KafkaTransport(
+            place=lane_place(self.app, served, engine),
+            settings=settings,
+            consumer=self.consumer,
+            reader=reader,
+            clock=self.clock,
+            generation=membership.generation,
+            member_id=membership.member_id,
+            life=engine.context.life,
+        )
+
+    async def _catch_up_regularly(self) -> None:
+        while True:
+            doubted = self.catch_up()
+            await asyncio.sleep(_ASK_TIME_S if doubted else _CATCH_UP_S)
 
     def _client_settings(self) -> ClientSettings:
         conf = self.app.conf
@@ -293,12 +318,8 @@ class Runtime(Ownership):
 
     async def stop(self) -> None:
         """Stop what `start` started."""
-        if self._catch_up_timer is not None:
-            self._catch_up_timer.cancel()
-        if self._retention_task is not None:
-            self._retention_task.cancel()
-        if self._memory_task is not None:
-            self._memory_task.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.suspend(0.0)
         for served in self.served.values():
             await served.first.stop()
@@ -310,7 +331,7 @@ class Runtime(Ownership):
         await self.suspend(self.options.grace_ms / 1000)
 
     def rebalance_begins(self) -> float:
-        """Note that a rebalance begins, which one that goes on may become a part of; return the time, monotonic."""
+        """Note that a rebalance begins, perhaps within another; return the monotonic time."""
         now_s = self.clock.monotonic_s()
         if self._rebalancing_since_s is None:
             self._rebalancing_since_s = now_s
@@ -322,7 +343,7 @@ class Runtime(Ownership):
         return 0.0 if since_s is None else self.clock.monotonic_s() - since_s
 
     def rebalanced(self, duration_s: float) -> None:
-        """Tell observers of a rebalance: once, whatever the number of handlers."""
+        """Report a rebalance to observers, once for all handlers."""
         if self.served:
             self.observer.observe(
                 Observation(

@@ -1,10 +1,10 @@
-"""Many records to few partitions at once, as the batches in which they travel.
+"""Sends the records of a transaction as the batches in which they travel.
 
-The client library's `send` takes one record: it looks up the topic, makes a future and resolves it, for each. A lane
-knows all records of a transaction beforehand, so it fills the batches itself and waits for one answer a batch.
+The client library's `send` takes one record, with a topic look-up and a future for each. A lane knows all records of a
+transaction beforehand, so it fills the batches itself and waits for one answer per batch.
 
-Records that a handler publishes go to topics whose limits are others than ours: a batch for such a topic holds no more
-than it takes, and what its broker refuses is noted where the next publish looks (`core.publication`).
+Topics that handlers publish to have limits of their own: a batch for one holds no more than it takes, and a refusal of
+its broker is noted where the next publish looks (`core.publication`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnknownError,
 )
+from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication
+from retryapp.ports import Acks
 
 _APPEND_TIME = 1
 """Timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are."""
@@ -41,14 +43,13 @@ _REFUSALS: Final = (
     CorruptRecordException,
     UnknownError,  # also the code of newer brokers for records that break a rule of the topic
 )
-"""What a broker answers that will answer the same to the same batch."""
+"""Permanent refusals of a batch."""
 
 
-class Sent:
-    """Records on their way, and where they come to lie."""
+class Sent(Acks):
+    """Records that were sent, and their offsets once acknowledged."""
 
     def __init__(self, count: int) -> None:
-        """Args: count: how many they are."""
         self.first: asyncio.Future[Any] | None = None
         """The answer to the first batch for a topic of ours."""
         self.destinations: dict[str, Destination] = {}
@@ -57,7 +58,7 @@ class Sent:
         self._batches: list[tuple[asyncio.Future[Any], list[int]]] = []
 
     def add(self, answer: asyncio.Future[Any], batch: Sequence[tuple[int, Outgoing]]) -> None:
-        """Take note of a batch and of which records it holds, with their numbers, in order."""
+        """Add the answer to a batch, and its records with their numbers, in order."""
         answer.add_done_callback(_look)
         if isinstance(first := batch[0][1], Publication):
             self.destinations[first.topic] = first.destination
@@ -68,13 +69,14 @@ class Sent:
         self._batches.append((answer, [number for number, _ in batch]))
 
     def denied(self, error: TopicAuthorizationFailedError) -> None:
-        """Take note of the topics to which the broker lets nobody here write."""
+        """Note the topics to which this login may not write."""
         for topic in [error.args[0]] if isinstance(error.args[0], str) else error.args[0]:
             if topic in self.destinations:
                 self.destinations[topic].refuse(_DENIED)
 
+    @override
     def on_appended(self, tell: Callable[[int], None]) -> bool:
-        """See `ports.Acks.on_appended`; a time that we sent ourselves tells nothing."""
+        # only a time of the broker's: with another timestamp type it is what we sent
 
         def acknowledged(done: asyncio.Future[Any]) -> None:
             if not done.cancelled() and done.exception() is None and done.result().timestamp_type == _APPEND_TIME:
@@ -85,12 +87,8 @@ class Sent:
         self.first.add_done_callback(acknowledged)
         return True
 
+    @override
     async def offsets(self) -> list[int]:
-        """Wait until all are acknowledged; return the offset of each, in the order in which they were given.
-
-        Raises:
-            aiokafka.errors.KafkaError: a batch was refused or nobody answered.
-        """
         offsets = [-1] * self._count
         for answer, numbers in self._batches:
             base = (await answer).offset
@@ -100,11 +98,7 @@ class Sent:
 
 
 async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing]) -> Sent:
-    """Hand records to a producer; those of one partition keep their order.
-
-    Args:
-        producer: started, and in a transaction where it has them.
-        records: no larger than the producer's limits, each.
+    """Hand records to a producer that is in a transaction; those of one partition keep their order.
 
     Raises:
         aiokafka.errors.KafkaError: the producer takes no more.
@@ -123,7 +117,7 @@ async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing]) -> S
 
 
 async def _learn(producer: AIOKafkaProducer, topic: str, partition: int) -> None:
-    """Have a producer know a partition: a topic of others may have grown since it has looked."""
+    """Have a producer know a partition: a topic of others may have grown."""
     if partition not in await producer.partitions_for(topic):
         await producer.client.force_metadata_update()
 
@@ -153,13 +147,13 @@ def _take(batch: Any, record: Outgoing) -> bool:
 
 
 def _look(answer: asyncio.Future[Any]) -> None:
-    """Look at an outcome, also where its transaction has failed before anybody asks for it."""
+    """Retrieve the outcome: its transaction may have failed before anything awaits it."""
     if not answer.cancelled():
         answer.exception()
 
 
 def _note_refusal(destination: Destination, sizes: list[int], answer: asyncio.Future[Any]) -> None:
-    """Take note of what a broker refuses for good."""
+    """Note what a broker refuses permanently."""
     error = None if answer.cancelled() else answer.exception()
     if isinstance(error, _TOO_LARGE):
         destination.refuse_size(sizes)

@@ -1,11 +1,8 @@
-"""What the Kafka clients of a worker's lanes share: settings, patience, and an end that always comes.
+"""What the Kafka clients of a worker's lanes share: settings, slow reconnects, and a bounded end.
 
-Transactions that follow each other at once need a short back-off. The library uses it for everything, so a broker that
-is away would be asked, and written of in the log, a hundred times a second: `reconnect_slowly`.
-
-The client library's own `stop` waits: a producer's for everything that it was told to send, a consumer's for tasks that
-may swallow their cancellation. Without a broker that is for ever, and a `stop` that is given up half-way leaves its
-tasks, its sockets and their log lines behind. `end` gives it a moment and then takes the client apart.
+The client library's own `stop` waits: a producer's for everything that it has to send, a consumer's for tasks that may
+swallow their cancellation. Without a broker it never returns, and a cancelled `stop` leaks tasks and sockets. `end`
+gives it a moment and then takes the client apart.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ from mode.utils.logging import get_logger
 logger = get_logger(__name__)
 
 COMPRESSION = "lz4"
-"""Of our batches where the app names none: waiting copies carry headers that repeat in each record."""
+"""Of our batches if the app names none: headers repeat in each record."""
 STOP_S = 0.3
-"""How long a client may take to stop by itself: what a closing lane has not committed is not wanted any more."""
+"""How long a client may take to stop by itself: what a closing lane has not committed is not needed."""
 _FORCE_S = 1.0
 _RECONNECT_S = 0.5
 _LASTING_S = 2.0
@@ -48,10 +45,10 @@ class ClientSettings:
 
 
 class _FirstRefusals(logging.Filter):
-    """Passes the client's "not enough replicas" warnings only when they go on.
+    """Passes the client's "not enough replicas" warnings only if they last.
 
     A broker answers so when a transaction follows another before the former's markers are written (KIP-890); the client
-    tries again at once. One that lasts for `_LASTING_S` is about replicas.
+    tries again at once. Warnings that last for `_LASTING_S` are about replicas.
     """
 
     def __init__(self) -> None:
@@ -59,7 +56,7 @@ class _FirstRefusals(logging.Filter):
         self._seen: dict[object, tuple[float, float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether to write the line."""
+        """Return whether to write the line."""
         if not isinstance(record.args, tuple) or NotEnoughReplicasError not in record.args:
             return True
         first_s, last_s = self._seen.get(record.args[0], (record.created, 0.0))
@@ -73,7 +70,7 @@ logging.getLogger("aiokafka.producer.sender").addFilter(_FirstRefusals())
 
 
 def reconnect_slowly(producer: AIOKafkaProducer) -> None:
-    """Pause after a failed connection; with the short back-off of transactions it would log 100 lines a second."""
+    """Pause after a failed connection: the short back-off of transactions would try 100 times a second."""
     connect = producer.client._get_conn
 
     async def patient(*args: Any, **kwargs: Any) -> Any:
@@ -86,15 +83,11 @@ def reconnect_slowly(producer: AIOKafkaProducer) -> None:
 
 
 def end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> asyncio.Task[None]:
-    """Begin to end a client, whatever state it is in.
-
-    Args:
-        client: nobody may use it any more.
-        name: for the log.
+    """Begin to end a client that is not used any more, whatever its state.
 
     Returns:
-        The task that does it: it takes at most `STOP_S` and a second, never fails, and goes on when whoever waits for
-        it is cancelled.
+        The task that does it: it takes at most `STOP_S` and a second, never fails, and goes on when its waiter is
+        cancelled.
     """
     task = asyncio.create_task(_end(client, name), name=f"end-{name}")
     _ending.add(task)  # the loop itself holds no task
@@ -119,7 +112,7 @@ async def _end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> None:
         async with asyncio.timeout(_FORCE_S):
             await (_dismantle_producer if isinstance(client, AIOKafkaProducer) else _dismantle_consumer)(client)
             await _outlive({stopping})
-    except Exception as exc:  # noqa: BLE001 - the edge of a library in an unknown state, and nobody could do more
+    except Exception as exc:  # noqa: BLE001 - a library in an unknown state
         logger.info("Client %s left something behind: %r", name, exc)
 
 
@@ -135,7 +128,7 @@ async def _dismantle_producer(producer: AIOKafkaProducer) -> None:
 
 
 def _fail_batches(accumulator: Any) -> None:
-    """Tell whoever waits for a record that it was not sent; where nobody does any more, nothing is logged."""
+    """Fail all records that were not sent, without log lines for those that nothing awaits."""
     batches = [*chain.from_iterable(accumulator._batches.values()), *accumulator._pending_batches]
     accumulator._pending_batches.update(batches)  # a batch that was put back takes itself out of there when it is done
     accumulator.fail_all(ProducerClosed())
@@ -159,7 +152,7 @@ async def _dismantle_consumer(consumer: AIOKafkaConsumer) -> None:
 
 
 async def _disconnect(client: Any) -> None:
-    """Close all connections for good: whichever task of the client asks for one again ends as cancelled."""
+    """Close all connections for good: a task of the client that asks for one again ends as cancelled."""
 
     async def refuse(*_: Any, **_named: Any) -> Any:
         raise asyncio.CancelledError
@@ -175,15 +168,15 @@ async def _disconnect(client: Any) -> None:
         await client.close()
     finally:
         if client._md_update_fut is not None:
-            client._md_update_fut.cancel()  # who waits for it would do so for ever
+            client._md_update_fut.cancel()  # its waiters would never end
 
 
 async def _outlive(tasks: set[asyncio.Task[Any]]) -> None:
-    """Wait until tasks that were cancelled are done; one that swallowed it is cancelled again."""
+    """Wait until cancelled tasks are done; one that swallowed it is cancelled again."""
     while tasks:
         done, tasks = await asyncio.wait(tasks, timeout=_FORCE_S / 10)
         for task in done:
             if not task.cancelled():
-                task.exception()  # taken note of: nobody else will
+                task.exception()  # retrieved, or asyncio logs it
         for task in tasks:
             task.cancel()

@@ -19,17 +19,15 @@ from retryapp.runtime.clock import counted_s
 
 logger = get_logger(__name__)
 _DENIED_REST_S = 0.2
-"""Between two looks at a topic that may not be read: the broker answers at once, again and again."""
-_DENIED_AGAIN_S = 30.0
-"""How often that is said."""
+"""Between two fetches of a topic that may not be read: the broker answers at once."""
 _POSITIONS_S = 1.0
-"""How often a fetch carries positions; the sooner, the more its looks at all partitions cost."""
+"""How often a fetch carries positions: each reads those of all partitions."""
 
 
 def listen(coordinator: Any, heard: Callable[[float], None]) -> None:
-    """Have each heartbeat that the coordinator of a group answers with yes told, with when it was asked."""
+    """Report each heartbeat that a group's coordinator accepts, with the time when it was sent."""
     beat = coordinator._do_heartbeat
-    if hasattr(beat, "told"):
+    if hasattr(beat, "reported"):
         return
 
     async def heartbeat() -> bool:
@@ -39,16 +37,28 @@ def listen(coordinator: Any, heard: Callable[[float], None]) -> None:
             heard(asked_s)
         return member
 
-    heartbeat.told = True  # type: ignore[attr-defined]
+    heartbeat.reported = True  # type: ignore[attr-defined]
     coordinator._do_heartbeat = heartbeat
 
 
+async def look_for_topics(consumer: aiokafka.AIOKafkaConsumer) -> list[str]:
+    """Return the subscribed topics that the client does not know, sorted, after asking the broker for them once more.
+
+    A broker that has just started answers before it knows its topics. The assignor assigns none of those, and the
+    client would ask again after `metadata_max_age_ms`, 5 minutes with Faust. It joins again once it knows them.
+    """
+    cluster = consumer._client.cluster
+    missing = sorted(topic for topic in consumer.subscription() if not cluster.partitions_for_topic(topic))
+    if missing:
+        await consumer._client.force_metadata_update()
+    return missing
+
+
 class RetryConsumerThread(AIOKafkaConsumerThread):
-    """The consumer's thread: reads committed records only and stamps what it fetched."""
+    """Reads committed records only, and stamps what it fetched."""
 
     consumer: Any  # the `RetryConsumer`, whose module imports this one
     _looked_s = float("-inf")
-    _denied_told_s = float("-inf")
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
@@ -64,7 +74,11 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         try:
             records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
         except TopicAuthorizationFailedError as exc:
-            self._tell_denied(exc)
+            logger.error(  # noqa: TRY400 - no traceback; repeats are filtered (`runtime.repeats`)
+                "The broker does not let this group read %s: those partitions stand still. Grant READ on the topic "
+                "(retryapp plan --acls lists all rights); reading goes on by itself.",
+                exc.args[0] if exc.args else "a topic",
+            )
             await asyncio.sleep(_DENIED_REST_S)
             records = Stamped()
         if self.consumer.seeks != seeks:
@@ -76,22 +90,11 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
             records.positions = self._positions()
         return records
 
-    def _tell_denied(self, error: TopicAuthorizationFailedError) -> None:
-        """Say that a topic may not be read. Its partitions stand still, the others go on, and the client asks again."""
-        if time.monotonic() - self._denied_told_s < _DENIED_AGAIN_S:
-            return
-        self._denied_told_s = time.monotonic()
-        logger.error(
-            "The broker does not let this group read %s: those partitions stand still. Grant READ on the topic "
-            "(retryapp plan --acls lists all rights); reading goes on by itself.",
-            error.args[0] if error.args else "a topic",
-        )
-
     def _give_back(self, records: Stamped) -> None:
-        """Undo a fetch of the user's partitions that was under way while Faust sought them.
+        """Undo a fetch of the user's partitions during which Faust sought them.
 
-        It waits through a whole rebalance in the client library, and takes what comes behind the seek. The main loop,
-        where the flow has not begun yet, would throw that away, and nothing would seek back again.
+        It waits through a whole rebalance in the client library and returns records after the seek. The main loop,
+        whose flow has not begun yet, would drop them, and nothing would seek back.
         """
         for tp in [tp for tp in records if not self.consumer.ours(tp)]:
             found = records.pop(tp)
@@ -99,7 +102,7 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
                 self._ensure_consumer().seek(aiokafka.TopicPartition(*tp), found[0].offset)
 
     def _positions(self) -> dict[TopicPartition, int]:
-        """Return the positions of our partitions that are not held: those of a held one belong to no session."""
+        """Return the positions of our partitions, except held ones: their positions belong to no session."""
         subscription = self._ensure_consumer()._subscription.subscription
         assignment = None if subscription is None else subscription.assignment
         if assignment is None:
@@ -113,23 +116,23 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
         ours = [tp for tp in offsets if tp.topic in self.consumer.intake.topics]
-        if ours:  # a plain commit beside lane transactions moves offsets back or past an open one
+        if ours:  # it could move offsets back, or past an open transaction
             raise RuntimeError(f"Faust tried to commit {ours}, which only lanes may")
         return await super()._commit(offsets)
 
     def close(self) -> None:
-        """Leave the closing to the thread's own stop, which follows.
+        """Do nothing: the thread's own stop follows.
 
-        A stopping app asks for it where a rebalance ends, and Faust's own way marks the client's consumer as closed and
-        awaits its tasks from the main loop, which is not theirs. The thread's stop then takes it for done: the group is
-        not left, its tasks go on, and the worker may wait for them for ever.
+        Faust's way, where a rebalance ends in a stopping app, marks the client's consumer as closed and awaits its
+        tasks from the main loop, which is not theirs. The thread's stop then takes it for done: the group is not left,
+        and the worker may wait for those tasks without end.
         """
 
     async def on_thread_stop(self) -> None:
         """Stop the client's consumer.
 
-        Its `close` awaits the fetches that it has cancelled, and with the broker gone one answers with that very
-        cancellation. Taken for ours, it would end this thread before it says so, and the worker would wait for ever.
+        Its `close` awaits the fetches that it has cancelled, and without a broker one raises that cancellation. Taken
+        for ours, it would end this thread without notice, and the worker would wait without end.
         """
         try:
             await super().on_thread_stop()

@@ -1,9 +1,9 @@
 """The dead-letter table: where each dead letter of a partition lies. Headers and coordinates, never values.
 
 The dead-letter topic is its changelog: rows are written after the transaction that published the letter, and rebuilt by
-reading the topic, in any order and more than once. Rows whose letter retention has deleted are forgotten.
+reading the topic, in any order and more than once. Rows of deleted letters are removed.
 
-A row's value begins with its failure id, so that forgetting it finds its look-up without decoding the headers:
+A row's value begins with its failure id, so that removing it finds its look-up without decoding the headers:
 ``length u32 | failure id | row of core.rows with the headers``, big-endian; length 0 where the headers name none.
 """
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from pathlib import Path
+
+from typing_extensions import override
 
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import failure_id_of
 from retryapp.core.rows import PendingRow, decode_row, encode_row
-from retryapp.ports import DeadRow
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.ports import DeadLetterTable, DeadRow
+from retryapp.runtime.store import RocksTable
 
 _ROW = b"\x00"
 _ROWS_END = b"\x01"
@@ -26,7 +27,7 @@ _OFFSET = struct.Struct(">Q")
 _LENGTH = struct.Struct(">I")
 _ROW_COUNT = "rows"
 FORGET_LIMIT = 500
-"""Rows that are forgotten at once."""
+"""Rows that one call removes at most."""
 
 
 def _row_key(offset: int) -> bytes:
@@ -56,28 +57,14 @@ def _named(value: bytes) -> bytes:
     return value[_LENGTH.size : _LENGTH.size + length]
 
 
-class RocksDeadLetterTable:
-    """`ports.DeadLetterTable` on RocksDB."""
+class RocksDeadLetterTable(RocksTable, DeadLetterTable):
+    """A dead-letter table on RocksDB."""
 
-    def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int) -> None:
-        """Open the table; see `Store`."""
-        self._store = Store(path, identity, now_ms=now_ms, max_age_ms=None)
-        self._now_ms = now_ms
-        self._first = _ROW
-        """Rows below were removed: RocksDB would walk over each of them."""
+    _first = _ROW
+    """Rows below were removed: RocksDB would walk over each of them."""
 
-    @property
-    def dropped(self) -> str | None:
-        """Why the local copy that was found had to be thrown away, or None."""
-        return self._store.dropped
-
-    @property
-    def next_offset(self) -> int:
-        """The table reflects the topic up to here, exclusive."""
-        return self._store.meta.next_offset
-
+    @override
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
-        """See `ports.DeadLetterTable.write`."""
         batch = self._store.batch()
         new = {row.offset for row in rows if self._store.get(_row_key(row.offset)) is None}
         newest: dict[bytes, bytes] = {}
@@ -97,8 +84,8 @@ class RocksDeadLetterTable:
             meta.next_offset = max(meta.next_offset, next_offset)
         self._store.write(batch, self._now_ms)
 
+    @override
     def page(self, before: int | None, limit: int) -> list[DeadRow]:
-        """See `ports.DeadLetterTable.page`."""
         start = _ROWS_END if before is None else _row_key(before)
         out: list[DeadRow] = []
         for key, value in self._store.items(start, backwards=True):
@@ -109,8 +96,8 @@ class RocksDeadLetterTable:
             out.append(_decode(key, value))
         return out
 
+    @override
     def find(self, failure_id: str) -> DeadRow | None:
-        """See `ports.DeadLetterTable.find`."""
         raw: bytes | None = self._store.get(_index_key(failure_id))
         if raw is None:
             return None
@@ -118,20 +105,12 @@ class RocksDeadLetterTable:
         value: bytes | None = self._store.get(key)
         return None if value is None else _decode(key, value)
 
+    @override
     def count(self) -> int:
-        """See `ports.DeadLetterTable.count`."""
         return self._store.meta.counts.get(_ROW_COUNT, 0)
 
+    @override
     def forget_before(self, first_offset: int, limit: int = FORGET_LIMIT) -> int:
-        """Remove rows whose dead letter is not on the topic any more, the oldest first.
-
-        Args:
-            first_offset: first offset that the topic still has.
-            limit: at most so many rows; call again until nothing is removed.
-
-        Returns:
-            How many rows were removed.
-        """
         bound = _row_key(first_offset)
         batch = self._store.batch()
         gone = 0
@@ -150,11 +129,3 @@ class RocksDeadLetterTable:
             meta.counts[_ROW_COUNT] = max(0, meta.counts.get(_ROW_COUNT, 0) - gone)
             self._store.write(batch, self._now_ms)
         return gone
-
-    def close(self) -> None:
-        """Close the store."""
-        self._store.close()
-
-    def drop(self) -> None:
-        """Close the store and delete it: the topic has everything."""
-        self._store.drop()

@@ -1,15 +1,17 @@
-"""Since when each lane of this worker is in its state, and what closed it last; for people who look."""
+"""Remembers since when each lane of this worker is in its state, and its last error, for the pages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retryapp.ports import Clock, Event, Observation
+from typing_extensions import override
+
+from retryapp.ports import Clock, Event, Observation, Observer
 
 
 @dataclass(slots=True)
 class LaneStory:
-    """What is remembered of a lane. Bounded by the partitions that this process ever had."""
+    """What is remembered of a lane."""
 
     state: str = ""
     session: int = 0
@@ -18,38 +20,29 @@ class LaneStory:
     error_ms: int | None = None
 
 
-class LaneWatch:
-    """An observer of lanes. Times are those of what was observed, or of the first look where nothing was."""
+class LaneWatch(Observer):
+    """An observer of lanes. Times are those of observations, or of the first look without one."""
 
     def __init__(self, clock: Clock) -> None:
-        """Args: clock: for the times."""
         self._clock = clock
-        self._stories: dict[tuple[str, int], LaneStory] = {}
+        self._stories: dict[tuple[str, int], LaneStory] = {}  # bounded by the partitions that this process ever had
 
+    @override
     def observe(self, observation: Observation) -> None:
-        """Take note of a lane that opened, closed or failed."""
-        if observation.partition is None:
+        closed = observation.event in {Event.LANE_FAILED, Event.LANE_CLOSED}
+        if observation.partition is None or not (closed or observation.event is Event.LANE_OPENED):
             return
-        match observation.event:
-            case Event.LANE_OPENED:
-                story = self._story(observation)
-                story.state, story.since_ms = "open", self._clock.wall_ms()
-            case Event.LANE_FAILED | Event.LANE_CLOSED:
-                story = self._story(observation)
-                story.state, story.since_ms = "", self._clock.wall_ms()  # the next look tells which state it is
-                if observation.message is not None:
-                    kind = f"{observation.error_type}: " if observation.error_type else ""
-                    story.error, story.error_ms = f"{kind}{observation.message}", story.since_ms
+        story = self._stories.setdefault((observation.handler, observation.partition), LaneStory())
+        story.state = "" if closed else "open"  # the next look tells which of the other states it is
+        story.since_ms = self._clock.wall_ms()
+        if closed and observation.message is not None:
+            kind = f"{observation.error_type}: " if observation.error_type else ""
+            story.error, story.error_ms = f"{kind}{observation.message}", story.since_ms
 
     def look(self, handler: str, partition: int, session: int, state: str, error: str | None) -> LaneStory:
-        """Return what is known of a lane.
+        """Return what is known of a lane, given its session, its state and its own last error now.
 
-        Args:
-            handler: main topic.
-            partition: its number.
-            session: of the lane, now; it begins anew when the group gives the partition to this worker again.
-            state: of the lane, now.
-            error: what the lane says of itself, now.
+        The session begins anew when the group gives the partition to this worker again.
         """
         story = self._stories.setdefault((handler, partition), LaneStory())
         if session < story.session and story.state == state:
@@ -62,6 +55,3 @@ class LaneWatch:
         if error is not None and story.error is None:
             story.error, story.error_ms = error, self._clock.wall_ms()
         return story
-
-    def _story(self, observation: Observation) -> LaneStory:
-        return self._stories.setdefault((observation.handler, observation.partition or 0), LaneStory())

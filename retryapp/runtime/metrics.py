@@ -1,15 +1,16 @@
-"""Metrics for Prometheus: what happened is counted, what stands is asked for at each scrape.
+"""Metrics for Prometheus: events are counted, gauges are read at each scrape.
 
 * ``MetricsObserver`` counts observations in a registry of its own, so that two apps in one process do not clash. The
-  series of a handler begin at 0 with its declaration: of a counter that begins at 1, Prometheus sees no increase.
-* ``Gauges`` asks its ``Sources`` on the caller's thread.
+  series of a handler begin at 0 with its declaration: Prometheus sees no increase in a counter that begins at 1.
+* ``Gauges`` reads its ``Sources`` on the caller's thread.
 
-Labels come from small sets: main topics, tiers, reasons, classes. The two that a program can widen at will, types of
-errors and topics that handlers publish to, are bounded by ``MAX_LABELS``; what comes later counts as ``OTHER``.
+Labels come from small sets: main topics, tiers, reasons, classes. The two that a program can widen, types of errors and
+topics that handlers publish to, are bounded by ``MAX_LABELS``; later ones count as ``OTHER``.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Totals
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,30 +19,81 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
-from retryapp.core.alerts import RETRY_AGE_BUCKETS_S
 from retryapp.core.classify import DeadReason, ErrorClass
 from retryapp.core.skew import BrokerSkew
-from retryapp.ports import Event, Observation, PartitionInfo
+from retryapp.ports import Event, Observation, Observer, PartitionInfo
 
 LATENESS_BUCKETS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-"""Upper bounds of the lateness histogram, in seconds: fine where lateness lies while healthy, coarse after a fault."""
-
+"""Upper bounds of the lateness histogram, in seconds: fine for a healthy scheduler, coarse after a fault."""
+RETRY_AGE_BUCKETS_S: Final = (
+    1.0, 10.0, 60.0, 600.0, 3_600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0, 1_209_600.0, 2_592_000.0,
+)  # fmt: skip
+"""Upper bounds of the retry age histogram, in seconds: 1 s to 10 m, 1 h, 4 h, 12 h, 1 d, 3 d, 7 d, 14 d, 30 d."""
 REBALANCE_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the rebalance histogram, in seconds."""
-
 MAX_LABELS: Final = 100
 """Types of errors, or topics, that one handler's series name."""
 OTHER: Final = "(other)"
-"""Stands for those beyond ``MAX_LABELS``."""
+"""Label of those beyond ``MAX_LABELS``."""
 
-Partitions = Mapping[str, Sequence[PartitionInfo]]
-"""Main topic to what this worker knows of its partitions, as ``WorkerView.partitions`` returns it."""
+_SECONDS: Final = 1_000
+"""Milliseconds in one."""
+_COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
+    Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
+    Event.SKIPPED: ("skipped", "Records passed over as duplicates of an event that was seen before."),
+    Event.PARKED: ("parked", "Records put into the pending table."),
+    Event.FIRED: ("fired", "Due records handed to the redelivery topic."),
+    Event.DAMAGED: ("damaged", "Records that could not be read as written."),
+    Event.LANE_FAILED: ("lane_failures", "Errors that closed a lane; it opens again by itself."),
+    Event.LANE_INCOMPLETE: ("lane_incomplete", "Lanes that wait: another worker has some of the topics."),
+}
+"""Events that are counted without a further label: name and help."""
 
-OrphanCounts = Mapping[str, int]
-"""Main topic to how many runs of its handler go on although they were given up (``engine.orphans``)."""
+_GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "pending_records": ("Records that wait here, by tier.", ("handler", "tier")),
+    "oldest_due_timestamp_seconds": (
+        "Earliest due time of what waits here, epoch seconds; in the past when firing is behind.",
+        ("handler",),
+    ),
+    "scheduler_last_run_timestamp_seconds": (
+        "When the scheduler last looked for what is due, epoch seconds: that of the open lane that waits longest.",
+        ("handler",),
+    ),
+    "dead_letters": ("Dead letters in the tables here.", ("handler",)),
+    "in_flight_records": ("Records in handlers right now.", ("handler",)),
+    "release_lag_seconds": (
+        "Age of the oldest record in flight here: finished records after it wait for it.",
+        ("handler",),
+    ),
+    "table_behind_offsets": (
+        "Offsets that the tables here have yet to read: pending from its changelog, dead from the dead letters.",
+        ("handler", "table"),
+    ),
+    "partitions": ("Partitions of the main topic, on all workers.", ("handler",)),
+    "lanes_open": ("Lanes that are open here.", ("handler",)),
+    "orphaned_runs": (
+        "Runs of the handler that were given up and still go on; at a limit no new one begins.",
+        ("handler",),
+    ),
+    "longest_wait_seconds": ("Longest delay of the policy.", ("handler",)),
+    "retention_needed_seconds": (
+        "What retry and redelivery topics have to keep: the allowed downtime plus the longest wait.",
+        ("handler",),
+    ),
+    "topic_retention_seconds": (
+        "What they keep, as the broker said last (every 5 minutes); +Inf: no limit.",
+        ("handler", "topic"),
+    ),
+    "clock_trusted": ("1 while records fire by this worker's clock; 0 while it and the broker's do not agree.", ()),
+    "clock_correction_seconds": ("What this machine's clock is corrected by to agree with the broker's.", ()),
+    "clock_error_seconds": ("How wrong that may be, as of the last acknowledgement.", ()),
+    "rebalancing_seconds": ("How long the current rebalance has lasted; 0 when there is none.", ()),
+}
+"""Name: help and labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,30 +105,25 @@ class Retention:
     needed_s: float
     """What its retry and redelivery topics have to keep: the allowed downtime plus the longest wait."""
     topics_s: Mapping[str, float] = field(default_factory=dict)
-    """Retry and redelivery topics to what they keep, as the broker said last; infinite: for ever."""
+    """Retry and redelivery topics to what they keep, as the broker said last; infinite: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Whom the gauges ask at each scrape."""
+    """What the gauges read at each scrape. Mappings are by main topic."""
 
-    partitions: Callable[[], Partitions]
-    """What this worker has."""
-    orphans: Callable[[], OrphanCounts] = dict
-    """Runs that were given up; a handler that is absent has none."""
+    partitions: Callable[[], Mapping[str, Sequence[PartitionInfo]]]
+    orphans: Callable[[], Mapping[str, int]] = dict
+    """Runs that go on although they were given up (``engine.orphans``)."""
     skew: BrokerSkew = field(default_factory=BrokerSkew)
-    """What is known of the broker's time."""
     rebalancing_s: Callable[[], float] = float
-    """How long the rebalance that goes on has lasted; 0 while none does."""
     retentions: Callable[[], Mapping[str, Retention]] = dict
-    """By main topic; a handler that is absent has not been looked at yet."""
 
 
-class MetricsObserver:
-    """Counts observations for Prometheus; gauges are asked for at each scrape."""
+class MetricsObserver(Observer):
+    """Counts observations for Prometheus; shows gauges too if it has sources."""
 
     def __init__(self, sources: Sources | None = None) -> None:
-        """Args: sources: whom the gauges ask; no gauges are shown without them."""
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -86,20 +133,14 @@ class MetricsObserver:
             return Histogram(f"retryapp_{name}", text, labels, registry=registry, buckets=buckets)
 
         self._deliveries = counter("deliveries", "Runs of the handler that ended, every attempt counted.")
-        self._succeeded = counter("succeeded", "Deliveries that the handler finished without an error.")
-        self._skipped = counter("skipped", "Records passed over as duplicates of an event that was seen before.")
+        self._counters = {event: counter(name, text) for event, (name, text) in _COUNTERS.items()}
         self._failures = counter("failures", "Deliveries that failed, by class of the error.", "class")
         self._scheduled = counter("scheduled", "Retries scheduled, by tier.", "tier")
-        self._parked = counter("parked", "Records put into the pending table.")
-        self._fired = counter("fired", "Due records handed to the redelivery topic.")
         self._dead = counter("dead", "Records sent to the dead-letter topic, by reason.", "reason")
         self._kinds = counter("dead_kinds", "The same by kind: reason and type of the error.", "reason", "error")
         self._published = counter(
             "published", "Records that handlers published with record.publish, by destination.", "topic"
         )
-        self._damaged = counter("damaged", "Records that could not be read as written.")
-        self._lane_errors = counter("lane_failures", "Errors that closed a lane; it opens again by itself.")
-        self._incomplete = counter("lane_incomplete", "Lanes that wait: another worker has some of the topics.")
         self._lateness = histogram(
             "lateness_seconds", "Time of delivery to the handler minus due time.", LATENESS_BUCKETS_S, "handler"
         )
@@ -120,14 +161,8 @@ class MetricsObserver:
             registry.register(Gauges(sources))
 
     def begin(self, handler: str, tiers: Iterable[str] = ()) -> None:
-        """Show the series of a handler, at 0 until something happens.
-
-        Args:
-            handler: its main topic.
-            tiers: names of its policy's delays.
-        """
-        plain = (self._deliveries, self._succeeded, self._parked, self._fired, self._damaged)
-        for metric in (*plain, self._lane_errors, self._incomplete, self._lateness, self._age):
+        """Show the series of a handler, with the tiers of its policy, at 0."""
+        for metric in (self._deliveries, *self._counters.values(), self._lateness, self._age):
             self._child(metric, handler)
         for error_class in ErrorClass:
             self._child(self._failures, handler, error_class.value)
@@ -136,24 +171,19 @@ class MetricsObserver:
         for tier in tiers:
             self._child(self._scheduled, handler, tier)
 
+    @override
     def observe(self, observation: Observation) -> None:
-        """Count one observation."""
-        handler, count = observation.handler, observation.count
-        match observation.event:
+        handler, count, event = observation.handler, observation.count, observation.event
+        if event in self._counters:
+            self._child(self._counters[event], handler).inc(count)
+        match event:
             case Event.SUCCEEDED:
                 self._count_delivery(observation)
-                self._child(self._succeeded, handler).inc(count)
-            case Event.SKIPPED:
-                self._child(self._skipped, handler).inc(count)
             case Event.FAILED:
                 self._count_delivery(observation)
                 self._child(self._failures, handler, observation.error_class or "unknown").inc(count)
             case Event.SCHEDULED:
                 self._child(self._scheduled, handler, observation.tier or "unknown").inc(count)
-            case Event.PARKED:
-                self._child(self._parked, handler).inc(count)
-            case Event.FIRED:
-                self._child(self._fired, handler).inc(count)
             case Event.DEAD:
                 reason = observation.reason or "unknown"
                 self._child(self._dead, handler, reason).inc(count)
@@ -162,26 +192,18 @@ class MetricsObserver:
             case Event.PUBLISHED:
                 topic = self._bounded(self._published, handler, observation.topic or "unknown")
                 self._child(self._published, handler, topic).inc(count)
-            case Event.DAMAGED:
-                self._child(self._damaged, handler).inc(count)
-            case Event.LANE_FAILED:
-                self._child(self._lane_errors, handler).inc(count)
-            case Event.LANE_INCOMPLETE:
-                self._child(self._incomplete, handler).inc(count)
             case Event.REBALANCED:
-                self._rebalances.observe((observation.duration_ms or 0) / 1_000)
-            case Event.LANE_OPENED | Event.LANE_CLOSED:
-                pass  # the lanes that are open are a gauge
+                self._rebalances.observe((observation.duration_ms or 0) / _SECONDS)
 
     def _count_delivery(self, ended: Observation) -> None:
         self._child(self._deliveries, ended.handler).inc(ended.count)
         if ended.lateness_ms is not None:
-            self._child(self._lateness, ended.handler).observe(ended.lateness_ms / 1_000)
+            self._child(self._lateness, ended.handler).observe(ended.lateness_ms / _SECONDS)
         if ended.age_ms is not None:
-            self._child(self._age, ended.handler).observe(ended.age_ms / 1_000)
+            self._child(self._age, ended.handler).observe(ended.age_ms / _SECONDS)
 
     def _bounded(self, metric: Counter, handler: str, label: str) -> str:
-        """Return the label, or `OTHER` where the handler's series of the metric name enough already."""
+        """Return the label, or `OTHER` if the handler's series of the metric have enough labels."""
         named = self._named.setdefault((metric, handler), set())
         if label not in named and len(named) >= MAX_LABELS:
             return OTHER
@@ -194,120 +216,58 @@ class MetricsObserver:
 
 
 class Gauges(Collector):
-    """What a worker has right now, asked for at each scrape."""
+    """What a worker has right now, read at each scrape."""
 
     def __init__(self, sources: Sources) -> None:
-        """Args: sources: whom to ask."""
         self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: the names are known without asking the worker, which may not have started yet."""
+        """Return nothing: registering must not read a worker that has not started yet."""
         return ()
 
+    @override
     def collect(self) -> Iterable[Metric]:
-        """Return the gauges of this worker, and of every handler for the partitions that it has."""
-        return [*self._of_handlers(), *self._of_retention(), *self._of_worker()]
+        families = {
+            name: GaugeMetricFamily(f"retryapp_{name}", text, labels=labels) for name, (text, labels) in _GAUGES.items()
+        }
 
-    def _of_worker(self) -> Iterable[Metric]:
-        skew = self._sources.skew
-        yield _gauge(
-            "clock_trusted",
-            "1 while records fire by this worker's clock; 0 while it and the broker's do not agree.",
-            int(skew.trusted),
-        )
-        yield _gauge(
-            "clock_correction_seconds",
-            "What this machine's clock is corrected by to agree with the broker's.",
-            skew.correction_ms / 1_000,
-        )
-        yield _gauge(
-            "clock_error_seconds", "How wrong that may be, as of the last acknowledgement.", skew.error_ms / 1_000
-        )
-        yield _gauge(
-            "rebalancing_seconds",
-            "How long the rebalance that goes on has lasted; 0 while none does.",
-            self._sources.rebalancing_s(),
-        )
+        def add(name: str, value: float, *labels: str) -> None:
+            families[name].add_metric(labels, value)
 
-    def _of_retention(self) -> Iterable[Metric]:
-        waits = _gauge("longest_wait_seconds", "Longest delay of the policy.", labels=("handler",))
-        needed = _gauge(
-            "retention_needed_seconds",
-            "What retry and redelivery topics have to keep: the allowed downtime plus the longest wait.",
-            labels=("handler",),
-        )
-        kept = _gauge(
-            "topic_retention_seconds",
-            "What they keep, as the broker said last (every 5 minutes); +Inf: for ever.",
-            labels=("handler", "topic"),
-        )
+        self._add_handlers(add)
         for handler, retention in self._sources.retentions().items():
-            waits.add_metric((handler,), retention.longest_wait_s)
-            needed.add_metric((handler,), retention.needed_s)
+            add("longest_wait_seconds", retention.longest_wait_s, handler)
+            add("retention_needed_seconds", retention.needed_s, handler)
             for topic, seconds in retention.topics_s.items():
-                kept.add_metric((handler, topic), seconds)
-        return waits, needed, kept
+                add("topic_retention_seconds", seconds, handler, topic)
+        skew = self._sources.skew
+        add("clock_trusted", skew.trusted)
+        add("clock_correction_seconds", skew.correction_ms / _SECONDS)
+        add("clock_error_seconds", skew.error_ms / _SECONDS)
+        add("rebalancing_seconds", self._sources.rebalancing_s())
+        return families.values()
 
-    def _of_handlers(self) -> Iterable[Metric]:
-        pending = _gauge("pending_records", "Records that wait here, by tier.", labels=("handler", "tier"))
-        due = _gauge(
-            "oldest_due_timestamp_seconds",
-            "Earliest due time of what waits here, epoch seconds; in the past when firing is behind.",
-            labels=("handler",),
-        )
-        looked = _gauge(
-            "scheduler_last_run_timestamp_seconds",
-            "When the scheduler last looked for what is due, epoch seconds: that of the open lane that waits longest.",
-            labels=("handler",),
-        )
-        dead = _gauge("dead_letters", "Dead letters in the tables here.", labels=("handler",))
-        flight = _gauge("in_flight_records", "Records in handlers right now.", labels=("handler",))
-        lag = _gauge(
-            "release_lag_seconds",
-            "Age of the oldest record in flight here: finished records behind it wait for it.",
-            labels=("handler",),
-        )
-        behind = _gauge(
-            "table_behind_offsets",
-            "Offsets that the tables here have yet to read: pending from its changelog, dead from the dead letters.",
-            labels=("handler", "table"),
-        )
-        partitions = _gauge("partitions", "Partitions of the main topic, on all workers.", labels=("handler",))
-        lanes = _gauge("lanes_open", "Lanes that are open here.", labels=("handler",))
-        orphans = _gauge(
-            "orphaned_runs",
-            "Runs of the handler that were given up and still go on; at a limit no new one begins.",
-            labels=("handler",),
-        )
-        orphan_counts = self._sources.orphans()
+    def _add_handlers(self, add: Callable[..., None]) -> None:
+        """Add the gauges of every handler, for the partitions that this worker has."""
+        orphans = self._sources.orphans()
         for handler, infos in self._sources.partitions().items():
             here = [info for info in infos if info.state != "elsewhere"]
-            for tier, count in _by_tier(here).items():
-                pending.add_metric((handler, tier), count)
+            tiers: Totals[str] = Totals()
+            for info in here:
+                tiers.update(info.pending_by_tier)
+            for tier, count in tiers.items():
+                add("pending_records", count, handler, tier)
             dues = [info.next_due_ms for info in here if info.next_due_ms is not None]
             if dues:
-                due.add_metric((handler,), min(dues) / 1_000)
+                add("oldest_due_timestamp_seconds", min(dues) / _SECONDS, handler)
             looks = [info.looked_ms for info in here if info.looked_ms is not None]
             if looks:
-                looked.add_metric((handler,), min(looks) / 1_000)
-            dead.add_metric((handler,), sum(info.dead for info in here))
-            flight.add_metric((handler,), sum(info.in_flight for info in here))
-            lag.add_metric((handler,), max((info.release_lag_ms for info in here), default=0) / 1_000)
-            behind.add_metric((handler, "pending"), sum(info.pending_behind for info in here))
-            behind.add_metric((handler, "dead"), sum(info.dead_behind for info in here))
-            partitions.add_metric((handler,), len(infos))
-            lanes.add_metric((handler,), sum(info.state == "open" for info in here))
-            orphans.add_metric((handler,), orphan_counts.get(handler, 0))
-        return pending, due, looked, dead, flight, lag, behind, partitions, lanes, orphans
-
-
-def _gauge(name: str, text: str, value: float | None = None, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"retryapp_{name}", text, value=value, labels=labels or None)
-
-
-def _by_tier(infos: Sequence[PartitionInfo]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for info in infos:
-        for tier, count in info.pending_by_tier.items():
-            totals[tier] = totals.get(tier, 0) + count
-    return totals
+                add("scheduler_last_run_timestamp_seconds", min(looks) / _SECONDS, handler)
+            add("dead_letters", sum(info.dead for info in here), handler)
+            add("in_flight_records", sum(info.in_flight for info in here), handler)
+            add("release_lag_seconds", max((info.release_lag_ms for info in here), default=0) / _SECONDS, handler)
+            add("table_behind_offsets", sum(info.pending_behind for info in here), handler, "pending")
+            add("table_behind_offsets", sum(info.dead_behind for info in here), handler, "dead")
+            add("partitions", len(infos), handler)
+            add("lanes_open", sum(info.state == "open" for info in here), handler)
+            add("orphaned_runs", orphans.get(handler, 0), handler)

@@ -1,10 +1,8 @@
-"""Logs of what happens to records, and an observer that tells several. Metrics: `runtime.metrics`.
+"""Logs what happens to records.
 
-* ``LogObserver`` writes one line an observation with the standard library's logging. The message is a constant event id
-  (``retryapp.retry_scheduled``); the facts are attributes of the log record, with units in their names, so that any
-  structured formatter finds them. ``FactsFormatter`` shows them behind the message for those who read plain text.
-
-No observation holds a payload. Error messages are the exception's own text, cut to ``MAX_LOGGED_MESSAGE_CHARS``.
+``LogObserver`` writes one line per observation. The message is a constant event id (``retryapp.retry_scheduled``); the
+facts are attributes of the log record, with units in their names, for structured formatters. ``FactsFormatter`` shows
+them after the message in plain text. No observation holds a payload.
 """
 
 from __future__ import annotations
@@ -13,6 +11,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
+
+from typing_extensions import override
 
 from retryapp.core.classify import DeadReason
 from retryapp.ports import Event, Observation, Observer
@@ -26,10 +26,7 @@ MAX_LOGGED_MESSAGE_CHARS: Final = 500
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
     Event.SKIPPED: ("retryapp.duplicate_skipped", logging.INFO),
-    Event.FAILED: (
-        "retryapp.attempt_failed",
-        logging.DEBUG,
-    ),  # what is done about it follows, at its own level
+    Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows, at its own level
     Event.SCHEDULED: ("retryapp.retry_scheduled", logging.INFO),
     Event.DEAD: ("retryapp.dead_lettered", logging.ERROR),
     Event.PARKED: ("retryapp.parked", logging.DEBUG),
@@ -45,37 +42,34 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
 """Message and level of each event."""
 
 _RENAMED: Final = {"message": "error_message", "trace": "error_trace"}
-"""Facts whose own name is taken in a log record, or would say too little there."""
-
-FACTS: Final = tuple(_RENAMED.get(field.name, field.name) for field in fields(Observation) if field.name != "event")
+"""Facts whose own name is taken in a log record, or is too vague there."""
+_FIELDS: Final = {
+    field.name: _RENAMED.get(field.name, field.name) for field in fields(Observation) if field.name != "event"
+}
+FACTS: Final = tuple(_FIELDS.values())
 """Names of the attributes that ``LogObserver`` sets on log records, in a fixed order."""
 
 
-class CombinedObserver:
-    """Tells several observers, in their order."""
+class CombinedObserver(Observer):
+    """Passes observations on to several observers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
-        """Args: observers: whom to tell."""
         self._observers = observers
 
+    @override
     def observe(self, observation: Observation) -> None:
-        """Pass one observation on to each."""
         for observer in self._observers:
             observer.observe(observation)
 
 
-class LogObserver:
-    """Writes observations to a logger: constant event id as the message, facts as attributes.
-
-    A retry that succeeded (attempt 2 or later) is worth an INFO line; a record that was fine at once is not.
-    """
+class LogObserver(Observer):
+    """Logs observations, a success at INFO if it is a retry's (attempt 2 or later)."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
-        """Args: logger: where to; ``retryapp.events`` unless given."""
         self._logger = logging.getLogger(EVENT_LOGGER) if logger is None else logger
 
+    @override
     def observe(self, observation: Observation) -> None:
-        """Write one line, when the level is enabled."""
         event_id, level = EVENT_IDS[observation.event]
         if observation.event is Event.SUCCEEDED and (observation.attempt or 1) > 1:
             level = logging.INFO
@@ -83,15 +77,8 @@ class LogObserver:
             self._logger.log(level, event_id, extra=_facts(observation))
 
 
-_FIELDS: Final = tuple((field.name, _RENAMED.get(field.name, field.name)) for field in fields(Observation))
-
-
 def _facts(observation: Observation) -> dict[str, object]:
-    facts: dict[str, object] = {}
-    for name, shown in _FIELDS:
-        value = getattr(observation, name)
-        if value is not None and name != "event":
-            facts[shown] = value
+    facts = {shown: value for name, shown in _FIELDS.items() if (value := getattr(observation, name)) is not None}
     message = observation.message
     if message is not None and len(message) > MAX_LOGGED_MESSAGE_CHARS:
         facts["error_message"] = message[:MAX_LOGGED_MESSAGE_CHARS] + "..."
@@ -101,14 +88,12 @@ def _facts(observation: Observation) -> dict[str, object]:
 
 
 class FactsFormatter(logging.Formatter):
-    """Shows the facts of our log records behind the line that another formatter makes; leaves all other records alone.
+    """Appends the facts of our log records to another formatter's line; the traceback follows on lines of its own.
 
-    Texts are quoted where they hold more than plain characters, so that nothing a record brings can forge a line. The
-    traceback comes last, on lines of its own.
+    Texts with more than plain characters are quoted: nothing in a record can forge a line.
     """
 
     def __init__(self, inner: logging.Formatter | None = None) -> None:
-        """Args: inner: makes the line; the library's default unless given."""
         super().__init__()
         self._inner = logging.Formatter() if inner is None else inner
 

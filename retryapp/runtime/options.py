@@ -1,4 +1,4 @@
-"""What can be decided about the runtime: by its user, and by us about Faust where the user has decided nothing."""
+"""The user's options for the runtime, and the Faust settings that we change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.kafka import PlanOptions
 
 SETTINGS: Mapping[str, tuple[Any, str]] = {
@@ -21,11 +20,11 @@ SETTINGS: Mapping[str, tuple[Any, str]] = {
     "web_tables_enabled": (False, "shows table contents without a login"),
     "web_router_enabled": (False, "not used"),
 }
-"""Faust settings that we change where the user has not decided: ours and why."""
+"""Faust settings that we change unless the user has decided: ours and why."""
 HEARTBEAT_S: Final = 3.0
 """Faust's own `broker_heartbeat_interval`."""
 HEARTBEATS: Final = 4
-"""In a session, at least, where the user has decided on the session only."""
+"""In a session, at least, if the user has decided on the session only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +37,6 @@ class RuntimeOptions:
     """How long handlers may run on when a rebalance takes their partition."""
     start_timeout_ms: int = 60_000
     """How long a start waits for a broker."""
-    delivery: DeliveryMode = DeliveryMode.EXACTLY_ONCE
-    """Whether lanes use transactions."""
     plan: PlanOptions = field(default_factory=PlanOptions)
     admin_options: Mapping[str, str] = field(default_factory=dict)
-    """librdkafka properties for the administration client, beside what the app's credentials say."""
+    """librdkafka properties for the administration client, in addition to the app's credentials."""

@@ -1,19 +1,16 @@
 """The pending table: parked records of one handler and partition in RocksDB, sorted by due time.
 
-The store's order is the firing order (`core.rows`), so what is due is the head of the table. Two things keep the head
-cheap (RocksDB walks over every deleted key in front of the first live one):
+The store's order is the firing order (`core.rows`), so due rows are the head of the table. RocksDB walks over every
+deleted key before the first live one, so two things keep the head cheap:
 
-* a low mark in memory: every key below it is known to be gone; a scan starts there, and a late insert lowers it;
-* a range delete over that proven-empty prefix for every few thousand removed rows. (Not in every batch: an iterator
-  sorts all range deletes that are not flushed yet. One in each of 600 batches made a scan of ten rows take 2.3 ms
-  instead of 0.1 ms, a sixth of a worker's time at 1,000 retries a second.)
+* a low mark in memory: no key below it exists; a scan starts there, and a late insert lowers it;
+* a range delete below the low mark per few thousand removed rows. (Not in every batch: an iterator sorts all range
+  deletes that are not flushed. One in each of 600 batches made a scan of ten rows take 2.3 ms instead of 0.1 ms.)
 
-Most rows that come in are of a record that the table has never seen: they are later in the main topic than all that it
-knows. For them nothing is looked up, which was half the work of a recovery.
+A row of a record later in the main topic than all that the table knows needs no look-up: half the work of a recovery.
 
-An index by origin offset finds one record for a look-up; it is derived and written in the same batch. Its values hold
-the row's tier too, so that the counts by tier follow every change, also a tombstone of the changelog, without decoding
-the row that goes (counting afterwards took a minute for a million rows).
+An index by origin offset finds one record; it is written in the same batch. Its values hold the row's tier too, so that
+counts by tier follow every change without decoding the removed row (counting a million rows took a minute).
 """
 
 from __future__ import annotations
@@ -24,48 +21,29 @@ from functools import lru_cache
 from pathlib import Path
 
 from rocksdict import WriteBatch
+from typing_extensions import override
 
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import HeaderReader
 from retryapp.core.names import RETRY_TIER
 from retryapp.core.rows import ORIGIN_OFFSET_AT, ROW_KEY_BYTES, due_bound, parse_row_key, row_header
-from retryapp.ports import Removal, Row
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.ports import PendingTable, Removal, Row
+from retryapp.runtime.store import RocksTable, Store, StoreIdentity
 
 _INDEX = b"\x01"
-_INDEX_END = b"\x02"
 _ROWS_START = b"\x00"
 _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
 _TIER_NAME = RETRY_TIER.encode()
 _PURGE_ROWS = 5_000
-"""Removed rows that may lie before the first live one until a range delete covers them."""
-_KEPT_MS = 86_400_000
-"""What the changelog took in so recently is there, unless it was never committed: its segments are younger than that
-and not compacted, and it keeps tombstones for a day (`delete.retention.ms`)."""
-
-
+"""Removed rows before the first live one after which a range delete covers them."""
 _SHORT_TAIL = 2_000
-"""Records that a recovery takes in with the write-ahead log: a restart that missed little writes no file of its own."""
+"""Records that a recovery writes through the write-ahead log: a restart that missed little writes no file."""
 
 
 def _index_key(origin_offset: int) -> bytes:
     """Return the key of a record's look-up: it ends as the keys of the record's rows do."""
     return _INDEX + _OFFSET.pack(origin_offset)
-
-
-def _newest_index(origin_offset: int | None) -> bytes:
-    """Return the last key that a look-up can have; a store of an earlier release does not say."""
-    if origin_offset is None:
-        return _INDEX_END
-    return _INDEX if origin_offset < 0 else _index_key(origin_offset)
-
-
-def _newest_offset(index: bytes) -> int | None:
-    """Return the reverse of `_newest_index`."""
-    if index == _INDEX_END:
-        return None
-    return -1 if index == _INDEX else int.from_bytes(index[1:], "big")
 
 
 def tier_of(value: bytes | None) -> str:
@@ -88,10 +66,10 @@ def _tier_text(raw: bytes) -> str:
 
 
 class _Changes:
-    """A batch in the making, and what is there once its steps so far have taken effect."""
+    """A batch in the making, read as if its steps so far had taken effect."""
 
-    def __init__(self, store: Store, newest: bytes) -> None:
-        """Args: newest: no look-up of the store is behind it, and so no row of a later record is there."""
+    def __init__(self, store: Store, newest: int) -> None:
+        """Args: newest: the store has no look-up, and so no row, of a later origin offset."""
         self.batch: WriteBatch = store.batch()
         self.newest = newest
         self._store = store
@@ -103,8 +81,9 @@ class _Changes:
     def put(self, key: bytes, value: bytes, tier: str) -> str | None:
         """Put a row and its look-up; return the tier of the row that it replaces, or None."""
         index = _INDEX + key[ORIGIN_OFFSET_AT:]
-        if index > self.newest:
-            self.newest = index
+        offset = int.from_bytes(key[ORIGIN_OFFSET_AT:], "big")
+        if offset > self.newest:
+            self.newest = offset
             replaced = None
         else:
             replaced = self._tier(key, self.get(index))
@@ -137,39 +116,24 @@ class _Changes:
         self.batch.delete(key)
 
 
-class RocksPendingTable:
-    """`ports.PendingTable` on RocksDB."""
+class RocksPendingTable(RocksTable, PendingTable):
+    """A pending table on RocksDB."""
 
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int, max_age_ms: int | None) -> None:
-        """Open the table; see `Store`."""
-        self._store = Store(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
-        self._now_ms = now_ms
-        meta = self._store.meta
-        self._last_written = meta.written if now_ms - meta.used_ms < _KEPT_MS else None
+        super().__init__(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
+        self._last_written = self._store.meta.written  # not compacted yet: an older store is dropped (`max_age_ms`)
         self._low = b""
         self._removed = self._recovering = 0
-        self._counts = dict(self._store.meta.counts)
-        self._newest = _newest_index(meta.newest)
 
     @property
-    def dropped(self) -> str | None:
-        """Why the local copy that was found had to be thrown away, or None."""
-        return self._store.dropped
-
-    @property
+    @override
     def last_written(self) -> int | None:
-        """See `ports.PendingStore.last_written`."""
         return self._last_written
 
-    @property
-    def next_offset(self) -> int:
-        """The table reflects the changelog up to here, exclusive."""
-        return self._store.meta.next_offset
-
+    @override
     def due(
         self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        """See `ports.PendingTable.due`."""
         bound = due_bound(now_ms + 1)
         found: list[tuple[bytes, bytes]] = []
         next_due: int | None = None
@@ -189,17 +153,17 @@ class RocksPendingTable:
             found.append((key, value))
         return found, next_due
 
+    @override
     def get(self, key: bytes) -> bytes | None:
-        """See `ports.PendingTable.get`."""
         return self._store.get(key)
 
+    @override
     def find(self, origin_offset: int) -> bytes | None:
-        """See `ports.PendingTable.find`."""
         look_up = self._store.get(_index_key(origin_offset))
         return None if look_up is None else look_up[:ROW_KEY_BYTES]
 
+    @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """See `ports.PendingTable.page`."""
         out: list[tuple[bytes, bytes]] = []
         for key, value in self._rows(max(self._low, after or b"")):
             if after is not None and key <= after:
@@ -209,17 +173,13 @@ class RocksPendingTable:
             out.append((key, value))
         return out
 
+    @override
     def counts(self) -> Mapping[str, int]:
-        """See `ports.PendingTable.counts`."""
-        return {tier: n for tier, n in self._counts.items() if n}
+        return dict(self._store.meta.counts)
 
+    @override
     def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        """See `ports.PendingTable.write`.
-
-        Raises:
-            DiskFullError, StoreBrokenError: the table must not be trusted any more: `drop` it.
-        """
-        changes = _Changes(self._store, self._newest)
+        changes = _Changes(self._store, self._store.meta.newest)
         for row in puts:
             self._put(changes, row.key, row.value, row.tier)
         for removal in removes:
@@ -230,24 +190,14 @@ class RocksPendingTable:
             self._removed = 0
         if changelog_offset is not None:
             self._store.meta.written = changelog_offset
-        self._newest = changes.newest
+        self._store.meta.newest = changes.newest
         self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
 
+    @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
-        """Apply changelog records, in order, and count: whatever ends a recovery, the next one goes on from there.
-
-        The table does not become younger by it before `recovered`: slices of recoveries that never reach the end could
-        keep it alive for longer than the changelog keeps the tombstones it lacks.
-
-        Args:
-            records: `(row key, row or None for a removal)`; keys that are no row keys (marks) are passed over. One
-                batch: the caller bounds their number and size.
-            next_offset: offset after the last of them.
-
-        Raises:
-            DiskFullError, StoreBrokenError: the table must not be trusted any more: `drop` it.
-        """
-        changes = _Changes(self._store, self._newest)
+        # The table does not become younger before `recovered`: recoveries that never reach the end could keep it for
+        # longer than the changelog keeps the tombstones that it lacks.
+        changes = _Changes(self._store, self._store.meta.newest)
         taken = 0
         for key, value in records:
             if len(key) != ROW_KEY_BYTES:
@@ -257,31 +207,19 @@ class RocksPendingTable:
                 self._remove(changes, key)
             else:
                 self._put(changes, key, value, tier_of(value))
-        self._newest = changes.newest
+        self._store.meta.newest = changes.newest
         self._recovering += taken
         logged = self._recovering <= _SHORT_TAIL
         self._commit(changes.batch, next_offset, self._store.meta.used_ms, logged=logged)
 
+    @override
     def recovered(self) -> None:
-        """Note that the changelog was read to its end.
-
-        Raises:
-            DiskFullError, StoreBrokenError: see `recover`.
-        """
         self._store.meta.written = self._last_written = None
         self._commit(self._store.batch(), None, self._now_ms)
 
+    @override
     def touch(self, now_ms: int) -> None:
-        """Note that the table is in use."""
         self._now_ms = now_ms
-
-    def close(self) -> None:
-        """Close the store."""
-        self._store.close()
-
-    def drop(self) -> None:
-        """Close the store and delete it: the changelog has everything."""
-        self._store.drop()
 
     def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._store.items(start or _ROWS_START):
@@ -304,18 +242,19 @@ class RocksPendingTable:
             self._count(removed, -1)
 
     def _count(self, tier: str, change: int) -> None:
-        self._counts[tier] = self._counts.get(tier, 0) + change
+        counts = self._store.meta.counts
+        counts[tier] = counts.get(tier, 0) + change
+        if not counts[tier]:
+            del counts[tier]
 
     def _commit(self, batch: WriteBatch, next_offset: int | None, used_ms: int, *, logged: bool = True) -> None:
         meta = self._store.meta
         if next_offset is not None:
             meta.next_offset = max(meta.next_offset, next_offset)
-        meta.counts = {tier: n for tier, n in self._counts.items() if n}
-        meta.newest = _newest_offset(self._newest)
         self._store.write(batch, used_ms, logged=logged)
 
+    @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        """Return `due_at_ms` of the first rows with `start_ms <= due_at_ms < stop_ms`, rising, at most `limit`."""
         bound = due_bound(stop_ms)
         found: list[int] = []
         for key, _ in self._rows(max(self._low, due_bound(start_ms))):

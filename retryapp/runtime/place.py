@@ -1,7 +1,7 @@
-"""A folder and a port for each worker process: many workers on one machine, started in one folder, never meet.
+"""A folder and a port for each worker process of a machine.
 
-Each process locks the first free `worker-N` below the data folder for as long as it lives (the lock goes with the
-process, so a killed worker leaves none), and takes the next free port for its pages.
+Each process locks the first free `worker-N` below the data folder (the lock ends with the process, however it ends),
+and takes the next free port for its pages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import IO
 from retryapp.core.errors import DiskFullError, PortTakenError, StoreBrokenError
 
 MAX_WORKERS = 256
-"""Workers of one group on one machine; beyond it a leftover of something else is likelier than a fleet."""
+"""Workers of one group on one machine."""
 OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR or --datadir"
-"""What to do, in words, where a folder is in use."""
+"""What to do if a folder is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,17 @@ class WorkerPlace:
             self.lock.close()
 
 
+def _locked(path: Path) -> IO[str] | None:
+    """Open a file and lock it for this process; None if another process holds the lock."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
 def claim_place(base: Path) -> WorkerPlace:
     """Lock the first free `worker-N` below `base`.
 
@@ -50,72 +61,55 @@ def claim_place(base: Path) -> WorkerPlace:
         path = base / f"worker-{number}"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = (path / "lock").open("a+")
+            lock = _locked(path / "lock")
         except OSError as exc:
             if exc.errno == errno.ENOSPC:
                 raise DiskFullError(str(path), str(exc)) from exc
             raise StoreBrokenError(str(path), str(exc), f"Let this user write there, or {OWN_DATADIR}") from exc
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            continue
-        lock.seek(0)
-        lock.truncate()
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        return WorkerPlace(number, path, lock)
+        if lock is not None:
+            lock.seek(0)
+            lock.truncate()
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            return WorkerPlace(number, path, lock)
     problem = f"all of worker-1 to worker-{MAX_WORKERS} are locked by running workers"
     raise StoreBrokenError(str(base), problem, f"Stop those that are not needed, or {OWN_DATADIR}")
 
 
-_reserved: dict[int, IO[str]] = {}
-"""Locks of the ports that this process was given; they go with the process."""
-
-
-def _reserve(port: int) -> bool:
-    """Claim a port among the workers of this machine: one looks for it long before it listens."""
-    try:
-        lock = (Path(tempfile.gettempdir()) / f"retryapp-port-{os.getuid()}-{port}.lock").open("a")
-    except OSError:
-        return True  # nowhere to lock: what listens already is still seen
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        return False
-    _reserved[port] = lock
-    return True
-
-
-def _release(port: int) -> None:
-    lock = _reserved.pop(port, None)
-    if lock is not None:
-        lock.close()
+_reserved: list[IO[str]] = []
+"""Locks of this process's ports; they end with the process."""
 
 
 @atexit.register
-def _release_all() -> None:
-    """Close them in good order, so that Python does not complain of open files."""
-    for port in list(_reserved):
-        _release(port)
+def _close_locks() -> None:
+    """Close the locks, or Python warns of open files."""
+    for lock in _reserved:
+        lock.close()
 
 
 def free_port(host: str, first: int, attempts: int = 200) -> int:
-    """Return the first port from `first` on that nobody listens on, and that no other worker has chosen.
+    """Return the first port from `first` on that is free and that no other worker has chosen.
 
     Raises:
         PortTakenError: none of `attempts` ports is free.
     """
     for port in range(first, min(first + attempts, 65_536)):
-        if not _reserve(port):
-            continue
+        try:  # workers listen long after they have chosen a port
+            lock = _locked(Path(tempfile.gettempdir()) / f"retryapp-port-{os.getuid()}-{port}.lock")
+        except OSError:
+            lock = None  # no place for a lock; a listening process is still detected
+        else:
+            if lock is None:
+                continue
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError:
-                _release(port)
+                if lock is not None:
+                    lock.close()
                 continue
-            return port
+        if lock is not None:
+            _reserved.append(lock)
+        return port
     raise PortTakenError(host, first, f"None of the {attempts} ports from there on is free; set RETRYAPP_WEB_PORT")

@@ -1,11 +1,6 @@
-"""The protocol of a lane on aiokafka and RocksDB.
+"""A lane's transport on aiokafka and RocksDB: the primitives of `engine.transport.LaneProtocol`.
 
-`KafkaLane` gives `engine.transport.LaneProtocol` its primitives; the order of the steps is there. Of the client
-library's traps it steps round these:
-
-* the heartbeat goes out with the generation and member id *of the assignment*, through the consumer's own connection;
-* a transaction that follows another at once is often told to wait, and the library's own pause would be the longest
-  part of it.
+The heartbeat carries the generation and member id *of the assignment*, through the consumer's own connection.
 """
 
 from __future__ import annotations
@@ -13,8 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import faust
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import (
@@ -27,8 +24,12 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.structs import OffsetAndMetadata
+from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
+from retryapp.engine.partition import PartitionEngine
+from retryapp.engine.placement import Served
 from retryapp.engine.site import LaneSite
 from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Standing, TopicPartition
@@ -42,30 +43,52 @@ from retryapp.runtime.seen import RocksSeenTable
 from retryapp.runtime.store import StoreIdentity
 
 TRANSACTION_TIMEOUT_MS = 15_000
-"""The broker aborts a transaction that stays open for longer; with all workers dead, committed readers wait this
-long."""
+"""The broker aborts a transaction that stays open for longer: how long committed readers wait if all workers are dead.
+"""
 _RETRY_BACKOFF_MS = 10
-"""A transaction that follows another at once is often told to wait for the former's markers (the broker says "not
-enough replicas" or "concurrent transactions" for it, KIP-890); with the client's 100 ms each hand-off would take that
-long."""
+"""For a transaction that follows another at once: until the former's markers are written the broker answers "not enough
+replicas" or "concurrent transactions" (KIP-890), and with the client's 100 ms each hand-off would take that long."""
+_MAX_AGE_MS = CHANGELOG_DELETE_RETENTION_MS // 2
+"""A store unused for longer may hold rows whose tombstones are gone."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LanePlace(LaneSite):
     """Where a lane belongs, with its stores on this machine."""
 
-    pending_identity: StoreIdentity
-    dead_identity: StoreIdentity
-    store_dir: Any
-    """Folder of the handler's stores; the partition's lie in `pending/{p}`, `dead/{p}`, `seen/{p}` below it."""
-    max_store_age_ms: int
-    seen_identity: StoreIdentity | None = None
-    """Of the table of seen events; None where there is none."""
+    store_dir: Path
+    """Folder of the handler's stores; the partition's are `pending/{p}`, `dead/{p}`, `seen/{p}` below it."""
+    dlq_id: str = ""
+    """Id of the dead-letter topic."""
+    seen_id: str = ""
+    """Id of the changelog of the table of seen events."""
+
+
+def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LanePlace:
+    """Return where the lane of a handler's partition belongs."""
+    topology, partition = served.handler.topology, engine.partition
+    return LanePlace(
+        name=f"{topology.prefix}.{partition}",
+        group=app.conf.id,
+        partition=partition,
+        sources=engine.sources,
+        main=TopicPartition(topology.main, partition),
+        changelog=TopicPartition(topology.pending_changelog, partition),
+        dlq=TopicPartition(topology.dlq, partition),
+        delivering=engine.delivering,
+        topic_id=served.topic_id,
+        changelog_id=served.changelog_id,
+        dlq_id=served.dlq_id,
+        seen=TopicPartition(topology.seen_changelog, partition) if served.handler.deduplicate else None,
+        seen_id=served.seen_id,
+        store_dir=Path(app.conf.datadir) / "retryapp" / topology.prefix,
+        start_at_end=app.conf.consumer_auto_offset_reset == "latest",
+    )
 
 
 @dataclass(slots=True, kw_only=True)
-class KafkaLane(LaneProtocol):
-    """See the module's text."""
+class KafkaTransport(LaneProtocol):
+    """A lane's transport; see the module's text."""
 
     place: LanePlace
     settings: ClientSettings
@@ -74,8 +97,8 @@ class KafkaLane(LaneProtocol):
     _foreign: Sent | None = None
     """What was sent last to topics that are not ours."""
 
+    @override
     async def standing(self) -> Standing:
-        """See `LaneProtocol.standing`."""
 
         async def beat(client: AIOKafkaConsumer) -> type[BaseException]:
             coordinator = client._coordinator
@@ -92,34 +115,27 @@ class KafkaLane(LaneProtocol):
             self.consumer.heard(asked_s)
         return standing
 
+    @override
     async def start_producer(self) -> None:
-        """See `LaneProtocol.start_producer`."""
-        producer = self._new_producer()
+        settings = self.settings
+        producer = AIOKafkaProducer(
+            transactional_id=self.place.name,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            retry_backoff_ms=_RETRY_BACKOFF_MS,
+            client_id=f"{settings.client_id}-{self.place.name}",
+            max_batch_size=settings.max_batch_size,
+            max_request_size=settings.max_request_size,
+            request_timeout_ms=settings.request_timeout_ms,
+            compression_type=settings.compression_type,
+            linger_ms=0,
+            **settings.connection,
+        )
         reconnect_slowly(producer)
         self._producer = producer
         await producer.start()
 
-    def _new_producer(self) -> AIOKafkaProducer:
-        return AIOKafkaProducer(
-            transactional_id=self.place.name,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            retry_backoff_ms=_RETRY_BACKOFF_MS,
-            **self._producer_options(),
-        )
-
-    def _producer_options(self) -> dict[str, Any]:
-        return {
-            "client_id": f"{self.settings.client_id}-{self.place.name}",
-            "max_batch_size": self.settings.max_batch_size,
-            "max_request_size": self.settings.max_request_size,
-            "request_timeout_ms": self.settings.request_timeout_ms,
-            "compression_type": self.settings.compression_type,
-            "linger_ms": 0,
-            **self.settings.connection,
-        }
-
+    @override
     def end_producer(self) -> asyncio.Task[None] | None:
-        """See `LaneProtocol.end_producer`."""
         producer, self._producer = self._producer, None
         return None if producer is None else end(producer, self.place.name)
 
@@ -128,33 +144,37 @@ class KafkaLane(LaneProtocol):
             raise RuntimeError(f"lane {self.place.name} has no producer")
         return self._producer
 
+    @override
     async def begin(self) -> None:
-        """See `LaneProtocol.begin`."""
         await self._open_producer().begin_transaction()
 
+    @override
     async def send(self, records: Sequence[Outgoing]) -> Sent:
-        """See `LaneProtocol.send`."""
         sent = await send_all(self._open_producer(), records)
         if sent.destinations:
             self._foreign = sent
         return sent
 
+    @override
     async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """See `LaneProtocol.send_offsets`."""
-        told = {ClientTopicPartition(*tp): OffsetAndMetadata(*each) for tp, each in offsets.items()}
+        found = {ClientTopicPartition(*tp): OffsetAndMetadata(*each) for tp, each in offsets.items()}
         try:
-            await self._open_producer().send_offsets_to_transaction(told, self.place.group)
-        except TopicAuthorizationFailedError as exc:  # of the transaction's topics; their batches are told nothing
+            await self._open_producer().send_offsets_to_transaction(found, self.place.group)
+        except TopicAuthorizationFailedError as exc:  # the topics' batches get no answer
             if self._foreign is not None:
                 self._foreign.denied(exc)
             raise
 
+    @override
     async def end_transaction(self) -> None:
-        """See `LaneProtocol.end_transaction`."""
         await self._open_producer().commit_transaction()
 
+    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
+        """Refuse; goes with `LaneProtocol.move_offsets`."""
+        raise NotImplementedError
+
+    @override
     async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
-        """See `LaneProtocol.fetch_committed`."""
         client_tps = [ClientTopicPartition(*tp) for tp in self.place.sources]
         got: Mapping[Any, OffsetAndMetadata] = await self.consumer.in_thread(
             lambda c: c._coordinator.fetch_committed_offsets(client_tps)
@@ -165,46 +185,44 @@ class KafkaLane(LaneProtocol):
             if found.offset >= 0
         }
 
+    @override
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
-        """See `LaneProtocol.reposition`."""
         await self.consumer.reposition(starts)
 
+    @override
     async def hold(self) -> None:
-        """See `ports.LaneTransport.hold`."""
         await self.consumer.hold(self.place.sources)
 
+    @override
     def open_stores(self) -> tuple[RocksPendingTable, RocksDeadLetterTable]:
-        """See `LaneProtocol.open_stores`."""
         place, now_ms = self.place, self.clock.wall_ms()
-        number = str(place.partition)
         pending = RocksPendingTable(
-            place.store_dir / "pending" / number,
-            place.pending_identity,
+            self._folder("pending"),
+            StoreIdentity(topic=place.changelog.topic, topic_id=place.changelog_id, partition=place.partition),
             now_ms=now_ms,
-            max_age_ms=place.max_store_age_ms,
+            max_age_ms=_MAX_AGE_MS,
         )
+        identity = StoreIdentity(topic=place.dlq.topic, topic_id=place.dlq_id, partition=place.partition)
         try:
-            dead = RocksDeadLetterTable(place.store_dir / "dead" / number, place.dead_identity, now_ms=now_ms)
+            return pending, RocksDeadLetterTable(self._folder("dead"), identity, now_ms=now_ms)
         except BaseException:
             pending.close()  # or its folder would stay locked for the next try
             raise
-        return pending, dead
 
+    @override
     def open_seen(self) -> RocksSeenTable:
-        """See `LaneProtocol.open_seen`."""
         place = self.place
-        if place.seen_identity is None:
+        if place.seen is None:
             raise RuntimeError(f"lane {place.name} has no table of seen events")
-        path = place.store_dir / "seen" / str(place.partition)
-        return RocksSeenTable(path, place.seen_identity, now_ms=self.clock.wall_ms())
+        identity = StoreIdentity(topic=place.seen.topic, topic_id=place.seen_id, partition=place.partition)
+        return RocksSeenTable(self._folder("seen"), identity, now_ms=self.clock.wall_ms())
+
+    def _folder(self, table: str) -> Path:
+        return self.place.store_dir / table / str(self.place.partition)
 
 
 def standing_of(error: type[BaseException]) -> Standing:
-    """Return what the coordinator's answer says.
-
-    Raises:
-        aiokafka.errors.KafkaError: it says something else.
-    """
+    """Return what the coordinator's answer means; raise any other error."""
     if error is NoError:
         return Standing.MEMBER
     if error is RebalanceInProgressError:

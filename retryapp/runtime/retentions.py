@@ -1,7 +1,6 @@
-"""How long the topics that records wait in keep them: looked at while a worker runs, for its metrics.
+"""Watches the retention of the topics that records wait in, for the metrics.
 
-A start refuses topics that keep records for too short. An operator may change them afterwards, and nothing would say so
-before the next start, or before a record is gone.
+A start refuses topics that keep records for too short a time. An operator may change them afterwards.
 """
 
 from __future__ import annotations
@@ -21,48 +20,41 @@ from retryapp.runtime.metrics import Retention
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 300.0
-"""How often the topics are looked at."""
+"""Between two looks at the topics."""
 SETTING: Final = "retention.ms"
 
 
 class RetentionWatch:
-    """Knows the retention of every retry and redelivery topic of a worker's handlers."""
+    """The retention of every retry and redelivery topic of a worker's handlers."""
 
     def __init__(self, served: Mapping[str, Served], connection: Callable[[], KafkaConnection]) -> None:
-        """Begin knowing nothing.
-
-        Args:
-            served: the handlers, by main topic.
-            connection: how to reach the cluster.
-        """
         self._served = served
         self._connection = connection
         self._admin: KafkaAdmin | None = None
         self._needed_s: dict[str, float] = {}
-        self._kept_s: dict[str, float] = {}
+        self._topics_s: dict[str, float] = {}
         self._threads = Threads(keep=1)  # daemons: a process that ends does not wait for a broker
 
     def learn(self, plan: Plan) -> None:
-        """Take note of what a start has found, and of what it asked for."""
+        """Take what a start found and asked for."""
         for step in plan.steps:
             if SETTING in step.config and step.topic in self._names(step.main):
                 self._needed_s[step.main] = _seconds(step.config[SETTING])
-        self._see(plan.states)
+        self._update(plan.states)
 
-    def told(self) -> dict[str, Retention]:
+    def retentions(self) -> dict[str, Retention]:
         """Return what is known, by main topic."""
         return {
             main: Retention(
-                longest_wait_s=served.handler.policy.longest_wait_ms / 1_000,
-                needed_s=self._needed_s[main],
-                topics_s={name: self._kept_s[name] for name in self._names(main) if name in self._kept_s},
+                longest_wait_s=self._served[main].handler.policy.longest_wait_ms / 1_000,
+                needed_s=needed_s,
+                topics_s={name: self._topics_s[name] for name in self._names(main) if name in self._topics_s},
             )
-            for main, served in self._served.items()
-            if main in self._needed_s
+            for main, needed_s in self._needed_s.items()
         }
 
     async def run(self, every_s: float = EVERY_S) -> None:
-        """Look again and again, until cancelled; what cannot be looked at stays as it was seen last."""
+        """Look periodically until cancelled; what cannot be looked at keeps its last value."""
         while True:
             await asyncio.sleep(every_s)
             try:
@@ -71,32 +63,24 @@ class RetentionWatch:
                 error = exc
             if error is not None:
                 level = logging.INFO if isinstance(error, RetryAppError) else logging.WARNING
-                logger.log(level, "The retention of our topics could not be looked at: %r", error)
+                logger.log(level, "The retention of our topics could not be read: %r", error)
 
     def _look(self) -> None:
         if self._admin is None:
             self._admin = KafkaAdmin(self._connection())
-        self._see(self._admin.describe_topics(name for main in self._served for name in self._names(main)))
+        self._update(self._admin.describe_topics(name for main in self._served for name in self._names(main)))
 
-    def _see(self, states: Mapping[str, TopicState]) -> None:
-        for main in self._served:
-            for name in self._names(main):
-                if name in states and SETTING in states[name].config:
-                    self._kept_s[name] = _seconds(states[name].config[SETTING])
-                else:
-                    self._kept_s.pop(name, None)  # it is gone, or closed to us: an old number would be a lie
+    def _update(self, states: Mapping[str, TopicState]) -> None:
+        """Replace what is known; a topic that is gone, or may not be described, has no value."""
+        names = (name for main in self._served for name in self._names(main) if name in states)
+        self._topics_s = {
+            name: _seconds(states[name].config[SETTING]) for name in names if SETTING in states[name].config
+        }
 
     def _names(self, main: str) -> tuple[str, ...]:
-        if main not in self._served:
-            return ()
-        topology = self._served[main].handler.topology
-        return (*topology.retry_topics, topology.redelivery)
+        served = self._served.get(main)
+        return (*served.handler.topology.retry_topics, served.handler.topology.redelivery) if served else ()
 
 
 def _seconds(retention_ms: str) -> float:
-    """Return a retention in seconds.
-
-    >>> _seconds("60000"), _seconds("-1")
-    (60.0, inf)
-    """
     return math.inf if int(retention_ms) < 0 else int(retention_ms) / 1_000

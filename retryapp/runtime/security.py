@@ -1,10 +1,9 @@
 """The Faust app's address and security settings, for every other client that we open.
 
-Faust's consumer and producer, our lanes and the tail reader are aiokafka clients and take the app's credentials as they
-are. The administration client and the readers of the command line are librdkafka's, which knows files and PEM text but
-no Python ``SSLContext``. What such a context tells is carried over: the authorities that it trusts, and whether it
-checks certificate and host name. What it does not tell, `Retries(admin_options=...)` has to say: the client's own
-certificate, authorities that are only a folder, ciphers.
+aiokafka clients (lanes, tail reader) take the app's credentials as they are. The administration client and the command
+line's readers are librdkafka's, which takes files and PEM text but no Python ``SSLContext``. Of such a context the
+trusted authorities and the checks of certificate and host name are copied. The rest (the client's own certificate,
+authorities in a folder, ciphers) has to be in `Retries(admin_options=...)`.
 """
 
 from __future__ import annotations
@@ -43,15 +42,11 @@ def client_options(app: faust.App) -> dict[str, Any]:
 
 
 def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -> KafkaConnection:
-    """Return address, client id and security for the administration client.
-
-    Args:
-        app: a configured app.
-        options: librdkafka properties that win over what can be derived from the app.
+    """Return address, client id and security for the administration client; `options` (librdkafka's) win.
 
     Raises:
-        InvalidSettingError: the app uses security settings that cannot be derived and `options` does not say them, or
-            that Faust does not use.
+        InvalidSettingError: security settings of the app cannot be derived and are not in `options`, or Faust does not
+            use them.
     """
     given = options or {}
     known = {"client.id": app.conf.broker_client_id}  # quotas and the broker's log go by it
@@ -59,15 +54,10 @@ def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -
 
 
 def prove_login(app: faust.App, *, timeout_s: float) -> None:
-    """Log in once with the app's own credentials, as Faust's clients will; blocks.
+    """Log in once with the app's own credentials, as Faust's clients will; blocks at most `timeout_s` per address.
 
-    The administration client may have been told others. What Faust's clients are refused they tell in a traceback of
-    "unable to bootstrap", and a worker that does not start has to say why. Without credentials, or with tokens (whose
-    provider belongs to the app's own event loop), nothing is done.
-
-    Args:
-        app: a configured app.
-        timeout_s: longest wait for one address.
+    The administration client may have others, and Faust's clients report a refusal as "unable to bootstrap". Skipped
+    without credentials, and with tokens (their provider belongs to the app's event loop).
 
     Raises:
         AccessDeniedError: name, password or mechanism were refused.
@@ -94,7 +84,7 @@ async def _log_in(options: dict[str, Any], client_id: str, timeout_s: float) -> 
             raise AccessDeniedError(doing, where, str(error)) from error
         except ssl.SSLError as error:
             raise ContextRefusedError(doing, where, str(error)) from error
-        except (OSError, TimeoutError, KafkaError) as error:  # not this one; perhaps another
+        except (OSError, TimeoutError, KafkaError) as error:  # try the next address
             if isinstance(error.__cause__, ssl.SSLError):
                 raise ContextRefusedError(doing, where, str(error.__cause__)) from error
             said = str(error) or type(error).__name__
@@ -105,7 +95,7 @@ async def _log_in(options: dict[str, Any], client_id: str, timeout_s: float) -> 
 
 
 def _derived(app: faust.App, given: Mapping[str, str]) -> dict[str, str]:
-    """Return what the app's own settings say, in librdkafka's words."""
+    """Return the app's own settings as librdkafka properties."""
     credentials: Any = app.conf.broker_credentials
     if credentials is None:
         context = app.conf.ssl_context
@@ -146,7 +136,7 @@ def _login(credentials: Any, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tls(context: ssl.SSLContext, given: Mapping[str, str]) -> dict[str, str]:
-    """Return what a context tells: whom it trusts, and what it checks. A client's certificate it does not tell."""
+    """Return what a context trusts and checks; it does not hand out a client's certificate."""
     derived = {
         "enable.ssl.certificate.verification": str(context.verify_mode != ssl.CERT_NONE).lower(),
         "ssl.endpoint.identification.algorithm": "https" if context.check_hostname else "none",
@@ -162,6 +152,6 @@ def _tls(context: ssl.SSLContext, given: Mapping[str, str]) -> dict[str, str]:
             "one: say its file as ssl.ca.location",
         )
     authorities = context.get_ca_certs(binary_form=True)
-    if authorities:  # else: nothing, or only a folder; librdkafka looks where the system keeps them
+    if authorities:  # else none or a folder; librdkafka uses the system's
         derived["ssl.ca.pem"] = "".join(ssl.DER_cert_to_PEM_cert(authority) for authority in authorities)
     return derived

@@ -1,11 +1,11 @@
 """RocksDB as the tables of this process use it: one folder per table and partition, one shared cache for all.
 
-A store is only a copy of a topic. It is written after the transaction that it reflects is committed, carries the offset
-up to which it is complete, and is thrown away when that cannot be trusted: another topic (its id differs), a last use
-so long ago that the changelog may have forgotten its tombstones, or an error while writing.
+A store is a copy of a topic. It is written after the transaction that it reflects is committed, carries the offset up
+to which it is complete, and is dropped when that cannot be trusted: another topic (its id differs), a last use so long
+ago that the changelog may have forgotten its tombstones, or an error while writing.
 
-Key ranges of one store: row keys begin with 0x00 (big-endian milliseconds), the index with 0x01, meta data with 0x02,
-so that a range delete over rows never meets the others.
+Row keys begin with 0x00 (big-endian milliseconds), the index with 0x01, meta data with 0x02: a range delete over rows
+never meets the others.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _options() -> Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreIdentity:
-    """Which topic a store is a copy of. A store with another identity is dropped and rebuilt."""
+    """Which topic a store is a copy of."""
 
     topic: str
     topic_id: str
@@ -102,28 +102,22 @@ class StoreMeta:
     """The store reflects the topic up to here, exclusive; 0 when nothing was read."""
     counts: dict[str, int]
     """Rows by tier."""
+    newest: int
+    """Largest origin offset that the store ever had a row of, -1 for none."""
     written: int | None = None
     """Offset of the last record of the topic that was written together with the store; None once it was read there."""
-    newest: int | None = None
-    """Largest origin offset that the store ever had a row of, -1 for none; None where nobody kept account of it."""
 
     @property
     def text(self) -> bytes:
-        """As it stands in the store."""
+        """Its stored form."""
         return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
 
 
 class Store:
-    """One RocksDB folder. Not for several tasks at once; every call is synchronous and short."""
+    """One RocksDB folder, for one task at a time. Every call is synchronous and short."""
 
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int, max_age_ms: int | None) -> None:
-        """Open the store, or make it anew where the old one cannot be trusted.
-
-        Args:
-            path: its folder.
-            identity: the topic that it must be a copy of.
-            now_ms: epoch milliseconds.
-            max_age_ms: a store not used for longer is dropped; None never.
+        """Open the store, or make a new one if the old one cannot be trusted or was not used for `max_age_ms`.
 
         Raises:
             DiskFullError: no room.
@@ -131,12 +125,12 @@ class Store:
         """
         self.path = path
         self.dropped: str | None = None
-        """Why the store that was found had to be dropped; None when it was usable or there was none."""
+        """Why the old store was dropped; None if it was usable or there was none."""
         self._db: Rdict | None = None
         self.failed = False
-        """A read or write went wrong: nothing may read this store again; `close` deletes it."""
+        """A read or write failed: nothing may read this store again; `close` deletes it."""
         self._unlogged = False
-        """Something was written that is in no log, and may be in memory only."""
+        """A batch was written past the write-ahead log and may be in memory only."""
         self._identity = identity
         meta: StoreMeta | None = None
         if path.exists():
@@ -193,11 +187,11 @@ class Store:
         return value
 
     def items(self, start: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Walk over keys and values from `start` on; drop the iterator before any await (it holds the folder's lock).
+        """Yield keys and values from `start` on; drop the iterator before any await (it holds the folder's lock).
 
         Raises:
-            StoreBrokenError: a part of the store cannot be read. (The library's own iterators just end there:
-                everything behind the damage would look removed.)
+            StoreBrokenError: a part of the store cannot be read. (The library's own iterators end there, and what
+                follows the damage would look removed.)
         """
         walk = self.db.iter()
         (walk.seek_for_prev if backwards else walk.seek)(start)
@@ -215,19 +209,14 @@ class Store:
         return WriteBatch(raw_mode=True)
 
     def write(self, batch: WriteBatch, used_ms: int, *, logged: bool = True) -> None:
-        """Write a batch together with the store's description, atomically.
+        """Write a batch together with the store's description, atomically; `used_ms`: see `StoreMeta`.
 
-        Args:
-            batch: changes.
-            used_ms: when the store last had all that its topic had, epoch milliseconds.
-            logged: False where many batches follow each other and the topic has them all: they spare the write-ahead
-                log, which would write everything twice. What a crash leaves is a whole number of batches from the
-                first on, as ever: memtables reach the disk in order, each with the description that was its last. The
-                next logged write puts them on the disk first, or its log would be replayed onto a store that lacks
-                them.
+        `logged=False` skips the write-ahead log, for series of batches that the topic has. A crash still leaves a
+        prefix of the batches: memtables reach the disk in order, each with its last description. The next logged write
+        flushes them first, or its log would be replayed onto a store that lacks them.
 
         Raises:
-            DiskFullError, StoreBrokenError: it was not written, or nobody knows; drop the store.
+            DiskFullError, StoreBrokenError: the outcome is unknown; drop the store.
         """
         self.meta.used_ms = used_ms
         batch.put(_META, self.meta.text)
@@ -245,22 +234,19 @@ class Store:
             raise self._broken(exc) from exc
 
     def close(self) -> None:
-        """Close it, and delete it if it failed; never raises, may be called twice.
-
-        Closing writes: on a full disk it fails, and what is in the folder then is anybody's guess.
-        """
+        """Close it, and delete it if it failed, also if closing fails. Never raises; may be called twice."""
         if self._db is not None:
             self._release()
             if self.failed:
                 self._remove()
 
     def drop(self) -> None:
-        """Close and delete it: the topic has everything. Never raises."""
+        """Close and delete it. Never raises."""
         self._release()
         self._remove()
 
     def _release(self) -> None:
-        """Let go of the database; the folder's lock goes with the last reference, also when closing it fails."""
+        """Close the database; the folder's lock goes with the last reference, even if closing fails."""
         db, self._db = self._db, None
         if db is None:
             return
@@ -291,7 +277,7 @@ class Store:
             return None
 
     def _distrust(self, db: Rdict, meta: StoreMeta | None, now_ms: int, max_age_ms: int | None) -> str | None:
-        """Return why a store that was found must not be used, or None."""
+        """Return why an existing store must not be used, or None."""
         if meta is None:
             return None if next(iter(db.keys()), None) is None else "it has no readable description of itself"
         if meta.format != FORMAT_VERSION:
@@ -306,8 +292,35 @@ class Store:
         return None
 
 
+class RocksTable:
+    """What the tables of a partition have in common: a store, and the offset up to which it reflects its topic."""
+
+    def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int, max_age_ms: int | None = None) -> None:
+        """Open the table; see `Store`."""
+        self._store = Store(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
+        self._now_ms = now_ms
+
+    @property
+    def dropped(self) -> str | None:
+        """Why the old local copy was dropped, or None."""
+        return self._store.dropped
+
+    @property
+    def next_offset(self) -> int:
+        """The table reflects its topic up to here, exclusive."""
+        return self._store.meta.next_offset
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+    def drop(self) -> None:
+        """Close the store and delete it: the topic has everything."""
+        self._store.drop()
+
+
 def _is_locked(exc: Exception) -> bool:
-    """Tell whether another process, or this one, has the folder open; the words are RocksDB's, paths say LOCK too."""
+    """Return whether this or another process has the folder open, by RocksDB's words (a path may contain LOCK)."""
     return _is_locked_here(exc) or "while lock file" in str(exc).lower()
 
 
@@ -327,7 +340,7 @@ def _named(path: Path, exc: Exception) -> DiskFullError | StoreBrokenError:
 
 
 def _remedy(exc: Exception) -> str | None:
-    """Return what to do about a store that is in use, which must not be removed; None for all others."""
+    """Return what to do about a store that is in use, which must not be removed; None for other errors."""
     if _is_locked_here(exc):
         return "This process has it open already; it is used as soon as it is closed"
     if _is_locked(exc):

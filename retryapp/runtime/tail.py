@@ -1,12 +1,10 @@
-"""Reading a partition up to its end, for all lanes of a worker over two shared consumers without a group.
+"""Reads partitions up to their ends, for all lanes of a worker over two shared consumers without a group.
 
-* One consumer answers where partitions begin and end, the other reads, so that a long read delays no other lane's
-  questions. Questions that wait for their turn go to the broker together.
-* Readers take turns: whoever reads lets go after a slice when others wait, and goes on from its position when it is its
-  turn again. Readings that nobody waits for (`background`) queue among themselves first: an opening lane waits for one
-  slice of them at most.
-* A consumer that saw an error, a time-out or a cancellation in the middle of something is in a state that nobody knows:
-  it is dropped, and the next use makes a new one.
+* One consumer answers where partitions begin and end, the other reads: a long read delays no other lane's questions.
+  Questions that wait for their turn go to the broker together.
+* Readers take turns: a reader lets go after a slice if others wait. Background readings queue among themselves first:
+  an opening lane waits for one slice of them at most.
+* A consumer is dropped after any error, time-out or cancellation: its state is unknown. The next use makes a new one.
 """
 
 from __future__ import annotations
@@ -14,20 +12,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientTopicPartition
+from typing_extensions import override
 
-from retryapp.ports import Sink, TopicPartition
+from retryapp.ports import Sink, TopicPartition, TopicReader
 from retryapp.runtime.clients import ClientSettings, end
 from retryapp.runtime.unreadable import bare
 
 TURN_S = 0.25
 """How long a reading goes on while others wait; every turn makes some progress."""
 STALL_S = 10.0
-"""A reading to which nothing comes for so long is given up, and its consumer with it."""
+"""A reading that gets nothing for so long raises `TimeoutError`."""
 _FETCHED = 1_000
 SLICE_RECORDS = 250
 """Records that are applied at once; other tasks run between slices (2 to 6 ms each on RocksDB)."""
@@ -35,7 +34,7 @@ SLICE_BYTES = 1 << 20
 
 
 class _SharedConsumer:
-    """A consumer that several tasks use in turns; made when needed, dropped after any error."""
+    """A consumer that several tasks use in turns; made when needed."""
 
     def __init__(self, settings: ClientSettings, role: str) -> None:
         self.waiting = 0
@@ -48,7 +47,7 @@ class _SharedConsumer:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[AIOKafkaConsumer]:
-        """Have the consumer for oneself, in the order of asking."""
+        """Hold the consumer, in the order of asking."""
         self.waiting += 1
         try:
             await self._lock.acquire()
@@ -66,7 +65,7 @@ class _SharedConsumer:
             self._lock.release()
 
     async def stop(self) -> None:
-        """Drop the consumer and wait for the ends of all that were dropped; bounded."""
+        """Drop the consumer and wait until all dropped ones have ended; bounded."""
         self._drop()
         if self._ends:
             await asyncio.wait(self._ends)
@@ -101,12 +100,7 @@ class _Question:
     """Where partitions begin and end."""
 
     tps: Sequence[TopicPartition]
-    bounds: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def answered(self) -> bool:
-        """Whether all of it is known."""
-        return len(self.bounds) == len(set(self.tps))
+    bounds: dict[TopicPartition, tuple[int, int]] | None = None
 
 
 async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
@@ -117,11 +111,10 @@ async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) ->
         question.bounds = {tp: (int(first[tp]), int(end_[tp])) for tp in question.tps}
 
 
-class TailReader:
-    """Reads partitions up to their ends, committed records only. See the module's text."""
+class TailReader(TopicReader):
+    """Reads partitions up to their ends, committed records only; connects at the first use."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Make nothing yet: the consumers connect at their first use."""
         self._asker = _SharedConsumer(settings, "bounds")
         self._reader = _SharedConsumer(settings, "tail")
         self._questions: list[_Question] = []
@@ -129,26 +122,23 @@ class TailReader:
         self._behind: dict[TopicPartition, int] = {}
 
     def behind(self, tp: TopicPartition) -> int:
-        """Return how many offsets the reading of a partition that goes on, or that failed last, had before it."""
+        """Return how many offsets the current or last failed reading of a partition has left."""
         return self._behind.get(tp, 0)
 
+    @override
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the first and the end offset (of committed records) of partitions.
-
-        Whoever has its turn asks for all that wait. When that fails it asks once more for its own alone: the fault may
-        be with the partitions of others.
-        """
+        # The first to get its turn asks for all that wait; if that fails, each asks for its own partitions alone.
         question = _Question(tps)
         self._questions.append(question)
         alone = False
         try:
-            while not question.answered:
+            while question.bounds is None:
                 asked = [question]
                 try:
                     async with self._asker.turn() as consumer:
                         if not alone:
-                            asked = [each for each in self._questions if not each.answered]
-                        if not question.answered:
+                            asked = [each for each in self._questions if each.bounds is None]
+                        if question.bounds is None:
                             await _answer(consumer, asked)
                 except Exception:
                     if len(asked) == 1:
@@ -158,8 +148,8 @@ class TailReader:
             self._questions.remove(question)
         return question.bounds
 
+    @override
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
-        """See `ports.TopicReader.read`; `TimeoutError` when nothing comes for `STALL_S`."""
         first, end_ = (await self.bounds([tp]))[tp]
         position = max(start, first)
         while position < end_:
@@ -203,10 +193,7 @@ class TailReader:
 
 
 def _slices(records: list[Any], position: int) -> Iterator[tuple[list[Any], int]]:
-    """Cut records into slices, bounded in number and bytes, with the offset after each; the last one's is `position`.
-
-    The position moves past transaction markers too, so a slice may be empty.
-    """
+    """Yield slices, bounded in number and bytes, with the offset after each; the last ends at `position`."""
     part: list[Any] = []
     size = 0
     for record in records:

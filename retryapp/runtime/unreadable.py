@@ -1,18 +1,16 @@
-"""Records that the client library cannot decode: found by offset, told of, and passed.
+"""Passes records that the client library cannot decode, and reports their offsets.
 
-The stock reader stops at the first of them for ever, and the good records before it in the same fetch are lost to it
-too. Here, for the topics in `TOPICS`:
+The stock reader never gets past the first of them, nor delivers the good records before it in the same fetch. Here, for
+the topics in `TOPICS`:
 
 * a header name that is not UTF-8 is read leniently: its odd bytes become lone surrogates (PEP 383);
-* a batch with a bad checksum, or one whose records cannot be taken apart, becomes one `Unreadable` in its place, which
-  names the range of offsets: a checksum covers a batch, so its healthy records cannot be told from the damaged ones;
-* where a damaged batch ends is known from the sound one that follows. With none its header is believed as far as two of
-  its fields agree; else reading goes on a step at a time, and what lies before the next batch is told of then;
-* a missing codec is no damage, or every record would be dead: an `Unreadable` that says so, and the position stays. So
-  it does where not even the frame of a batch can be found.
+* a batch with a bad checksum, or one that cannot be parsed, becomes one `Unreadable` with its range of offsets: a
+  checksum covers a batch, so healthy and damaged records in it cannot be distinguished;
+* a damaged batch ends where the next sound one begins. Without one its header counts if two of its fields agree; else
+  reading goes on one offset at a time, and the rest before the next batch is reported then;
+* a missing codec is no damage: an `Unreadable` says so, and the position stays. The same if no batch frame is found.
 
-Other topics of the process (the user's, our changelogs) have the lenient names and otherwise the stock behaviour: an
-error for ever, for nobody there could take a range of offsets for what it is.
+Other topics of the process (the user's, our changelogs) have the lenient names and otherwise the stock behaviour.
 
 It replaces two names in aiokafka's fetcher, for the whole process; the C reader still does all the work on good data.
 """
@@ -35,7 +33,7 @@ from aiokafka.structs import ConsumerRecord
 from retryapp.core.errors import MissingCodecError
 
 TOPICS: Final[set[str]] = set()
-"""Topics whose readers know what an `Unreadable` is; `Runtime.serve` adds to them."""
+"""Topics whose readers accept an `Unreadable`; `Runtime.serve` adds to them."""
 
 _StockRecords: Any = fetcher.PartitionRecords
 _LENGTH = struct.Struct(">qi")
@@ -43,7 +41,7 @@ _MAGIC_AT = 16
 _BATCH_HEADER_BYTES = 61
 _BAD_CHECKSUM = "the checksum of the batch is wrong"
 _open_ends: Final[dict[Any, int]] = {}
-"""Offset up to which a damaged batch was told of, by partition, where its end was unsure."""
+"""Offset up to which a damaged batch with an unsure end was reported, by partition."""
 
 
 @dataclass
@@ -55,7 +53,7 @@ class Unreadable(ConsumerRecord[bytes, bytes]):  # type: ignore[misc]  # the cli
     problem: str = ""
     """What is wrong, without payload."""
     stuck: bool = False
-    """Nothing was passed: reading on would skip records that are, or may be, sound."""
+    """Nothing was passed: reading on could skip sound records."""
 
 
 class _Slice(bytearray):
@@ -76,14 +74,13 @@ class _Buffer(bytearray):
 def bare(raw: bytes) -> bytes:
     """Return bytes as they are: a consumer with this as its `key_deserializer` gets the C reader's own records.
 
-    They have offset, key, value and headers, which is all that a table needs. Making the client's record of each of
-    them was an eighth of the work of a recovery.
+    They have all that a table needs, and spare an eighth of the work of a recovery.
     """
     return raw
 
 
 class KeptRecords:
-    """The stock reader of a fetched partition, which knows where in the bytes the batch lies that it gave last."""
+    """The stock reader of a fetched partition, which knows the position of its last batch in the bytes."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = memoryview(raw)
@@ -94,7 +91,7 @@ class KeptRecords:
         self.size_in_bytes = records.size_in_bytes
 
     def next_batch(self) -> Any:
-        """Return the next batch; it raises where the frame of one is broken."""
+        """Return the next batch; raises if its frame is broken."""
         self._at = self._end
         batch = self._next_batch()
         self._end = _frame_end(self._raw, self._at)
@@ -102,17 +99,17 @@ class KeptRecords:
 
     @property
     def first(self) -> _Batch | None:
-        """The first batch; None when its frame is broken or it is not here as a whole."""
+        """The first batch; None if its frame is broken or incomplete."""
         return _frame(self._raw)
 
     @property
     def last(self) -> _Batch | None:
-        """The batch that was given last, or None when the frame of one is broken."""
+        """The last batch, or None if its frame is broken."""
         return _frame(self._raw[self._at :]) if self._end > self._at else None
 
 
 class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no types
-    """The stock unpacking of a fetched partition, which passes what it cannot read. See the module's text."""
+    """The stock unpacking of a fetched partition, which passes what it cannot read."""
 
     next_fetch_offset: int
     _key_deserializer: Any
@@ -156,10 +153,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         return record if self._key_deserializer is bare else super()._consumer_record(tp, record)
 
     def _rest_of_a_damaged_batch(self) -> Iterator[Unreadable]:
-        """Tell of offsets that belong to a damaged batch, which the broker takes for shorter than it was.
-
-        Nothing else can lie between it and the batch that comes now.
-        """
+        """Report the offsets between a damaged batch with an unsure end and the batch that comes now."""
         first = self.next_fetch_offset
         if _open_ends.get(self._tp) != first:
             return
@@ -169,11 +163,11 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             yield self._unreadable(first, batch.base - 1, _BAD_CHECKSUM)
 
     def _past(self, batch: _Batch, error: Exception) -> Generator[Any, None, bool]:
-        """Yield what can be had of a batch, and step over it.
+        """Yield what can be read of a batch, and step over it.
 
         Returns:
-            Whether the rest of the fetch can be read on: after a bad checksum the batch's word on transactions cannot
-            be believed, and a new fetch begins with the broker's own.
+            Whether to read on in this fetch: after a bad checksum the batch's transaction flags are unreliable, and a
+            new fetch begins with the broker's own.
         """
         end, sure = batch.reach()
         if batch.sound:
@@ -244,7 +238,7 @@ class _Batch:
         return _DefaultRecordBatchPy(self.raw)
 
     def lies_before(self, offset: int) -> bool:
-        """Tell whether all of it was passed: the broker gives whole batches, and takes a damaged one for longer."""
+        """Return whether all of it was passed: the broker may take a damaged batch for longer."""
         if self.sound:
             return int(self._header.next_offset) <= offset
         following = self._following_base()
@@ -253,8 +247,8 @@ class _Batch:
     def reach(self) -> tuple[int, bool]:
         """Return the offset after its last record, and whether that is sure.
 
-        A bad checksum covers the counts of offsets and of records. A sound batch behind it knows better; so does one
-        that is here in part only, when it agrees with a count. Else one step is sure.
+        A bad checksum covers the counts of offsets and of records. A sound batch after it is right; so is an incomplete
+        one that agrees with a count. Else one step is sure.
         """
         if self.sound:
             return int(self._header.next_offset), True
@@ -271,14 +265,14 @@ class _Batch:
         return (end, True) if agreed and end > self.base else (self.base + 1, False)
 
     def _following_base(self) -> int | None:
-        """Where the next batch begins by its own word, were it cut off or damaged."""
+        """First offset of the next batch by its own header, even if it is incomplete or damaged."""
         if len(self.tail) <= _MAGIC_AT or self.tail[_MAGIC_AT] != 2:
             return None
         (base, _) = _LENGTH.unpack_from(self.tail)
         return int(base) if base > self.base else None
 
     def leniently(self) -> Iterator[Any]:
-        """Return its records; names of headers may have lone surrogates."""
+        """Return its records; header names may have lone surrogates."""
         batch = _DefaultRecordBatchPy(self.raw)
         batch._maybe_uncompress()
         batch._buffer = _Buffer(batch._buffer)
@@ -291,7 +285,7 @@ def _frame_end(raw: memoryview, at: int) -> int:
 
 
 def _frame(raw: memoryview) -> _Batch | None:
-    """Return the batch at the beginning of these bytes, or None where they have none as a whole."""
+    """Return the batch at the beginning of these bytes, or None if there is no complete one."""
     if len(raw) < _BATCH_HEADER_BYTES:
         return None
     end = _frame_end(raw, 0)
@@ -302,10 +296,10 @@ def _frame(raw: memoryview) -> _Batch | None:
 
 
 def refuse_missing_codecs() -> None:
-    """Check that this process reads whatever producers may write.
+    """Check that this process reads all codecs of producers.
 
     Raises:
-        MissingCodecError: names the first that it does not.
+        MissingCodecError: names the first missing one.
     """
     for codec in ("gzip", "snappy", "lz4", "zstd"):
         if not getattr(codecs, f"has_{codec}")():
@@ -313,6 +307,6 @@ def refuse_missing_codecs() -> None:
 
 
 def install() -> None:
-    """Let every consumer of this process read so; may be called again."""
+    """Install both readers for every consumer of this process; may be called again."""
     fetcher.MemoryRecords = KeptRecords
     fetcher.PartitionRecords = TolerantRecords

@@ -1,7 +1,7 @@
-"""What a worker tells its web pages: `ports.WorkerView` on the runtime. Everything is bounded.
+"""`ports.WorkerView` on the runtime.
 
-A page's questions run on the worker's event loop, between records. So no method here looks at more rows than its
-`limit` and one more for each partition, and what needs the broker is awaited.
+Its methods run on the worker's event loop, between records: none reads more rows than its `limit` and one more per
+partition, and what needs the broker is awaited.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import asyncio
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
+from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Record
 from retryapp.engine.lane import LaneState
 from retryapp.engine.placement import Placed
 from retryapp.kafka import read_record
-from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition
+from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition, WorkerView
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.lanes import LaneWatch
 from retryapp.runtime.observers import CombinedObserver
-from retryapp.runtime.placement import owners
 
 NO_CLAIMS: frozenset[bytes] = frozenset()
 LAG_TIMEOUT_S: Final = 2.0
@@ -33,8 +33,8 @@ _LEAST_CHUNK: Final = 4
 _ELSEWHERE: Final = "elsewhere"
 
 
-class RuntimeView:
-    """See the module's text."""
+class RuntimeView(WorkerView):
+    """What the pages may ask of a runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -42,31 +42,31 @@ class RuntimeView:
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
 
+    @override
     def url(self) -> str:
-        """See `ports.WorkerView.url`."""
         return str(self._runtime.app.conf.canonical_url)
 
+    @override
     def handlers(self) -> Sequence[HandlerInfo]:
-        """See `ports.WorkerView.handlers`."""
         return [_info(self._runtime, main) for main in self._runtime.served]
 
+    @override
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
-        """See `ports.WorkerView.partitions`."""
         addresses = self._addresses(main)
         return [
             self._partition(main, number, addresses.get(number))
             for number in range(self._runtime.served[main].partitions)
         ]
 
+    @override
     def partition(self, main: str, number: int) -> PartitionInfo | None:
-        """See `ports.WorkerView.partition`."""
         if not 0 <= number < self._runtime.served[main].partitions:
             return None
         here = (main, number) in self._runtime.placed
         return self._partition(main, number, None if here else self._addresses(main).get(number))
 
+    @override
     async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """See `ports.WorkerView.lags`."""
         open_here = {
             number: placed
             for (topic, number), placed in sorted(self._runtime.placed.items())
@@ -84,63 +84,66 @@ class RuntimeView:
             raise self._unreachable(str(exc) or type(exc).__name__) from exc
         return [_lag(self._runtime, main, number, (committed, ends, positions)) for number in open_here]
 
+    @override
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
-        """See `ports.WorkerView.due_times`."""
         placed = self._open(main, partition)
         table = placed.transport.pending if placed else None
         return table.due_times(start_ms, stop_ms, limit) if table else []
 
+    @override
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
-        """See `ports.WorkerView.pending_page`."""
         numbers = range(self._runtime.served[main].partitions) if partition is None else (partition,)
         here = [(number, placed) for number in numbers if (placed := self._open(main, number)) is not None]
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
         rows = [_waiting(placed, number, after, chunk) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))
 
+    @override
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        """See `ports.WorkerView.pending_find`."""
         placed = self._open(main, partition)
         table = placed.transport.pending if placed else None
         key = table.find(origin_offset) if table else None
         value = table.get(key) if table and key else None
         return PendingEntry(partition=partition, key=key, value=value) if key and value else None
 
+    @override
     def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
-        """See `ports.WorkerView.dead_page`."""
         placed = self._open(main, partition)
         table = placed.transport.dead if placed else None
         return [DeadEntry(partition=partition, row=row) for row in table.page(before, limit)] if table else []
 
+    @override
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        """See `ports.WorkerView.dead_find`."""
         placed = self._open(main, partition)
         table = placed.transport.dead if placed else None
         row = table.find(failure_id) if table else None
         return DeadEntry(partition=partition, row=row) if row else None
 
+    @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
-        """See `ports.WorkerView.read_record`."""
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
 
+    @override
     def ready(self) -> bool:
-        """See `ports.WorkerView.ready`."""
         runtime = self._runtime
         if not runtime.assigned or runtime.app.rebalancing:  # before the first assignment nothing is placed yet
             return False
         return all(placed.lane.state is LaneState.OPEN for placed in runtime.placed.values())
 
+    @override
     def metrics_text(self) -> bytes:
-        """See `ports.WorkerView.metrics_text`."""
         return self._runtime.metrics.text()
 
     def _open(self, main: str, partition: int) -> Placed | None:
         return self._runtime.placed.get((main, partition))
 
     def _addresses(self, main: str) -> dict[int, str]:
-        return dict(owners(self._runtime.app, main)) if self._runtime.plan is not None else {}
+        if self._runtime.plan is None:
+            return {}
+        workers = cast("Any", self._runtime.app.assignor).external_topics_metadata()
+        return {int(number): str(url) for url, topics in workers.items() for number in topics.get(main, ())}
 
     def _partition(self, main: str, number: int, address: str | None) -> PartitionInfo:
         placed = self._open(main, number)

@@ -1,4 +1,4 @@
-"""The worker process: a folder and a port of its own, and errors that a person can act on."""
+"""The worker process: a folder and a port of its own, and named errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
+import sysconfig
 import traceback
 import warnings
 from pathlib import Path
@@ -51,10 +52,10 @@ class RetryWorker(Worker):
         super().__init__(app, *args, **kwargs)
 
     def execute_from_commandline(self) -> NoReturn:
-        """Prepare topics, then run; a named error is one line and its exit code, never a traceback."""
+        """Prepare topics, then run; a named error is one line and its exit code."""
         runtime = runtime_of(self.app)
         if runtime is not None:
-            setup_logging(  # Faust does so only when it starts, and the wait for a broker must be heard
+            setup_logging(  # before Faust does: the wait for a broker is logged
                 loglevel=self.loglevel,
                 logfile=self.logfile,
                 logging_config=self.logging_config,
@@ -69,7 +70,7 @@ class RetryWorker(Worker):
         super().execute_from_commandline()
 
     def stop_and_shutdown(self) -> None:
-        """Stop; where the group may not be joined any more, name it: the client library gives up for good."""
+        """Stop; if the group may not be joined any more, name it: the client library gives up."""
         try:
             super().stop_and_shutdown()
         except GroupAuthorizationFailedError as exc:
@@ -80,12 +81,11 @@ class RetryWorker(Worker):
             )
 
     async def on_startup_finished(self) -> None:
-        """Spare the garbage collector rounds that find nothing.
+        """Spare garbage collections that find nothing.
 
-        Modules and classes stay as long as the process, some hundred thousand objects. Each full collection walked over
-        them: 45 to 110 ms every two seconds under load, in which nothing fired. Records in flight are no garbage
-        either, and those that are done go by themselves: at Python's own thresholds a burst of 50,000 failures spent a
-        fifth of its CPU on looking at them.
+        Full collections walked over some hundred thousand modules and classes: 45 to 110 ms every two seconds under
+        load. Records in flight are no garbage either: at Python's thresholds a burst of 50,000 failures spent a fifth
+        of its CPU on them.
         """
         await super().on_startup_finished()
         if gc.get_threshold() == _PYTHON_THRESHOLDS:  # else the program has its own reasons
@@ -94,34 +94,40 @@ class RetryWorker(Worker):
         gc.freeze()
 
     def _setup_spinner_handler(self, logger: logging.Logger, level: int) -> None:
-        """Do without Faust's spinner: it sets the root logger to DEBUG, and every line that nobody sees is made."""
+        """Do without Faust's spinner, which sets the root logger to DEBUG."""
         self.spinner = None
 
     async def _sentinel_task(self) -> None:
-        """Let what is ready run once; Faust sleeps a second here, which a stop with a deadline does not have."""
+        """Let ready tasks run once; Faust sleeps a second here."""
         await asyncio.sleep(0)
 
 
 def end_faust_on_named_errors() -> None:
-    """Have `faust -A ...` end with one line and the error's exit code where the user's module raises a named error.
+    """Have `faust -A ...` end with one line and the error's exit code if the user's module raises a named error.
 
-    Faust imports the module with nothing round it, so a wrong policy or a second handler would be a long traceback and
-    exit code 1. Only Faust's own command is changed; a module that is imported elsewhere raises as ever.
+    Faust would show a long traceback and exit with 1. Only Faust's own command is changed.
     """
     command = Path(sys.argv[0])
     if sys.excepthook is sys.__excepthook__ and (command.name == "faust" or command.parent.name == "faust"):
         sys.excepthook = _end_named
 
 
+def user_line(error: BaseException) -> str:
+    """Return file and line of the user's code that an exception came through last; empty if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    ours = str(Path(__file__).parent.parent)
+    frames = [at for at in traceback.extract_tb(error.__traceback__) if not at.filename.startswith((ours, "<"))]
+    frames = [at for at in frames if not at.filename.startswith(installed)] or frames
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
 def _end_named(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not isinstance(error, RetryAppError):
         sys.__excepthook__(kind, error, trace)
         return
-    ours = str(Path(__file__).parent.parent)
-    outside = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith((ours, "<"))]
-    at = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
-    print(f"retryapp: {error}{at}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
-    raise SystemExit(error.exit_code)
+    _leave(error, user_line(error))
 
 
 def _settle(app: faust.App) -> WorkerPlace:
@@ -143,11 +149,13 @@ def _settle(app: faust.App) -> WorkerPlace:
             conf.web_host = "127.0.0.1"
         conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
         shown = f"pages {conf.canonical_url}/retries/"
-    print(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}", file=sys.stderr, flush=True)  # noqa: T201 - said before logging is set up, whatever its level
+    print(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}", file=sys.stderr, flush=True)  # noqa: T201 - before logging is set up
     return place
 
 
-def _leave(error: RetryAppError) -> NoReturn:
+def _leave(error: RetryAppError, where: str = "") -> NoReturn:
+    """End the process with an error's line, where the user's code caused it, and its exit code."""
     logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
-    print(f"retryapp: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that cannot start
+    line = f"retryapp: {error} ({where})" if where else f"retryapp: {error}"
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a process that cannot start
     raise SystemExit(error.exit_code)

@@ -30,7 +30,7 @@ class Crash:
     """Where a worker dies: the entry `crash` of the program's spec."""
 
     point: str
-    """Class and method: `KafkaLane`, `PlainLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
+    """Class and method: `KafkaTransport`, `PlainLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
     moment: str = "after"
     """`before` the call, `after` it, or `during` it: a moment after it has begun, if it is not over by then."""
     holding: str = ""
@@ -105,18 +105,18 @@ CHAINS = {
             Crash("Producer.commit_transaction", holding="puts"),
             Crash("Producer.commit_transaction", "during", "publishes", after=2),
             Crash("Table.write", holding="removes"),
-            Crash("KafkaLane.apply", holding="puts", after=1),
+            Crash("KafkaTransport.apply", holding="puts", after=1),
         ),
     ),
     "openings": Chain(
         "exactly_once",
         (
-            Crash("KafkaLane.fence"),
-            Crash("KafkaLane.committed", after=1),
-            Crash("KafkaLane.recover", "before"),
+            Crash("KafkaTransport.fence"),
+            Crash("KafkaTransport.committed", after=1),
+            Crash("KafkaTransport.recover", "before"),
             Crash("Table.recover"),
-            Crash("KafkaLane.release", "before", after=1),
-            Crash("KafkaLane.release"),
+            Crash("KafkaTransport.release", "before", after=1),
+            Crash("KafkaTransport.release"),
         ),
         lose_store=True,
     ),
@@ -128,7 +128,7 @@ CHAINS = {
             Crash("PlainLane._log", holding="puts"),
             Crash("PlainLane._commit_offsets", "before", "publishes"),
             Crash("PlainLane._commit_offsets", holding="puts"),
-            Crash("KafkaLane.apply", "before", "removes"),
+            Crash("KafkaTransport.apply", "before", "removes"),
         ),
     ),
 }

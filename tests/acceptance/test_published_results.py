@@ -28,7 +28,7 @@ CRASHES: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("Producer.commit_transaction", "before", 1),
         ("Producer.commit_transaction", "during", 0),
         ("Producer.commit_transaction", "after", 0),
-        ("KafkaLane.apply", "before", 1),
+        ("KafkaTransport.apply", "before", 1),
     ),
     "at_least_once": (
         ("Producer.send_batch", "after", 1),

@@ -14,7 +14,7 @@ from harness import HandlerSpec, Stage, Worker, wait_for
 
 from retryapp.core.hops import Outgoing
 from retryapp.ports import LaneBatch, TopicPartition
-from retryapp.runtime.publisher import KafkaLane
+from retryapp.runtime.publisher import KafkaTransport
 from retryapp.testing import VirtualClock
 
 WAITS_MS = (300, 600)
@@ -134,7 +134,7 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind() -> None:
         delivering=(),
     )
     nothing: Any = None
-    lane = KafkaLane(
+    lane = KafkaTransport(
         place=place,
         settings=nothing,
         consumer=nothing,

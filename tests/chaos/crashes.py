@@ -19,7 +19,7 @@ class Point:
 
     name: str
     point: str
-    """Class and method: `KafkaLane`, `PlainLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
+    """Class and method: `KafkaTransport`, `PlainLane`, `Producer` (the client's) or `Table` (on RocksDB)."""
     moment: str = "after"
     holding: str = ""
     """Only calls for a transaction with some of these count: `offsets`, `publishes`, `puts`, `removes`."""
@@ -28,10 +28,10 @@ class Point:
 _BOTH = (
     Point("store written after a park", "Table.write", "after", "puts"),
     Point("store written after a fire", "Table.write", "after", "removes"),
-    Point("before the store learns of a fire", "KafkaLane.apply", "before", "removes"),
+    Point("before the store learns of a fire", "KafkaTransport.apply", "before", "removes"),
     Point("store recovered", "Table.recover"),
-    Point("offsets read at an opening", "KafkaLane.committed"),
-    Point("lane closing", "KafkaLane.release", "before"),
+    Point("offsets read at an opening", "KafkaTransport.committed"),
+    Point("lane closing", "KafkaTransport.release", "before"),
 )
 POINTS: dict[str, tuple[Point, ...]] = {
     "exactly_once": (
@@ -49,7 +49,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
         Point("after the commit of a failure", "Producer.commit_transaction", "after", "publishes"),
         Point("after the commit of a park", "Producer.commit_transaction", "after", "puts"),
         Point("after the commit of a fire", "Producer.commit_transaction", "after", "removes"),
-        Point("fenced the former owner", "KafkaLane.fence"),
+        Point("fenced the former owner", "KafkaTransport.fence"),
         *_BOTH,
     ),
     "at_least_once": (
@@ -80,11 +80,16 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
         spec = {name: value for name, value in asdict(point).items() if name != "name"}
         lost = act.rng.random() < 0.2
         act.app_options = {"datadir": str(act.folder / (f"data{life}" if lost else "data"))}
-        opening = point.point in ("KafkaLane.release", "KafkaLane.fence", "KafkaLane.committed", "Table.recover")
+        opening = point.point in (
+            "KafkaTransport.release",
+            "KafkaTransport.fence",
+            "KafkaTransport.committed",
+            "Table.recover",
+        )
         act.program(crash={**spec, "after": 0 if opening else act.rng.randrange(3)})
         act.publish(ROUND)
         worker = act.worker(ready=False)
-        if point.point == "KafkaLane.release":  # a lane closes in good order when it is asked to
+        if point.point == "KafkaTransport.release":  # a lane closes in good order when it is asked to
             wait_for(lambda w=worker: act.opened(w) > 0 or w.ended(), "lanes open", timeout_s=LIFE_S)  # type: ignore[misc]
             worker.signal(signal.SIGTERM)
         wait_for(lambda w=worker: _died(act, w), f"{worker.name} dies: {point.name}", timeout_s=LIFE_S, every_s=0.5)  # type: ignore[misc]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from retryapp.core.errors import StoreBrokenError
 from retryapp.core.record import Origin, failure_id
 from retryapp.ports import DeadRow
 from retryapp.runtime.deadletters import RocksDeadLetterTable
@@ -36,11 +34,6 @@ def name(origin_offset: int) -> str:
     return failure_id("app", Origin("orders", "kq8G0bTz", 0, origin_offset))
 
 
-def test_an_empty_table_has_nothing(table: Table) -> None:
-    """No rows, no page, nothing found."""
-    assert (table.count(), table.page(None, 10), table.find(name(1)), table.next_offset) == (0, [], None, 0)
-
-
 def test_pages_go_from_the_newest_to_the_oldest(table: Table, make_dead: MakeDead) -> None:
     """The cursor is the lowest offset of the page before; offsets have gaps."""
     rows = [make_dead(offset, offset) for offset in (3, 300, 7, 70_000, 65_536)]
@@ -50,13 +43,6 @@ def test_pages_go_from_the_newest_to_the_oldest(table: Table, make_dead: MakeDea
     assert [row.offset for row in table.page(7, 2)] == [3]
     assert table.page(3, 2) == []
     assert table.page(None, 0) == []
-
-
-def test_rows_keep_all_their_headers(table: Table, make_dead: MakeDead) -> None:
-    """Foreign ones and ours, in order."""
-    row = make_dead(5, 1)
-    table.write([row], 6)
-    assert table.page(None, 1) == [row]
 
 
 def test_a_failure_id_leads_to_its_newest_dead_letter(table: Table, make_dead: MakeDead) -> None:
@@ -93,14 +79,6 @@ def test_rows_are_counted_once_however_often_they_are_written(table: Table, make
     table.write([make_dead(1, 1), make_dead(2, 2)], 3)
     table.write([make_dead(2, 2), make_dead(3, 3)], 4)
     assert table.count() == 3
-
-
-def test_the_next_offset_never_goes_back(table: Table) -> None:
-    """What was read stays read; None leaves it."""
-    table.write([], 8)
-    table.write([], 5)
-    table.write([], None)
-    assert table.next_offset == 8
 
 
 def test_rows_before_an_offset_are_forgotten(table: Table, make_dead: MakeDead) -> None:
@@ -149,36 +127,4 @@ def test_reopening_keeps_rows_look_up_count_and_next_offset(tmp_path: Path, make
     again = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=10**13)
     assert (again.dropped, again.count(), again.next_offset) == (None, 2, 3)
     assert (again.find(name(10)), len(again.page(None, 9))) == (make_dead(1, 10), 2)
-    again.close()
-
-
-def test_dead_letters_behind_a_damaged_part_never_look_gone(tmp_path: Path, make_dead: MakeDead) -> None:
-    """Reading them is a named error, and the store that failed is deleted when it is closed."""
-    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
-    noise = random.Random(0)
-    table.write([DeadRow(n, (("noise", noise.randbytes(1_000)),)) for n in range(300)], 300)
-    table.close()
-    (file,) = (tmp_path / "0").glob("*.sst")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 100] = b"\x00" * 100
-    file.write_bytes(data)
-    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
-    assert [row.offset for row in table.page(None, 2)] == [299, 298]
-    with pytest.raises(StoreBrokenError, match="checksum"):
-        table.page(None, 300)
-    table.close()
-    table.close()
-    assert not (tmp_path / "0").exists()
-
-
-def test_a_table_of_another_topic_is_dropped(tmp_path: Path, make_dead: MakeDead) -> None:
-    """A dead-letter topic that was made again has other letters at the same offsets."""
-    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
-    table.write([make_dead(1, 10)], 2)
-    table.close()
-    again = RocksDeadLetterTable(
-        tmp_path / "0", StoreIdentity(topic=IDENTITY.topic, topic_id="j", partition=0), now_ms=0
-    )
-    assert (again.count(), again.next_offset, again.find(name(10))) == (0, 0, None)
-    assert "'j'" in str(again.dropped)
     again.close()

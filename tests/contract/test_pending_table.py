@@ -39,27 +39,12 @@ def due_and_offset(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]
     return [(parse_row_key(key).due_at_ms, parse_row_key(key).origin_offset) for key, _ in rows]
 
 
-def test_an_empty_table_has_nothing_due_and_no_next_due_time(table: PendingTable) -> None:
-    """Nothing in it."""
-    assert table.due(2**40, 10) == ([], None)
-    assert (table.page(None, 10), table.find(0), dict(table.counts())) == ([], None, {})
-
-
 def test_due_rows_come_by_due_time_and_then_by_origin_offset(table: PendingTable, make_row: MakeRow) -> None:
     """Not in the order in which they were written."""
     table.write([make_row(300, 1), make_row(100, 9), make_row(100, 2), make_row(70_000, 0)], [], 0)
     rows, next_due = table.due(300, 10)
     assert due_and_offset(rows) == [(100, 2), (100, 9), (300, 1)]
     assert next_due == 70_000
-
-
-def test_due_gives_the_values_that_were_written(table: PendingTable, make_row: MakeRow) -> None:
-    """Key and value are passed through."""
-    row = make_row(100, 1, value=b"\x00\xff")
-    table.write([row], [], 0)
-    assert table.due(100, 1)[0] == [(row.key, row.value)]
-    assert table.get(row.key) == row.value
-    assert table.get(make_row(101, 1).key) is None
 
 
 def test_a_row_is_due_at_its_due_time_and_not_one_millisecond_before(table: PendingTable, make_row: MakeRow) -> None:
@@ -114,14 +99,6 @@ def test_claimed_rows_are_passed_over_and_are_not_next(table: PendingTable, make
     assert table.due(1_000, 10, {row.key for row in rows}) == ([], None)
 
 
-def test_a_claimed_row_is_there_again_once_it_is_not_claimed(table: PendingTable, make_row: MakeRow) -> None:
-    """A scan that passed it over must not forget it."""
-    rows = [make_row(100, 1), make_row(200, 2)]
-    table.write(rows, [], 0)
-    table.due(1_000, 10, {rows[0].key})
-    assert due_and_offset(table.due(1_000, 10)[0]) == [(100, 1), (200, 2)]
-
-
 def test_a_row_is_found_by_the_offset_of_its_first_delivery(table: PendingTable, make_row: MakeRow) -> None:
     """Until it is removed."""
     row, other = make_row(100, 7), make_row(100, 8)
@@ -144,14 +121,6 @@ def test_pages_go_through_all_rows_in_key_order(table: PendingTable, make_row: M
     assert table.page(None, 0) == []
 
 
-def test_a_page_after_a_scan_still_has_claimed_rows(table: PendingTable, make_row: MakeRow) -> None:
-    """What is on its way is shown until it is gone."""
-    rows = [make_row(100, 1), make_row(200, 2)]
-    table.write(rows, [], 0)
-    table.due(1_000, 10, {rows[0].key})
-    assert len(table.page(None, 10)) == 2
-
-
 def test_rows_are_counted_by_tier(table: PendingTable, make_row: MakeRow) -> None:
     """Tiers without rows are not listed."""
     rows = [make_row(1, 1, "1m"), make_row(2, 2, "1h"), make_row(3, 3, "1h")]
@@ -169,21 +138,6 @@ def test_a_row_written_twice_is_one_row_with_the_later_value(table: PendingTable
     table.write([last], [], 1)
     assert table.page(None, 10) == [(last.key, last.value)]
     assert dict(table.counts()) == {"1h": 1}
-
-
-def test_removing_what_is_not_there_changes_nothing(table: PendingTable, make_row: MakeRow) -> None:
-    """Neither rows nor counts."""
-    row, other = make_row(1, 1), make_row(2, 2)
-    table.write([row], [], 0)
-    table.write([], [gone(other), gone(row), gone(row)], 1)
-    assert (dict(table.counts()), table.page(None, 10)) == ({}, [])
-
-
-def test_a_row_put_and_removed_in_one_batch_is_gone(table: PendingTable, make_row: MakeRow) -> None:
-    """Removals come after puts, as on the changelog."""
-    row = make_row(1, 1)
-    table.write([row], [gone(row)], 0)
-    assert (table.page(None, 10), table.find(1), dict(table.counts())) == ([], None, {})
 
 
 def test_a_record_that_gets_a_new_due_time_is_found_under_it(table: PendingTable, make_row: MakeRow) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.names import RETRY_TIER
-from retryapp.core.rows import PendingRow, encode_row
+from retryapp.core.rows import PendingRow, encode_row, parse_row_key
 from retryapp.ports import Removal, Row
 from retryapp.runtime.pending import RocksPendingTable, tier_of
 from retryapp.runtime.store import Store, StoreIdentity
@@ -49,15 +48,6 @@ def test_reopening_keeps_rows_look_up_counts_and_next_offset(opened: Open, make_
     assert dict(again.counts()) == {"1m": 1, "1h": 1}
     assert again.due(1_000, 10)[0] == [(rows[2].key, rows[2].value), (rows[1].key, rows[1].value)]
     assert (again.find(2), again.find(1)) == (rows[1].key, None)
-
-
-def test_the_next_offset_never_goes_back(opened: Open, make_row: MakeRow) -> None:
-    """A batch that wrote nothing to the changelog leaves it."""
-    table = opened()
-    table.write([make_row(1, 1)], [], 10)
-    table.write([], [], None)
-    table.write([], [], 4)
-    assert table.next_offset == 11
 
 
 @pytest.mark.parametrize(
@@ -117,17 +107,6 @@ def test_a_store_is_as_young_as_the_last_reading_to_the_end(opened: Open, make_r
     assert opened(now_ms=61_000, max_age_ms=60_000).dropped is not None
 
 
-def test_a_recovery_that_reached_the_end_keeps_a_store_young(opened: Open, make_row: MakeRow) -> None:
-    """Also when there was nothing new."""
-    table = opened(now_ms=0)
-    table.write([make_row(1, 1)], [], 5)
-    table.close()
-    table = opened(now_ms=50_000, max_age_ms=60_000)
-    table.recovered()
-    table.close()
-    assert opened(now_ms=100_000, max_age_ms=60_000).dropped is None
-
-
 def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open, make_row: MakeRow) -> None:
     """Two owners of one folder: the second gets a named error, the first loses nothing."""
     table = opened()
@@ -164,7 +143,7 @@ def test_an_unreadable_store_is_dropped(opened: Open, make_row: MakeRow, tmp_pat
         (b'{"format": 1}', "no readable description"),
         (
             b'{"format": 99, "topic": "t", "topic_id": "i", "partition": 3, "used_ms": 0, "next_offset": 5, '
-            b'"counts": {}}',
+            b'"counts": {}, "newest": -1}',
             "format is 99",
         ),
     ],
@@ -211,38 +190,17 @@ def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, make_row: M
     assert opened().page(None, 1) == []
 
 
-def test_a_row_in_a_damaged_part_is_a_named_error(opened: Open, make_row: MakeRow, tmp_path: Path) -> None:
-    """Not a row that is not there."""
+def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(opened: Open, make_row: MakeRow) -> None:
+    """Rows, tombstones and rows again; keys that are no row keys say other things."""
+    rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
     table = opened()
-    rows = [make_row(100 + n, n, value=bytes(random.Random(n).randbytes(1_000))) for n in range(300)]
-    table.write(rows, [], 0)
-    table.close()
-    damage(tmp_path / "data" / "3", slice(4, 5))
-    table = opened()
-    with pytest.raises(StoreBrokenError, match="checksum"):
-        [table.get(row.key) for row in rows]
-
-
-def test_a_closed_table_says_so(opened: Open, make_row: MakeRow) -> None:
-    """Closing twice is no error, using it is; what was written stays."""
-    table = opened()
-    table.write([make_row(1, 1)], [], 0)
-    table.close()
-    table.close()
-    for use in (lambda: table.due(1, 1), lambda: table.get(b"k"), lambda: table.write([], [], None)):
-        with pytest.raises(StoreBrokenError, match="it is closed"):
-            use()
-    assert dict(opened().counts()) == {"1m": 1}
-
-
-def test_a_dropped_table_leaves_nothing_behind(opened: Open, make_row: MakeRow, tmp_path: Path) -> None:
-    """Its folder goes; the next one begins at the start of the changelog."""
-    table = opened()
-    table.write([make_row(1, 1)], [], 5)
-    table.drop()
-    assert not (tmp_path / "data" / "3").exists()
-    again = opened()
-    assert (again.dropped, again.next_offset, again.page(None, 1)) == (None, 0, [])
+    table.recover([(row.key, row.value) for row in rows[:4]], 4)
+    table.recover([(rows[0].key, None), (b"mark", b"progress"), (rows[4].key, rows[4].value), (rows[1].key, None)], 9)
+    table.recover([(rows[1].key, rows[1].value), (rows[5].key, None)], 11)
+    assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 10)] == [1, 2, 3, 4]
+    assert dict(table.counts()) == {"1m": 2, "1h": 2}
+    assert table.next_offset == 11
+    assert (table.find(0), table.find(1)) == (None, rows[1].key)
 
 
 def test_a_recovery_that_was_interrupted_has_counted_what_it_applied(opened: Open, make_row: MakeRow) -> None:
@@ -295,44 +253,6 @@ def test_a_record_that_is_later_than_all_is_not_looked_up(
     again.recover([(rows[7].key, rows[7].value), (rows[8].key, rows[8].value)], 20)
     assert looked
     assert dict(again.counts()) == {"1m": 3}
-
-
-def test_a_store_that_does_not_know_its_latest_record_looks_all_up(opened: Open, make_row: MakeRow) -> None:
-    """One that an earlier release wrote has rows of which nobody kept account."""
-    table = opened()
-    rows = [make_row(100 + n, n) for n in range(4)]
-    table.write(rows[:2], [], 1)
-    meta = json.loads(table._store.db.get(b"\x02meta"))
-    del meta["newest"]
-    table._store.db.put(b"\x02meta", json.dumps(meta).encode())
-    table.close()
-    again = opened()
-    assert again.dropped is None
-    again.write([rows[1], rows[2]], [], 3)
-    assert dict(again.counts()) == {"1m": 3}
-    again.close()
-    assert "newest" in json.loads(opened()._store.db.get(b"\x02meta"))
-
-
-def test_a_store_of_an_earlier_layout_is_dropped(opened: Open, make_row: MakeRow) -> None:
-    """Its look-up does not say the tiers; the changelog has everything."""
-    table = opened()
-    row = make_row(1, 1)
-    table.write([row], [], 5)
-    meta = json.loads(table._store.db.get(b"\x02meta"))
-    table._store.db.put(b"\x02meta", json.dumps({**meta, "format": 1}).encode())
-    table.close()
-    again = opened()
-    assert "format is 1" in str(again.dropped)
-    assert (again.next_offset, dict(again.counts())) == (0, {})
-
-
-def test_a_recovery_without_rows_leaves_the_counts(opened: Open, make_row: MakeRow) -> None:
-    """Only marks were new."""
-    table = opened()
-    table.write([make_row(1, 1)], [], 0)
-    table.recover([(b"mark", b"progress")], 7)
-    assert (dict(table.counts()), table.next_offset) == ({"1m": 1}, 7)
 
 
 def test_the_tier_of_a_row_that_does_not_say_is_a_question_mark(make_row: MakeRow) -> None:

@@ -96,16 +96,6 @@ def test_reopening_keeps_rows_and_their_expiry(opened: Open) -> None:
     assert (found(again, 1), found(again, 2)) == (None, 11)
 
 
-def test_a_store_of_another_topic_is_dropped(opened: Open) -> None:
-    """A changelog that was made anew has other offsets."""
-    first = opened()
-    first.write([seen(1, 10, 500)], 7, 100)
-    first.close()
-    again = opened(StoreIdentity(topic=IDENTITY.topic, topic_id="other", partition=3))
-    assert again.dropped is not None
-    assert (found(again, 1), again.next_offset) == (None, 0)
-
-
 def test_a_sweep_is_bounded_and_loses_nothing(opened: Open) -> None:
     """A flood that expires at once is forgotten in slices, each of them short; then all of it is gone."""
     rows = 20 * SWEEP_ROWS

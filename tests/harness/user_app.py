@@ -117,13 +117,12 @@ def arm(crash: dict[str, Any]) -> None:
             must hold a record, if that matters; `after`: so many calls that count go well before.
     """
     from aiokafka import AIOKafkaProducer
-    from retryapp.runtime.plain import PlainLane
 
     from retryapp.runtime.pending import RocksPendingTable
-    from retryapp.runtime.publisher import KafkaLane
+    from retryapp.runtime.publisher import KafkaTransport
 
     places: dict[str, Any] = {
-        "KafkaLane": KafkaLane, "PlainLane": PlainLane, "Producer": AIOKafkaProducer, "Table": RocksPendingTable
+        "KafkaTransport": KafkaTransport, "Producer": AIOKafkaProducer, "Table": RocksPendingTable
     }  # fmt: skip
     batch: ContextVar[Any] = ContextVar("batch", default=None)
     passed = 0
@@ -175,8 +174,7 @@ def arm(crash: dict[str, Any]) -> None:
 
         return waiting if inspect.iscoroutinefunction(call) else plain
 
-    for lane in (KafkaLane, PlainLane):
-        lane.commit = noting(lane.commit)  # type: ignore[method-assign]
+    KafkaTransport.commit = noting(KafkaTransport.commit)  # type: ignore[method-assign]
     place, _, name = crash["point"].partition(".")
     setattr(places[place], name, wrap(getattr(places[place], name)))
 

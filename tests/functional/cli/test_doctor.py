@@ -17,8 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from harness.brokers import running_broker
 
 from retryapp import Retries
-from retryapp.cli.doctor import PROTOCOLS
-from retryapp.core.guarantees import DeliveryMode
+from retryapp.cli.doctor import PROTOCOL
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import Finding, Subject, examine, quick_findings
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics, plan_topics, read_topic
@@ -37,10 +36,7 @@ def module(bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
         app = faust.App("{name}", broker="kafka://{bootstrap}", store="memory://")
         retries = Retries(app)
-        plain = faust.App("{name}", broker="kafka://{bootstrap}", store="memory://")
-        without = Retries(plain, delivery="at_least_once")
 
-        @without.handler("orders-{name}", policy=RetryPolicy("5m*2 1h"))
         @retries.handler("orders-{name}", policy=RetryPolicy("5m*2 1h"))
         async def charge(order: bytes) -> None: ...
     """
@@ -105,23 +101,11 @@ def test_writing_measures_the_clock_and_no_reader_sees_it(retryapp, module, topo
     assert "ms at most (age of the newest record)" in after["seen"]
 
 
-def test_an_app_without_transactions_writes_none(retryapp, module, topology, bootstrap):
-    """`--write` says so, and the transactional ids are not among its rights."""
-    done = retryapp("doctor", "-A", f"{module}:plain", "--write", "--json")
-    assert done.code == 0, done.out
-    found = by_name(done)
-    assert found["rights on transactions"]["seen"] == "this app works without transactions"
-    assert "age of the newest record" in found["clock"]["seen"]
-    rights = retryapp("plan", "-A", f"{module}:plain", "--acls", "--json").json["acls"]
-    assert "TransactionalId" not in {acl["resource"] for acl in rights}
-
-
-@pytest.mark.parametrize("mode", list(DeliveryMode))
-def test_protocol_names_are_those_of_the_two_modes(mode):
-    """The command says them again, so that looking at a group does not load Faust."""
+def test_the_protocols_name_is_the_runtimes():
+    """The command says it again, so that looking at a group does not load Faust."""
     app = faust.App("names", broker="kafka://127.0.0.1:1")
-    Retries(app, delivery=mode)
-    assert app.conf.PartitionAssignor(app).name == PROTOCOLS[mode]
+    Retries(app)
+    assert app.conf.PartitionAssignor(app).name == PROTOCOL
 
 
 def test_a_group_can_be_looked_at_without_its_app(retryapp, module, topology, bootstrap):
@@ -211,7 +195,7 @@ def test_a_half_configured_broker_is_found_out(half_configured, tmp_path):
         web_bind="127.0.0.1",
         web_port=None,
         store_format=FORMAT_VERSION,
-        protocols=frozenset(PROTOCOLS.values()),
+        protocols=frozenset({PROTOCOL}),
         write=True,
         timeout_s=4.0,
     )

@@ -9,20 +9,17 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
-from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.core.topology import HandlerTopology, Tiers
+from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import (
     Action,
     KafkaAdmin,
     OwnerMark,
-    OwnerMismatchError,
-    OwnerUnknownError,
-    PlanOptions,
     claim_owner_mark,
     ensure_topics,
     plan_topics,
     read_owner_mark,
 )
+from retryapp.kafka.errors import OwnerMismatchError
 
 
 @pytest.fixture
@@ -59,14 +56,6 @@ def test_topics_are_planned_made_and_then_fine(admin: KafkaAdmin, topology):
     assert ensure_topics(admin, [topology]).ok
 
 
-def test_tiers_of_their_own_are_made(admin, topology):
-    """Per-delay topics carry the delay's canonical text."""
-    topology = dataclasses.replace(topology, tiers=Tiers.PER_DELAY)
-    plan = ensure_topics(admin, [topology])
-    names = {step.topic for step in plan.steps if step.role == "retry"}
-    assert names == {f"{topology.prefix}.retry.1s", f"{topology.prefix}.retry.1m"}
-
-
 def test_a_missing_main_topic_is_an_error_with_a_remedy(admin, topology):
     """The plan shows it and what it blocks; nothing is made; it is not a silent wait."""
     topology = dataclasses.replace(topology, main=topology.main + "x")
@@ -75,14 +64,6 @@ def test_a_missing_main_topic_is_an_error_with_a_remedy(admin, topology):
     with pytest.raises(TopicMissingError, match="--create-main"):
         ensure_topics(admin, [topology])
     assert admin.describe_topics([topology.main, *topology.owned]) == {}
-
-
-def test_a_missing_main_topic_is_made_when_asked_for(admin, topology):
-    """With as many partitions as asked, and ours follow."""
-    topology = dataclasses.replace(topology, main=topology.main + "x")
-    done = ensure_topics(admin, [topology], PlanOptions(create_main_partitions=2))
-    assert done.ok
-    assert {state.partitions for state in done.states.values()} == {2}
 
 
 @pytest.mark.parametrize(
@@ -146,19 +127,3 @@ def test_rivals_at_the_same_moment_have_one_winner(connection, main_topic):
         won = list(pool.map(claim, rivals))
     owner = read_owner_mark(connection, topic)
     assert won == [mark == owner for mark in rivals]
-
-
-def test_rows_without_an_owner_are_not_taken(connection, admin, topology, publish):
-    """A changelog with records and no mark is refused, unless it is adopted."""
-    ensure_topics(admin, [dataclasses.replace(topology, group=topology.group + "x")])
-    plan = plan_topics(admin, [topology])
-    admin.create([step.spec for step in plan.to_create])
-    admin.wait_for_topics(topology.owned)
-    publish(topology.pending_changelog, 1, row_key(1, 1, 1), encode_row(PendingRow(None, b"", (), 1)))
-    with pytest.raises(OwnerMismatchError, match="no owner mark"):
-        ensure_topics(admin, [topology])
-    mark = OwnerMark(topology.group, topology.main)
-    with pytest.raises(OwnerUnknownError):
-        claim_owner_mark(connection, topology.pending_changelog, mark)
-    assert ensure_topics(admin, [topology], PlanOptions(adopt=True)).ok
-    assert ensure_topics(admin, [topology]).ok

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from retryapp.core.errors import BrokerUnreachableError, TopicMissingError
-from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_changelog, read_record, read_topic
+from retryapp.core.rows import PendingRow, decode_row, encode_row, row_key
+from retryapp.kafka import fold_changelog, read_record, read_topic
 
 
 def values(connection, topic, **kwargs):
@@ -34,13 +31,6 @@ def test_aborted_records_are_not_seen(connection, main_topic, transact):
     transact(topic, 1, [b"kept-3"])
     transact(topic, 0, [b"lost-2", b"lost-3"], end="abort")
     assert values(connection, topic) == [b"kept-1", b"kept-2", b"kept-3"]
-
-
-def test_a_topic_with_nothing_but_aborted_records_ends(connection, main_topic, transact):
-    """The position passes aborted records and markers although nothing is delivered."""
-    topic = main_topic(1)
-    transact(topic, 0, [b"lost"] * 50, end="abort")
-    assert values(connection, topic) == []
 
 
 def test_an_open_transaction_does_not_hold_up_the_reader(connection, main_topic, transact):
@@ -74,16 +64,6 @@ def test_one_record_by_its_offset(connection, main_topic, transact):
     assert [read_record(connection, topic, 0, offset) for offset in (2, 3, 4, 99)] == [None] * 4
 
 
-def test_a_reader_that_stops_early_lets_go(connection, main_topic, transact):
-    """Closing the iterator closes the client; the topic can be read again."""
-    topic = main_topic(1)
-    transact(topic, 0, [b"a", b"b"])
-    reading = read_topic(connection, topic)
-    assert next(reading).value == b"a"
-    reading.close()
-    assert values(connection, topic) == [b"a", b"b"]
-
-
 def test_the_changelog_adds_up(connection, main_topic, publish):
     """Puts less removals; the last put of a key counts; records that are no rows are passed over."""
     topic = main_topic(2)
@@ -97,21 +77,5 @@ def test_the_changelog_adds_up(connection, main_topic, publish):
     publish(topic, 0, kept, encode_row(newer))
     publish(topic, 1, other, encode_row(row))
     publish(topic, 1, b"progress", b"x")
-    assert read_changelog(connection, topic) == {kept: newer, other: row}
-    assert read_changelog(connection, topic, partitions=[1]) == {other: row}
-
-
-def test_a_missing_topic_is_named_and_not_made(connection, admin: KafkaAdmin):
-    """Reading never creates a topic."""
-    with pytest.raises(TopicMissingError, match="no-such-topic"):
-        list(read_topic(connection, "no-such-topic"))
-    assert "no-such-topic" not in admin.topic_names()
-
-
-def test_an_address_without_a_broker_is_named():
-    """The error has the address and the client's reason."""
-    connection = KafkaConnection("127.0.0.1:1")
-    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1.*refused"):
-        KafkaAdmin(connection, timeout_s=1).topic_names()
-    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1"):
-        KafkaAdmin(connection, timeout_s=1).describe_topics(["t"])
+    rows = fold_changelog(connection, topic, lambda _key, value: decode_row(value))
+    assert rows == {kept: newer, other: row}

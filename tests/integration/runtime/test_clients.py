@@ -108,31 +108,6 @@ async def test_a_producer_whose_broker_is_gone_ends(bootstrap: str, topic: Topic
 
 
 @pytest.mark.usefixtures("nothing_left")
-async def test_a_producer_that_was_given_up_while_it_started_ends(bootstrap: str) -> None:
-    """A lane's deadline may strike at any time."""
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex)
-    starting = asyncio.create_task(producer.start())
-    while not producer.client._conns:  # noqa: ASYNC110 - the client has no signal for it
-        await asyncio.sleep(0)
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
-    await ended(producer, list(producer.client._conns.values()))
-
-
-@pytest.mark.usefixtures("nothing_left")
-async def test_a_consumer_whose_broker_does_not_answer_ends(bootstrap: str, topic: TopicPartition) -> None:
-    """In the middle of a fetch."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False)
-    await consumer.start()
-    consumer.assign([ClientTopicPartition(*topic)])
-    consumer.seek(ClientTopicPartition(*topic), 0)
-    await consumer.getmany(timeout_ms=200)
-    connections = fall_silent(consumer._client)
-    await asyncio.sleep(0.1)
-    await ended(consumer, connections)
-
-
-@pytest.mark.usefixtures("nothing_left")
 async def test_a_consumer_whose_stop_hangs_is_taken_apart(bootstrap: str, topic: TopicPartition) -> None:
     """Its fetcher may swallow the one cancellation that it gets."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False)

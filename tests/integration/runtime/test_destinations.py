@@ -11,10 +11,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.publication import Destination, Publication, Seen
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
-from retryapp.runtime import destinations
+from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.runtime.batches import send_all
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.destinations import KafkaDestinations
@@ -51,13 +49,6 @@ async def test_a_topic_that_is_not_there_is_not_made(bootstrap: str, reader: Kaf
     assert await reader.look(name) is None
     assert await reader.look(name) is None
     assert name not in KafkaAdmin(KafkaConnection(bootstrap)).topic_names()
-
-
-async def test_kafkas_own_topics_are_no_destinations(bootstrap: str, reader: KafkaDestinations) -> None:
-    """Their records mean something to the brokers."""
-    KafkaAdmin(KafkaConnection(bootstrap)).group_protocol("anybody")  # its coordinator lives in that topic
-    seen = await reader.look("__consumer_offsets")
-    assert seen is None or seen.problem == "it is Kafka's own"
 
 
 async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
@@ -99,29 +90,3 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
         assert destination.objection(None, None, records(1, 400)[0].size) is None
     finally:
         await producer.stop()
-
-
-async def test_null_keys_and_values_travel(bootstrap: str, reader: KafkaDestinations) -> None:
-    """Also both at once, which the client library's own `send` refuses."""
-    topic = make_topic(bootstrap, 1)
-    destination = Destination(topic)
-    destination.see(await reader.look(topic), 0.0)
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True)
-    await producer.start()
-    try:
-        pairs = [(None, None), (b"k", None), (None, b"v"), (b"", b"")]
-        headers = (("trace", b"1"), ("trace", None))
-        sent = await send_all(producer, [Publication(topic, 0, k, v, headers, destination) for k, v in pairs])
-        await sent.offsets()
-    finally:
-        await producer.stop()
-    found = list(read_topic(KafkaConnection(bootstrap), topic))
-    assert [(record.key, record.value) for record in found] == pairs
-    assert {record.headers for record in found} == {headers}
-
-
-async def test_without_a_broker_nobody_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is named, and comes in time."""
-    monkeypatch.setattr(destinations, "TIMEOUT_S", 0.5)
-    with pytest.raises(BrokerUnreachableError):
-        await KafkaDestinations(lambda: KafkaConnection("127.0.0.1:1")).look("payments")

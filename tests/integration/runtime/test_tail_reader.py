@@ -87,25 +87,3 @@ async def test_readers_of_several_partitions_take_turns_and_miss_nothing(
         *(reader.read(tp, 0, sink, background=tp.partition == 2) for tp, sink in zip(tps, taken, strict=True))
     )
     assert [sink.values for sink in taken] == [[b"%d" % n for n in range(400)]] * 3
-
-
-async def test_a_reading_after_one_that_was_cut_off_starts_afresh(
-    bootstrap: str, topic: TopicPartition, reader: TailReader
-) -> None:
-    """Cancelled in the middle of a fetch; the next one goes on from the last slice that was taken."""
-    await fill(bootstrap, [topic], 600)
-    taken = Taken()
-    reached = asyncio.Event()
-
-    def sink(records: list[Any], next_offset: int) -> None:
-        taken(records, next_offset)
-        reached.set()
-
-    task = asyncio.create_task(reader.read(topic, 0, sink))
-    await reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert 0 < len(taken.values) < 600
-    await reader.read(topic, taken.next_offset, taken)
-    assert taken.values == [b"%d" % n for n in range(600)]

@@ -6,8 +6,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault, InvalidSettingError, TopicMissingError
-from retryapp.kafka import AccessDeniedError, CertificateRefusedError, KafkaConnection, KafkaRequestError
+from retryapp.kafka import AccessDeniedError, KafkaConnection, KafkaRequestError
 from retryapp.kafka.connection import named_error
+from retryapp.kafka.errors import CertificateRefusedError
 
 SECRETS = {
     "sasl.password": "hunter2",

@@ -10,19 +10,18 @@ from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import (
     Action,
-    ClusterState,
     KafkaConnection,
     OwnerMark,
-    OwnerMismatchError,
     Plan,
     PlanOptions,
     PlanStep,
     Problem,
-    ReplicationTooLowError,
     TopicState,
     plan_topics,
 )
+from retryapp.kafka.admin import ClusterState
 from retryapp.kafka.compare import compare
+from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
 from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
 
@@ -169,7 +168,7 @@ def test_more_than_needed_is_fine(name, changes):
     assert steps(states)[name].action is Action.OK
 
 
-@pytest.mark.parametrize(("partitions", "remedy"), [(2, "--partitions 4"), (8, "cannot take partitions away")])
+@pytest.mark.parametrize(("partitions", "remedy"), [(2, "--partitions 4"), (8, "cannot remove partitions")])
 def test_another_partition_count_is_a_mismatch(partitions, remedy):
     """The remedy differs: Kafka adds partitions and never removes them."""
     states = [
@@ -204,7 +203,7 @@ def test_settings_that_are_not_told_are_a_mismatch():
     states = [dataclasses.replace(state, config={}) if state.name == TOPOLOGY.events else state for state in served()]
     problems = steps(states)[TOPOLOGY.events].problems
     assert {"cleanup.policy", "retention.ms"} <= {problem.setting for problem in problems}
-    assert {problem.have for problem in problems} == {"(not told)"}
+    assert {problem.have for problem in problems} == {"(unknown)"}
 
 
 def step(action, *problems):

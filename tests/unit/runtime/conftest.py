@@ -23,13 +23,12 @@ from lane_clients import Kafka, MakeLane, Producer
 
 from retryapp import Retries, RetryPolicy
 from retryapp.engine.intake import Stamped
-from retryapp.runtime import plain, publisher
+from retryapp.runtime import publisher
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients import ClientSettings
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.consumer_thread import RetryConsumerThread
-from retryapp.runtime.publisher import KafkaLane, LanePlace
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.publisher import KafkaTransport, LanePlace
 from retryapp.runtime.worker import runtime_of
 from retryapp.testing import VirtualClock
 
@@ -273,8 +272,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     """A broker that acknowledges at once."""
     made = Kafka()
     made.acknowledged.set()
-    for module in (publisher, plain):
-        monkeypatch.setattr(module, "AIOKafkaProducer", lambda **options: Producer(made, **options))
+    monkeypatch.setattr(publisher, "AIOKafkaProducer", lambda **options: Producer(made, **options))
     return made
 
 
@@ -282,45 +280,34 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
 def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
     """Make a lane, whose assignment was that of generation 3."""
 
-    def make(kind: type[KafkaLane] = KafkaLane) -> KafkaLane:
-        identity = StoreIdentity(topic=lane_clients.CHANGELOG.topic, topic_id="c", partition=1)
-        anything: Any = kafka
-        made = kind(
-            place=LanePlace(
-                name="app.orders.1",
-                group="app",
-                partition=1,
-                sources=[lane_clients.MAIN, lane_clients.RETRY, lane_clients.REDELIVERY],
-                main=lane_clients.MAIN,
-                changelog=lane_clients.CHANGELOG,
-                dlq=lane_clients.DLQ,
-                pending_identity=identity,
-                dead_identity=identity,
-                store_dir=tmp_path,
-                max_store_age_ms=1,
-            ),
-            settings=ClientSettings(
-                connection={"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"},
-                client_id="shop",
-                request_timeout_ms=1_234,
-                max_batch_size=5_678,
-                max_request_size=9_012,
-            ),
-            consumer=anything,
-            reader=anything,
-            clock=VirtualClock(),
-            generation=3,
-            member_id="assigned",
+    def make(**parts: Any) -> KafkaTransport:
+        place = LanePlace(
+            name="app.orders.1",
+            group="app",
+            partition=1,
+            sources=[lane_clients.MAIN, lane_clients.RETRY, lane_clients.REDELIVERY],
+            main=lane_clients.MAIN,
+            changelog=lane_clients.CHANGELOG,
+            dlq=lane_clients.DLQ,
+            store_dir=tmp_path,
         )
-        made._proved_s = made.clock.monotonic_s()  # an opening begins with that
-        return made
+        settings = ClientSettings(
+            connection={"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"},
+            client_id="shop",
+            request_timeout_ms=1_234,
+            max_batch_size=5_678,
+            max_request_size=9_012,
+        )
+        anything: Any = kafka
+        parts = {"consumer": anything, "reader": anything, "clock": VirtualClock(), **parts}
+        return KafkaTransport(place=place, settings=settings, generation=3, member_id="assigned", **parts)
 
     return make
 
 
 @pytest.fixture
-def lane(make_lane: MakeLane) -> KafkaLane:
-    """A lane with transactions."""
+def lane(make_lane: MakeLane) -> KafkaTransport:
+    """A lane on that broker."""
     return make_lane()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +13,9 @@ from aiokafka.errors import NoError, TopicAuthorizationFailedError
 from retryapp.core import marks
 from retryapp.core.hops import Outgoing
 from retryapp.ports import LaneBatch, Removal, Row, TopicPartition
-from retryapp.runtime.publisher import KafkaLane
+from retryapp.runtime.publisher import KafkaTransport
 
-MakeLane = Callable[..., KafkaLane]
+MakeLane = Callable[..., KafkaTransport]
 
 MAIN, RETRY = TopicPartition("orders", 1), TopicPartition("app.orders.retry", 1)
 REDELIVERY, DLQ = TopicPartition("app.orders.redelivery", 1), TopicPartition("app.orders.dlq", 1)
@@ -58,6 +58,8 @@ class Kafka:
     next_offset: int = 40
     timestamp_type: int = 1
     """Of our topics: when the broker appended a record."""
+    notes: list[dict[str, str]] = field(default_factory=list)
+    """What was written beside offsets, by topic, of each transaction that had some."""
     held: list[TopicPartition] = field(default_factory=list)
     placed: list[Mapping[TopicPartition, int]] = field(default_factory=list)
     heard_s: list[float] = field(default_factory=list)
@@ -158,13 +160,9 @@ class Producer:
         """Take offsets."""
         if self._kafka.denied is not None:
             raise TopicAuthorizationFailedError(self._kafka.denied)
+        self._kafka.notes.append({tp.topic: found.metadata for tp, found in offsets.items()})
         self._kafka.asked.append((group, {TopicPartition(*tp): found.offset for tp, found in offsets.items()}))
 
     async def commit_transaction(self) -> None:
         """Commit."""
         self._kafka.asked.append("commit")
-
-
-def commits(kafka: Kafka) -> Iterator[Any]:
-    """Return the requests among what was asked."""
-    return (asked[1] for asked in kafka.asked if asked[0] == "OffsetCommitRequest")

@@ -77,18 +77,6 @@ async def agent(consumer: RetryConsumer, channel: IntakeChannel) -> AsyncIterato
     await found.stop()
 
 
-async def test_an_agent_that_does_not_run_takes_nothing(channel: IntakeChannel) -> None:
-    """Whoever hands a batch over must hear of it: the records would be skipped."""
-    assert not channel.put_now(batch(1))
-
-
-@pytest.mark.usefixtures("agent")
-async def test_batches_come_through_in_order(channel: IntakeChannel, taking: Taking) -> None:
-    """Without a bound of the channel's own: the feed has one batch of a partition on its way."""
-    assert all(channel.put_now(batch(n)) for n in range(300))
-    await taking.until(*range(300))
-
-
 @pytest.mark.usefixtures("agent")
 async def test_a_rebalance_takes_no_batch_away(consumer: RetryConsumer, channel: IntakeChannel, taking: Taking) -> None:
     """Faust stops and empties the queues that it manages; a batch that vanished would hold its partition up."""

@@ -31,17 +31,10 @@ class Producer:
     def __init__(self) -> None:
         self.batches: list[tuple[str, int, BatchBuilder]] = []
         self.answers: list[asyncio.Future[Any]] = []
-        self.known = {0, 1}
-        self.updates = 0
-        self.client = self
 
     async def partitions_for(self, _topic: str) -> set[int]:
         """Return the partitions that it knows of a topic."""
-        return self.known
-
-    async def force_metadata_update(self) -> None:
-        """Look at the cluster again."""
-        self.updates += 1
+        return {0, 1}
 
     def create_batch(self) -> BatchBuilder:
         """Begin a batch."""
@@ -93,34 +86,6 @@ async def told() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_batch_is_no_larger_than_its_topic_takes(producer: Producer, destination: Destination) -> None:
-    """The client never splits one, and a topic of others may take less than ours."""
-    destination.see(Seen(2, max_bytes=2_000), 0.0)
-    await producer.send(*publications(destination, *[800] * 5), *[ours(800)] * 5)
-    assert producer.counts == [(OUT, 2), (OUT, 2), (OUT, 1), (OURS, 5)]
-    assert all(batch.size() <= 2_000 for topic, _, batch in producer.batches if topic == OUT)
-
-
-async def test_a_record_that_is_larger_than_a_batch_travels_alone(producer: Producer, destination: Destination) -> None:
-    """With those round it in their order."""
-    sent = await producer.send(*publications(destination, 5_000, 20_000, 5_000))
-    assert producer.counts == [(OUT, 1)] * 3
-    for offset, answer in enumerate(producer.answers):
-        answer.set_result(SimpleNamespace(offset=7 + offset, timestamp=1, timestamp_type=1))
-    assert await sent.offsets() == [7, 8, 9]
-
-
-async def test_a_topic_that_has_grown_is_looked_at_again(producer: Producer, destination: Destination) -> None:
-    """The client library refuses partitions that it does not know; it knows ours from the start."""
-    await producer.send(*publications(destination, 1), ours())
-    assert producer.updates == 0
-    producer.known = {0}
-    await producer.send(ours())
-    assert producer.updates == 0
-    await producer.send(*publications(destination, 1))
-    assert producer.updates == 1
-
-
 async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: Producer, destination: Destination) -> None:
     """Whatever clock stamps the others."""
     times: list[int] = []
@@ -170,22 +135,3 @@ async def test_a_size_that_is_refused_is_noted(producer: Producer, destination: 
     assert destination.max_bytes == refused.size - 1
     await producer.send(*publications(destination, 1, 1))
     assert producer.counts[2:] == [(OUT, 1), (OUT, 1)]
-
-
-async def test_an_answer_that_never_came_says_nothing(producer: Producer, destination: Destination) -> None:
-    """The lane was given up meanwhile."""
-    await producer.send(*publications(destination, 1))
-    producer.answers[-1].cancel()
-    await told()
-    assert (destination.fresh(1.0), destination.problem) == (True, None)
-
-
-@pytest.mark.parametrize("topics", [{OUT, OURS}, OUT])
-async def test_a_transaction_that_is_denied_names_its_topics(
-    producer: Producer, destination: Destination, topics: object
-) -> None:
-    """Its batches are told nothing."""
-    sent = await producer.send(*publications(destination, 1), ours())
-    sent.denied(TopicAuthorizationFailedError(topics))
-    assert destination.fresh(1.0)
-    assert destination.problem == "this login may not write to it; it needs WRITE"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka.structs import OffsetAndMetadata
+from lane_clients import CHANGELOG, MAIN, REDELIVERY, RETRY, MakeLane
 
 from retryapp.core import marks
 from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
@@ -15,12 +16,8 @@ from retryapp.core.lives import Suspected
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.tally import Note, Tally
 from retryapp.ports import LaneBatch, TopicPartition
-from retryapp.runtime.publisher import KafkaLane
+from retryapp.runtime.publisher import KafkaTransport
 
-MAIN = TopicPartition("orders", 1)
-RETRY = TopicPartition("app.orders.retry", 1)
-REDELIVERY = TopicPartition("app.orders.redelivery", 1)
-CHANGELOG = TopicPartition("app.orders.pending.changelog", 1)
 SOURCES = (MAIN, RETRY, REDELIVERY)
 
 
@@ -65,36 +62,17 @@ def topics() -> Topics:
 
 
 @pytest.fixture
-def lane(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaLane:
+def lane(make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaTransport:
     """A lane whose transactions only note their offsets."""
 
-    async def commit(_self: KafkaLane, batch: LaneBatch) -> None:
+    async def commit(_self: KafkaTransport, batch: LaneBatch) -> None:
         topics.written.append(batch.offsets)
         topics.noted.append(batch.notes)
 
-    monkeypatch.setattr(KafkaLane, "commit", commit)
-    place: Any = SimpleNamespace(
-        name="app.orders.1",
-        partition=1,
-        sources=SOURCES,
-        main=MAIN,
-        changelog=CHANGELOG,
-        delivering=(MAIN, REDELIVERY),
-        topic_id="now",
-        changelog_id="rows",
-        start_at_end=False,
-    )
-    anything: Any = None
-    return KafkaLane(
-        place=place,
-        settings=anything,
-        consumer=topics,  # type: ignore[arg-type]
-        reader=topics,  # type: ignore[arg-type]
-        clock=anything,
-        generation=1,
-        member_id="m",
-        life="this",
-    )
+    monkeypatch.setattr(KafkaTransport, "commit", commit)
+    made = make_lane(consumer=topics, reader=topics, life="this")
+    made.place.delivering, made.place.topic_id, made.place.changelog_id = (MAIN, REDELIVERY), "now", "rows"
+    return made
 
 
 def row(key: bytes = b"k" * ROW_KEY_BYTES) -> Any:
@@ -102,14 +80,9 @@ def row(key: bytes = b"k" * ROW_KEY_BYTES) -> Any:
     return SimpleNamespace(key=key, value=b"v")
 
 
-async def test_a_lane_begins_at_what_is_committed(lane: KafkaLane, topics: Topics) -> None:
-    """Both ends of a topic are good offsets; nothing is written."""
-    topics.committed = {MAIN: 100, RETRY: 9, REDELIVERY: 7}
-    assert await lane.committed() == topics.committed
-    assert topics.written == []
-
-
-async def test_records_that_were_deleted_unread_are_refused_with_their_number(lane: KafkaLane, topics: Topics) -> None:
+async def test_records_that_were_deleted_unread_are_refused_with_their_number(
+    lane: KafkaTransport, topics: Topics
+) -> None:
     """Going on at the first that is left would lose them in silence."""
     topics.committed[MAIN] = 90
     with pytest.raises(OffsetsGoneError) as raised:
@@ -122,7 +95,7 @@ async def test_records_that_were_deleted_unread_are_refused_with_their_number(la
 
 
 @pytest.mark.parametrize("tp", SOURCES)
-async def test_an_offset_behind_the_end_is_refused(lane: KafkaLane, topics: Topics, tp: TopicPartition) -> None:
+async def test_an_offset_behind_the_end_is_refused(lane: KafkaTransport, topics: Topics, tp: TopicPartition) -> None:
     """The topic was cut or made again: the client would wait, or skip what comes next."""
     topics.committed[tp] = topics.bounds_of[tp][1] + 1
     with pytest.raises(OffsetsGoneError, match="was cut or made again") as raised:
@@ -130,28 +103,13 @@ async def test_an_offset_behind_the_end_is_refused(lane: KafkaLane, topics: Topi
     assert (raised.value.topic, raised.value.end) == (tp.topic, topics.bounds_of[tp][1])
 
 
-async def test_a_new_group_begins_at_the_start_and_writes_that_down(lane: KafkaLane, topics: Topics) -> None:
+async def test_a_new_group_begins_at_the_start_and_writes_that_down(lane: KafkaTransport, topics: Topics) -> None:
     """Without it a crash before the first commit would decide anew. Owner marks are no rows."""
     topics.committed = {}
     topics.changelog = [row(b"owner")]
     starts = await lane.committed()
     assert starts == {MAIN: 100, RETRY: 0, REDELIVERY: 7}
     assert topics.written == [starts]
-
-
-async def test_a_new_group_of_an_app_that_reads_the_latest_begins_at_the_end(lane: KafkaLane, topics: Topics) -> None:
-    """That is about the user's topic; ours are read from their start."""
-    topics.committed = {}
-    lane.place.start_at_end = True
-    assert await lane.committed() == {MAIN: 150, RETRY: 0, REDELIVERY: 7}
-
-
-async def test_a_topic_that_is_new_begins_at_its_start(lane: KafkaLane, topics: Topics) -> None:
-    """A policy edit may add a tier to a handler that has worked for long."""
-    topics.changelog = [row()]
-    del topics.committed[RETRY]
-    assert await lane.committed() == {MAIN: 120, RETRY: 0, REDELIVERY: 7}
-    assert topics.written == [{RETRY: 0}]
 
 
 def progress(main_id: str, **positions: int) -> Any:
@@ -161,7 +119,7 @@ def progress(main_id: str, **positions: int) -> Any:
     return SimpleNamespace(key=marks.PROGRESS, value=marks.progress_value(told, main_id))
 
 
-async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(lane: KafkaLane, topics: Topics) -> None:
+async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(lane: KafkaTransport, topics: Topics) -> None:
     """The broker forgets them when nobody was in the group for a week; the last record in the changelog counts."""
     topics.committed = {}
     topics.changelog = [
@@ -174,29 +132,14 @@ async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(lane: Kaf
     assert topics.written == [{MAIN: 130, RETRY: 8, REDELIVERY: 7}]
 
 
-async def test_an_offset_that_the_group_has_goes_before(lane: KafkaLane, topics: Topics) -> None:
-    """Setting it is how an operator decides where to go on."""
-    topics.changelog = [progress("now", main=140, retry=8)]
-    del topics.committed[RETRY]
-    assert await lane.committed() == {MAIN: 120, RETRY: 8, REDELIVERY: 7}
-
-
-async def test_what_was_written_down_and_is_deleted_is_refused(lane: KafkaLane, topics: Topics) -> None:
-    """Retention went on while the group was away."""
-    topics.committed = {}
-    topics.changelog = [progress("now", main=90, retry=2, redelivery=7)]
-    with pytest.raises(OffsetsGoneError, match="up to 10 records were deleted unread"):
-        await lane.committed()
-
-
-async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: KafkaLane, topics: Topics) -> None:
+async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: KafkaTransport, topics: Topics) -> None:
     """Its records are others."""
     topics.committed = {}
     topics.changelog = [row(), progress("before", main=500, retry=2, redelivery=7)]
     assert await lane.committed() == {MAIN: 100, RETRY: 2, REDELIVERY: 7}
 
 
-async def test_a_life_marks_where_it_begins(lane: KafkaLane, topics: Topics) -> None:
+async def test_a_life_marks_where_it_begins(lane: KafkaTransport, topics: Topics) -> None:
     """Before any record runs, or its end would look like that of nobody."""
     topics.notes = {RETRY: "rows"}
     await lane.committed()
@@ -205,7 +148,7 @@ async def test_a_life_marks_where_it_begins(lane: KafkaLane, topics: Topics) -> 
     assert lane.suspicions == {}
 
 
-async def test_what_two_lives_did_not_get_past_is_suspect(lane: KafkaLane, topics: Topics) -> None:
+async def test_what_two_lives_did_not_get_past_is_suspect(lane: KafkaTransport, topics: Topics) -> None:
     """Each source by itself; the count goes on."""
     topics.notes = {MAIN: "r1:other", REDELIVERY: "r0:other", RETRY: "rows"}
     topics.bounds_of[REDELIVERY] = (7, 9)
@@ -214,7 +157,7 @@ async def test_what_two_lives_did_not_get_past_is_suspect(lane: KafkaLane, topic
     assert lane.suspicions == {MAIN: Suspected(0, 150)}
 
 
-async def test_a_record_that_was_running_alone_is_known_by_its_mark(lane: KafkaLane, topics: Topics) -> None:
+async def test_a_record_that_was_running_alone_is_known_by_its_mark(lane: KafkaTransport, topics: Topics) -> None:
     """It is written again when the record starts once more, not before."""
     topics.notes = {MAIN: "s2:other", REDELIVERY: OURS, RETRY: "rows"}
     await lane.committed()
@@ -222,7 +165,7 @@ async def test_a_record_that_was_running_alone_is_known_by_its_mark(lane: KafkaL
     assert lane.suspicions == {MAIN: Suspected(2, 150)}
 
 
-async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaLane, topics: Topics) -> None:
+async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaTransport, topics: Topics) -> None:
     """Rows in the changelog say that the lane has worked: beginning anew would deliver everything again."""
     topics.committed = {}
     topics.changelog = [row(b"owner"), row()]
@@ -234,7 +177,7 @@ async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaLane, topics
     assert topics.written == []
 
 
-async def test_a_changelog_that_was_made_again_is_refused(lane: KafkaLane, topics: Topics) -> None:
+async def test_a_changelog_that_was_made_again_is_refused(lane: KafkaTransport, topics: Topics) -> None:
     """What was parked before that offset waited in another one, and nobody else would miss it."""
     topics.notes[RETRY] = "gone"
     with pytest.raises(ChangelogReplacedError, match="was deleted and made again") as raised:
@@ -243,7 +186,7 @@ async def test_a_changelog_that_was_made_again_is_refused(lane: KafkaLane, topic
     assert topics.written == []
 
 
-async def test_an_offset_that_was_set_by_hand_counts_for_any_changelog(lane: KafkaLane, topics: Topics) -> None:
+async def test_an_offset_that_was_set_by_hand_counts_for_any_changelog(lane: KafkaTransport, topics: Topics) -> None:
     """Whoever sets it leaves nothing beside it; from then on it is said whose rows those are."""
     topics.notes[RETRY] = ""
     starts = await lane.committed()
@@ -256,7 +199,7 @@ async def test_an_offset_that_was_set_by_hand_counts_for_any_changelog(lane: Kaf
 COUNTED = Tally(from_offset=105, since_ms=7_000, received=14, first_try_ok=9, skipped=2)
 
 
-async def test_what_was_counted_before_the_offset_is_taken_up(lane: KafkaLane, topics: Topics) -> None:
+async def test_what_was_counted_before_the_offset_is_taken_up(lane: KafkaTransport, topics: Topics) -> None:
     """The worker that counted it is gone; the mark beside it is judged as ever."""
     topics.notes[MAIN] = Note("r0:other", COUNTED.text(120)).text
     await lane.committed()
@@ -266,14 +209,14 @@ async def test_what_was_counted_before_the_offset_is_taken_up(lane: KafkaLane, t
 
 
 @pytest.mark.parametrize("note", ["", OURS, COUNTED.text(119), "r0:other p9:105-120@7000:14", "set by hand"])
-async def test_what_does_not_belong_to_the_offset_is_dropped(lane: KafkaLane, topics: Topics, note: str) -> None:
+async def test_what_does_not_belong_to_the_offset_is_dropped(lane: KafkaTransport, topics: Topics, note: str) -> None:
     """An offset that was set by hand, an earlier worker's, one of a version to come: counting begins anew there."""
     topics.notes[MAIN] = note
     await lane.committed()
     assert lane.tally is None
 
 
-async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaLane, topics: Topics) -> None:
+async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport, topics: Topics) -> None:
     """For a group whose offsets have expired."""
     topics.committed = {}
     told = {MAIN.topic: 130, RETRY.topic: 8, REDELIVERY.topic: 7}
@@ -282,17 +225,7 @@ async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaLane, top
     assert lane.tally == COUNTED
 
 
-async def test_an_offset_set_by_hand_goes_before_what_the_changelog_counted(lane: KafkaLane, topics: Topics) -> None:
-    """Whatever was counted up to another offset."""
-    topics.notes[MAIN] = ""
-    del topics.committed[RETRY]
-    told = {MAIN.topic: 120, RETRY.topic: 8}
-    topics.changelog = [SimpleNamespace(key=marks.PROGRESS, value=marks.progress_value(told, "now", COUNTED.text(120)))]
-    await lane.committed()
-    assert lane.tally is None
-
-
-async def test_what_is_counted_goes_beside_every_offset_of_the_main_topic(lane: KafkaLane) -> None:
+async def test_what_is_counted_goes_beside_every_offset_of_the_main_topic(lane: KafkaTransport) -> None:
     """With what a batch brings, or, as when only a marker was passed, with what was counted before it."""
     await lane.committed()
     told = lane._noted(LaneBatch(offsets={MAIN: 121, REDELIVERY: 7, RETRY: 8}, tally=COUNTED))
@@ -304,7 +237,7 @@ async def test_what_is_counted_goes_beside_every_offset_of_the_main_topic(lane: 
     assert lane._noted(LaneBatch(offsets={MAIN: 125}))[MAIN] == (125, f"{OURS} {COUNTED.text(125)}")
 
 
-async def test_an_offset_that_stays_keeps_what_is_held_against_the_record_behind_it(lane: KafkaLane) -> None:
+async def test_an_offset_that_stays_keeps_what_is_held_against_the_record_behind_it(lane: KafkaTransport) -> None:
     """A record that runs alone is known by its mark. Whatever else is committed meanwhile, it must not be lost."""
     await lane.committed()
     lane._noted(LaneBatch(offsets={MAIN: 121}, notes={MAIN: "s2:this"}))

@@ -70,25 +70,6 @@ async def test_a_hold_pauses_and_throws_away_what_is_buffered(
     assert consumer.intake.waiting(OURS) == 0
 
 
-async def test_a_fetch_that_was_on_its_way_during_a_hold_does_not_come_in_after_the_seek(
-    consumer: RetryConsumer, client: Any, thread: Any, records: Any
-) -> None:
-    """The fetcher had let the records go before the pause; they arrive when the partition flows from elsewhere."""
-    thread.fetches = [{MAIN: records(MAIN, 3, start=10)}, {MAIN: records(MAIN, 2, start=4)}]
-    thread.hand_over.clear()
-    on_its_way = asyncio.create_task(poll(consumer))
-    await thread.fetched.wait()
-    await consumer.hold([OURS])
-    await consumer.reposition({OURS: 4})
-    thread.hand_over.set()
-    await on_its_way
-    await poll(consumer)
-    assert client.positions == {client_tp(MAIN): 4}
-    assert not client.paused
-    assert [record.offset for record in consumer.intake.take(OURS, 10, 10**6)] == [4, 5]
-    assert consumer.intake.dropped_stale == 3
-
-
 async def test_fetches_are_stamped_with_the_epochs_at_their_end(
     consumer: RetryConsumer, stopped_thread: RetryConsumerThread, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,26 +115,6 @@ async def test_a_fetch_carries_the_positions_of_what_is_not_held(
     stopped_thread._looked_s -= 60
     subscription.subscription = None
     assert (await stopped_thread._fetch_records(None, {MAIN})).positions == {}
-
-
-async def test_positions_of_a_fetch_count_from_the_seek_on(consumer: RetryConsumer, thread: Any) -> None:
-    """The lane begins at 4, and the two markers behind that are passed."""
-    thread.positions = {OURS: 6}
-    await consumer.hold([OURS])
-    await consumer.reposition({OURS: 4})
-    await poll(consumer)
-    assert [consumer.intake.take_passed(OURS) for _ in range(2)] == [6, None]
-
-
-async def test_a_hold_that_fails_throws_away_what_is_buffered(
-    consumer: RetryConsumer, client: Any, records: Any
-) -> None:
-    """The lane opens again whatever its hold came to."""
-    consumer.intake.put({MAIN: records(MAIN, 3)}, {})
-    client.pause = lambda *_: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        await consumer.hold([OURS])
-    assert consumer.intake.waiting(OURS) == 0
 
 
 async def test_a_hold_that_is_cancelled_throws_away_what_is_buffered(
@@ -277,17 +238,6 @@ async def test_the_users_partitions_stay_paused_until_the_rebalance_is_over(
     assert USERS in consumer._get_active_partitions(), "at rest there is nothing to wait for"
 
 
-async def test_what_was_put_off_and_taken_away_meanwhile_is_not_resumed(consumer: RetryConsumer, thread: Any) -> None:
-    """The next assignment decides anew."""
-    consumer.settled = False
-    consumer.pause_partitions({USERS})
-    consumer.resume_partitions({USERS})
-    thread.client.assigned = {client_tp(MAIN)}
-    consumer.settled = True
-    await poll(consumer)
-    assert thread.polled == [{MAIN}]
-
-
 @pytest.mark.usefixtures("no_fausts_part")
 async def test_only_the_last_assignments_end_settles(consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a rebalance that another has overtaken says nothing about positions."""
@@ -399,39 +349,6 @@ async def test_offsets_are_committed_as_a_prefix_of_what_was_delivered(
         consumer._acked[USERS].append(offset)
         seen.append(consumer._new_offset(USERS))
     assert seen == [None, None, 8, 9]
-
-
-@pytest.mark.usefixtures("no_fausts_part")
-async def test_a_revoke_forgets_the_spill(consumer: RetryConsumer, thread: Any, records: Any) -> None:
-    """Its records belong to another worker now, which reads them from the committed offset."""
-    agent = Agent(consumer, USERS, maxsize=2)
-    consumer.intake.on_revoked = None
-    thread.fetches = [{USERS: records(USERS, 5)}]
-    await agent.take_all(consumer)
-    await consumer.on_partitions_revoked({MAIN, USERS})
-    agent.process(consumer, 2)
-    assert await agent.take_all(consumer) == []
-    assert consumer._new_offset(USERS) is None
-
-
-@pytest.mark.usefixtures("no_fausts_part")
-async def test_records_keep_their_order_while_the_engine_drains(
-    consumer: RetryConsumer, thread: Any, records: Any
-) -> None:
-    """Until Faust stops the flow the user's agent goes on, with what was spilled first."""
-    agent = Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5)}, {USERS: records(USERS, 2, start=5)}]
-    seen = await agent.take_all(consumer)
-
-    async def drain() -> None:
-        for _ in range(3):
-            agent.process(consumer, agent.queue.qsize())
-            seen.extend(await agent.take_all(consumer))
-
-    consumer.intake.on_revoked = drain
-    await consumer.on_partitions_revoked({MAIN, USERS})
-    assert seen == list(range(7))
-    assert consumer._spill == {}
 
 
 async def test_a_seek_forgets_the_spill(consumer: RetryConsumer, thread: Any, client: Any, records: Any) -> None:

@@ -67,16 +67,6 @@ async def test_holds_and_positions_are_set_in_the_consumers_thread(
     assert consumer.intake.epoch == {OURS: 1}
 
 
-async def test_what_fails_in_the_consumers_thread_is_raised_here(
-    consumer: RetryConsumer, client: Any, elsewhere: threading.Thread
-) -> None:
-    """The lane must not open over it."""
-    client.assigned.clear()
-    async with asyncio.timeout(5):
-        with pytest.raises(RuntimeError, match="not assigned any more"):
-            await consumer.reposition({OURS: 4})
-
-
 async def test_a_position_that_the_topic_has_not_is_told_and_not_moved(
     consumer: RetryConsumer, client: Any, elsewhere: threading.Thread
 ) -> None:
@@ -131,17 +121,6 @@ async def test_the_worker_reads_what_is_committed(stopped_thread: RetryConsumerT
     made = stopped_thread._create_worker_consumer(stopped_thread.transport)
     assert made._isolation_level == "read_committed"
     await made.stop()
-
-
-async def test_the_transport_passes_what_cannot_be_decoded(
-    consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it a single odd record would stop its partition for ever."""
-    installed: list[None] = []
-    monkeypatch.setattr("retryapp.runtime.unreadable.install", lambda: installed.append(None))
-    runtime_transport: Any = consumer.app.transport
-    type(runtime_transport)(runtime_transport.url, consumer.app, intake=consumer.intake)
-    assert installed
 
 
 @pytest.mark.parametrize("seek", ["committed", "changelog", None])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +12,9 @@ from retryapp.engine.feed import Feed
 from retryapp.engine.intake import Intake
 from retryapp.engine.progress import OffsetWindow
 from retryapp.engine.turn import Turn
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import TopicPartition
 from retryapp.runtime.agents import to_record
 from retryapp.runtime.unreadable import Unreadable
-from retryapp.testing import MemoryPartition
 
 TP = TopicPartition("orders", 0)
 
@@ -40,9 +38,9 @@ def feed(intake: Intake) -> Feed:
 class Place:
     """A partition with a window but no deliveries: what is accepted stays in flight until the test settles it."""
 
-    def __init__(self, feed: Feed, *, max_in_flight: int = 1000, max_bytes: int = 10**9) -> None:
+    def __init__(self, feed: Feed, *, max_in_flight: int = 1000) -> None:
         self.window: OffsetWindow[Any] = OffsetWindow()
-        self.max_in_flight, self.max_bytes = max_in_flight, max_bytes
+        self.max_in_flight = max_in_flight
         self.errors: list[Exception] = []
         self.turns: list[Turn] = []
         self.draining = False
@@ -57,11 +55,11 @@ class Place:
 
     def room(self, _tp: TopicPartition) -> int:
         """Return how many records may come in."""
-        return self.max_in_flight - len(self.window) if self.window.bytes < self.max_bytes else 0
+        return self.max_in_flight - len(self.window)
 
     def room_bytes(self, _tp: TopicPartition) -> int:
         """Return how many bytes may come in."""
-        return self.max_bytes - self.window.bytes
+        return 10**9
 
     def idle(self, _tp: TopicPartition) -> bool:
         """Tell whether everything is settled."""
@@ -117,28 +115,6 @@ def stuck_at(offset: int) -> Unreadable:
 
 
 # -- how much ---------------------------------------------------------------------------------------------------------
-
-
-async def test_what_the_engine_is_given_is_bounded_in_bytes(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
-) -> None:
-    """A partition of large records is in flight with a few of them; the bound is passed by less than one record."""
-    place = Place(feed, max_bytes=1_000)
-    intake.put({TP: records(TP, 50, size=300)}, {})
-    assert agent.offsets == [[0, 1, 2, 3]]
-    feed.accept(agent.batches[0])
-    assert place.window.bytes == 1_200
-    assert len(agent.batches) == 1, "no byte is left, although a thousand records would be"
-    assert intake.waiting(TP) == 46
-
-
-async def test_a_batch_is_large_and_bounded(feed: Feed, intake: Intake, agent: Agent, records: Any) -> None:
-    """Faust's cost of an event is paid per batch; the event loop is nobody's for as long as one is taken in."""
-    Place(feed, max_in_flight=10**6)
-    intake.put({TP: records(TP, 1_200)}, {})
-    for n in range(3):
-        feed.accept(agent.batches[n])
-    assert [len(offsets) for offsets in agent.offsets] == [500, 500, 200]
 
 
 async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_taken(
@@ -232,52 +208,7 @@ async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
     assert (error.topic, error.partition, error.offset) == ("orders", 0, 3)
 
 
-async def test_a_lane_that_closes_over_something_else_is_not_failed_again(feed: Feed, intake: Intake) -> None:
-    """The turn was dropped: whoever opens next comes to the stuck record again."""
-    place = Place(feed)
-    intake.put({TP: [stuck_at(3)]}, {})
-    (turn,) = place.turns
-    assert turn.on_settled is not None
-    turn.on_settled(False, ())
-    assert place.errors == []
-    feed.forget(TP)
-    feed.pump(TP)
-    assert place.settled == [3, 3]
-
-
-async def slowly(_value: bytes) -> None:
-    """Take longer than the lane would stay closed."""
-    await CLOCK[0].sleep(3.0)
-
-
 CLOCK: list[Any] = []
-
-
-@pytest.fixture
-async def partition() -> AsyncIterator[MemoryPartition]:
-    """A partition with its real engine and lane, and a slow handler."""
-    async with MemoryPartition(slowly, "1s 10s") as made:
-        CLOCK[:] = [made.clock]
-        yield made
-
-
-async def test_sound_records_are_done_whatever_their_handler_takes(
-    feed: Feed, intake: Intake, agent: Agent, records: Any, partition: MemoryPartition
-) -> None:
-    """With the real engine: they are committed, then the lane says what is wrong."""
-    feed.placed[TP] = SimpleNamespace(engine=partition.engine, lane=partition.lane)  # type: ignore[assignment]
-    intake.put({TP: [*records(TP, 3), stuck_at(3)]}, {})
-    feed.accept(agent.batches[0])
-    await partition.settle()
-    failed: list[Any] = []
-    for _ in range(20):
-        await partition.advance(1_000)
-        feed.pump(TP)  # as the engine asks when it has settled something
-        failed = partition.observer.of(Event.LANE_FAILED)
-        if failed:
-            break
-    assert partition.transport.offsets[TP] == 3
-    assert "no codec" in str(failed[0].message)
 
 
 # -- what no record tells of ------------------------------------------------------------------------------------------
@@ -303,21 +234,6 @@ async def test_a_position_behind_a_transaction_marker_is_settled_once(
     assert place.settled == [3, 5]
 
 
-async def test_a_position_that_the_last_record_reached_needs_no_turn(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
-) -> None:
-    """The record's own turn settles it; a lane that has just opened has nothing to say either."""
-    place = Place(feed)
-    intake.begin({TP: 7})
-    intake.put({}, {}, {TP: 7})
-    feed.catch_up()
-    intake.put({TP: records(TP, 2, start=7)}, {}, {TP: 9})
-    feed.accept(agent.batches[0])
-    place.settle(7, 8)
-    feed.catch_up()
-    assert place.turns == []
-
-
 async def test_no_position_is_settled_while_records_before_it_are_on_their_way(
     feed: Feed, intake: Intake, agent: Agent, records: Any
 ) -> None:
@@ -335,30 +251,3 @@ async def test_no_position_is_settled_while_records_before_it_are_on_their_way(
     feed.accept(agent.batches[0])
     feed.catch_up()
     assert place.turns == []
-
-
-async def test_a_position_from_before_a_hold_is_none(feed: Feed, intake: Intake) -> None:
-    """The lane reads again from what is committed, which may be far before it."""
-    place = Place(feed)
-    intake.begin({TP: 0})
-    intake.put({}, {}, {TP: 5})
-    stamp = dict(intake.epoch)
-    intake.epoch[TP] += 1
-    intake.clear([TP])
-    feed.catch_up()
-    intake.begin({TP: 0})
-    intake.put({}, stamp, {TP: 5})
-    feed.catch_up()
-    assert place.turns == []
-
-
-async def test_an_engine_that_drains_or_has_records_is_not_idle(partition: MemoryPartition, records: Any) -> None:
-    """What comes to it while it drains is dropped."""
-    engine = partition.engine
-    assert engine.idle(TP)
-    await partition.send(b"v")
-    assert not engine.idle(TP)
-    await partition.advance(4_000)
-    assert engine.idle(TP)
-    await engine.drain(0.0)
-    assert not engine.idle(TP)

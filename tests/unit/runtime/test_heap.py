@@ -68,9 +68,3 @@ def test_pages_between_what_lives_on_go_back() -> None:
     trim()
     assert before - resident_bytes() > 40 * MIB
     assert sum(record is not None for record in records) == 800
-
-
-def test_a_c_library_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker runs there too; its memory is that library's matter."""
-    monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
-    assert find_trim() is None

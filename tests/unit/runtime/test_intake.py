@@ -54,16 +54,6 @@ def offsets(found: list[Any]) -> list[int]:
     return [record.offset for record in found]
 
 
-def test_records_come_out_in_order_and_by_partition(intake: Intake, records: Any) -> None:
-    """Partitions do not mix."""
-    intake.put({ORDERS: records(ORDERS, 3), OTHER: records(OTHER, 2, start=7)}, {})
-    intake.put({ORDERS: records(ORDERS, 2, start=3)}, {})
-    assert intake.waiting(ORDERS) == 5
-    assert offsets(intake.take(ORDERS, 4, PLENTY)) == [0, 1, 2, 3]
-    assert offsets(intake.take(OTHER, 4, PLENTY)) == [7, 8]
-    assert offsets(intake.take(ORDERS, 4, PLENTY)) == [4]
-
-
 def test_records_of_an_older_epoch_are_thrown_away(intake: Intake, records: Any) -> None:
     """What was fetched before a hold is read again after the seek; taken in it would be there twice."""
     intake.epoch[ORDERS] += 1
@@ -75,13 +65,6 @@ def test_records_of_an_older_epoch_are_thrown_away(intake: Intake, records: Any)
     assert (intake.waiting(ORDERS), intake.waiting(OTHER)) == (0, 2)
     assert intake.dropped_stale == 3
     assert told == [OTHER]
-
-
-def test_records_without_a_stamp_are_older_than_any_hold(intake: Intake, records: Any) -> None:
-    """A stamp that lacks the partition was taken before its first hold."""
-    intake.epoch[ORDERS] += 1
-    intake.put({ORDERS: records(ORDERS)}, {})
-    assert intake.waiting(ORDERS) == 0
 
 
 def test_fetching_stops_at_so_many_records_and_goes_on_below_the_low_water(
@@ -111,24 +94,6 @@ def test_fetching_stops_at_so_many_bytes_and_goes_on_below_a_quarter(intake: Int
     assert flow.full == {ORDERS}, "three eighths are left"
     intake.take(ORDERS, 1, PLENTY)
     assert not flow.full
-
-
-def test_keys_count_too(intake: Intake, flow: Flow, records: Any) -> None:
-    """A record without a value (a tombstone) is not free."""
-    found = records(ORDERS, 2, size=0)
-    for record in found:
-        record.key, record.value = b"k" * (module.HIGH_WATER_BYTES // 2), None
-    intake.put({ORDERS: found}, {})
-    assert flow.full == {ORDERS}
-
-
-def test_headers_count_too(intake: Intake, flow: Flow, records: Any) -> None:
-    """A record may be nothing but headers."""
-    found = records(ORDERS, 2, size=0)
-    for record in found:
-        record.headers = (("big", b"h" * (module.HIGH_WATER_BYTES // 2)),)
-    intake.put({ORDERS: found}, {})
-    assert flow.full == {ORDERS}
 
 
 def stuck(offset: int) -> Unreadable:
@@ -166,19 +131,3 @@ def test_records_are_taken_until_the_bytes_are_passed(intake: Intake, records: A
     assert offsets(intake.take(ORDERS, 10, 250)) == [0, 1, 2]
     assert offsets(intake.take(ORDERS, 10, 0)) == []
     assert offsets(intake.take(ORDERS, 10, 1)) == [3]
-
-
-def test_a_clear_empties_the_buffer_and_lets_fetching_go_on(intake: Intake, flow: Flow, records: Any) -> None:
-    """Bytes that were thrown away do not count any more."""
-    intake.put({ORDERS: records(ORDERS, 2, size=module.HIGH_WATER_BYTES), OTHER: records(OTHER)}, {})
-    intake.clear([ORDERS])
-    assert (intake.waiting(ORDERS), intake.waiting(OTHER)) == (0, 1)
-    assert not flow.full
-    intake.put({ORDERS: records(ORDERS, 1, size=module.HIGH_WATER_BYTES - 1)}, {})
-    assert not flow.full
-
-
-def test_an_intake_without_its_consumer_says_so() -> None:
-    """It is used before the app has started."""
-    with pytest.raises(RuntimeError, match="has not been started"):
-        _ = Intake().flow

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from lane_clients import CHANGELOG, DLQ, MakeLane
 from samples import dead, waiting
 
 from retryapp.core.errors import StoreAheadError, StoreBrokenError
@@ -23,13 +24,8 @@ from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.publisher import KafkaLane, LanePlace
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.publisher import KafkaTransport
 from retryapp.testing import VirtualClock
-
-CHANGELOG, DLQ = TopicPartition("app.orders.pending.changelog", 0), TopicPartition("app.orders.dlq", 0)
-MAIN = TopicPartition("orders", 0)
 
 
 def row(offset: int) -> Row:
@@ -113,7 +109,7 @@ class Consumer:
         """Nothing flows here."""
 
 
-MakeLane = Callable[[], KafkaLane]
+OpenLane = Callable[[], KafkaTransport]
 
 
 @pytest.fixture
@@ -129,43 +125,20 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-async def make_lane(tmp_path: Path, topics: Topics, clock: VirtualClock) -> AsyncIterator[MakeLane]:
-    """Make transports over one folder; each is closed at the end."""
-    made: list[KafkaLane] = []
+async def open_lane(make_lane: MakeLane, topics: Topics, clock: VirtualClock) -> AsyncIterator[OpenLane]:
+    """Make lanes over one folder; each is closed at the end."""
+    made: list[KafkaTransport] = []
 
-    def make() -> KafkaLane:
-        lane = KafkaLane(
-            place=LanePlace(
-                name="app.orders.0",
-                group="app",
-                partition=0,
-                sources=[MAIN],
-                main=MAIN,
-                changelog=CHANGELOG,
-                dlq=DLQ,
-                pending_identity=StoreIdentity(topic=CHANGELOG.topic, topic_id="c", partition=0),
-                dead_identity=StoreIdentity(topic=DLQ.topic, topic_id="d", partition=0),
-                store_dir=tmp_path,
-                max_store_age_ms=1_000_000,
-            ),
-            settings=ClientSettings(
-                connection={}, client_id="app", request_timeout_ms=1_000, max_batch_size=1, max_request_size=1
-            ),
-            consumer=Consumer(),  # type: ignore[arg-type]
-            reader=topics,  # type: ignore[arg-type]
-            clock=clock,
-            generation=1,
-            member_id="m",
-        )
-        made.append(lane)
-        return lane
+    def make() -> KafkaTransport:
+        made.append(make_lane(consumer=Consumer(), reader=topics, clock=clock))
+        return made[-1]
 
     yield make
     for lane in made:
         await lane.close()
 
 
-async def opened(lane: KafkaLane) -> KafkaLane:
+async def opened(lane: KafkaTransport) -> KafkaTransport:
     """Open the stores as the engine does."""
     await lane.recover()
     await lane.release({})
@@ -179,19 +152,19 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def publish_letter(topics: Topics, lane: KafkaLane, origin_offset: int) -> int:
+def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> int:
     """Commit a dead letter as the lane does: on the topic, then in the table; return its offset."""
     headers = letter(origin_offset)
     offset = topics.put(DLQ, Found(0, headers=headers))
-    lane.apply(LaneBatch(publishes=[Outgoing(DLQ.topic, 0, None, None, headers)]), LaneReceipt([offset], None))
+    lane.apply(LaneBatch(publishes=[Outgoing(*DLQ, None, None, headers)]), LaneReceipt([offset], None))
     return offset
 
 
-async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(make_lane: MakeLane, topics: Topics) -> None:
+async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(open_lane: OpenLane, topics: Topics) -> None:
     """Otherwise a table that takes longer than one deadline could never be opened."""
     for n in range(50):
         topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
-    lane = make_lane()
+    lane = open_lane()
     reached = []
     for _ in range(3):
         topics.stop_after = 2
@@ -205,11 +178,11 @@ async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(make_lane: M
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
 
 
-async def test_a_store_that_knows_more_than_its_changelog_is_refused(make_lane: MakeLane, topics: Topics) -> None:
+async def test_a_store_that_knows_more_than_its_changelog_is_refused(open_lane: OpenLane, topics: Topics) -> None:
     """The topic was cut: rows whose removal is gone would fire again."""
     for n in range(3):
         topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await lane.close()
     del topics.records[CHANGELOG][1:]
     with pytest.raises(StoreAheadError) as raised:
@@ -219,12 +192,12 @@ async def test_a_store_that_knows_more_than_its_changelog_is_refused(make_lane: 
 
 @pytest.mark.parametrize(("there", "left"), [(True, {"1m": 1}), (False, {"1m": 2})])
 async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
-    make_lane: MakeLane, topics: Topics, there: bool, left: dict[str, int], caplog: pytest.LogCaptureFixture
+    open_lane: OpenLane, topics: Topics, there: bool, left: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The removal of a row was acknowledged, and is not in the changelog: the row would wait for ever."""
     for n in (1, 2):
         topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     removal = Found(0, row(1).key, None)
     offset = topics.put(CHANGELOG, removal)
     letter = Outgoing(*DLQ, None, b"", ())
@@ -234,7 +207,7 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
         topics.records[CHANGELOG].remove(removal)
     await lane.close()
     topics.starts.clear()
-    again = await opened(make_lane())
+    again = await opened(open_lane())
     assert again.pending is not None
     assert again.dead is not None
     assert (dict(again.pending.counts()), again.dead.count()) == (left, int(there)), "nor does it tell of the letter"
@@ -243,53 +216,22 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     assert ("has not kept what it wrote last" in caplog.text) is not there
     await again.close()
     topics.starts.clear()
-    await opened(make_lane())
+    await opened(open_lane())
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [4], "it was seen there"
 
 
-async def test_what_compaction_may_have_taken_is_not_looked_for(
-    make_lane: MakeLane, topics: Topics, clock: VirtualClock
-) -> None:
-    """After a day a tombstone may be gone in all order."""
-    lane = await opened(make_lane())
-    offset = topics.put(CHANGELOG, Found(0, row(1).key, row(1).value))
-    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], offset))
-    lane.place.max_store_age_ms = None
-    await lane.close()
-    clock.advance(86_400_000)
-    await lane.recover()
-    assert topics.starts[-1] == (CHANGELOG, offset + 1, False)
-
-
-async def test_a_store_stays_young_with_every_transaction_that_changes_it(
-    make_lane: MakeLane, clock: VirtualClock
-) -> None:
-    """It reflects its changelog up to then, whenever it was opened."""
-    lane = await opened(make_lane())
-    clock.advance(900_000)
-    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 0))
-    await lane.close()
-    for left_ms, rows in ((900_000, {"1m": 1}), (1_100_001, {})):
-        clock.advance(left_ms)
-        with contextlib.suppress(StoreAheadError):  # there is no such changelog
-            await lane.recover()
-        assert lane.pending is not None
-        assert dict(lane.pending.counts()) == rows
-        await lane.close()
-
-
-def keeper(lane: KafkaLane) -> DeadLetterKeeper:
+def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
     """Return what keeps the dead-letter table of an open lane."""
     assert lane._dead_keeper is not None
     return lane._dead_keeper
 
 
-async def test_a_lane_opens_before_its_dead_letters_are_read(make_lane: MakeLane, topics: Topics) -> None:
+async def test_a_lane_opens_before_its_dead_letters_are_read(open_lane: OpenLane, topics: Topics) -> None:
     """They are read in the background, and all of them."""
     for n in range(35):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.stop_after = 0
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     assert lane.dead is not None
     assert lane.dead.count() == 0
     topics.stop_after = None
@@ -300,13 +242,13 @@ async def test_a_lane_opens_before_its_dead_letters_are_read(make_lane: MakeLane
 
 
 async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
-    make_lane: MakeLane, topics: Topics
+    open_lane: OpenLane, topics: Topics
 ) -> None:
     """The lane that is closed half-way reads on from the first letter that is not in the table."""
     for n in range(30):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.stop_after = 1
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: lane.dead is not None and lane.dead.next_offset == 10)
     assert lane.dead is not None
     publish_letter(topics, lane, 5)  # a record that was replayed and died again
@@ -314,7 +256,7 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     assert (lane.dead.next_offset, lane.dead.count()) == (10, 12)
     await lane.close()
     topics.stop_after = None
-    again = await opened(make_lane())
+    again = await opened(open_lane())
     await until(lambda: again.dead is not None and again.dead.next_offset == 32)
     assert again.dead is not None
     assert again.dead.count() == 32
@@ -324,52 +266,12 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     assert topics.starts[-1] == (DLQ, 10, True)
 
 
-async def test_a_table_that_was_dropped_is_filled_again_when_its_lane_reopens(
-    make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That it was full once does not count."""
-    for n in range(20):
-        topics.put(DLQ, Found(0, headers=letter(n)))
-    lane = await opened(make_lane())
-    await until(lambda: keeper(lane).filled)
-    assert lane.pending is not None
-
-    def full(*_: Any) -> None:
-        raise StoreBrokenError("/data/0", "input/output error")
-
-    monkeypatch.setattr(lane.pending, "write", full)
-    with pytest.raises(StoreBrokenError):
-        lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
-    await lane.close()
-    await opened(lane)
-    assert lane.dead is not None
-    assert lane.dead.next_offset == 0
-    await until(lambda: lane.dead is not None and lane.dead.next_offset == 20)
-
-
-async def test_letters_behind_the_end_of_the_filling_are_not_read_again(make_lane: MakeLane, topics: Topics) -> None:
-    """Once the table is filled each letter moves the offset, past those that came during the filling too."""
-    for n in range(20):
-        topics.put(DLQ, Found(0, headers=letter(n)))
-    topics.stop_after = 1
-    lane = await opened(make_lane())
-    await until(lambda: topics.stop_after == 0)
-    publish_letter(topics, lane, 20)
-    topics.go_on.set()
-    topics.stop_after = None
-    await until(lambda: keeper(lane).filled)
-    assert lane.dead is not None
-    assert (lane.dead.next_offset, lane.dead.count()) == (20, 21)
-    publish_letter(topics, lane, 21)
-    assert (lane.dead.next_offset, lane.dead.count()) == (22, 22)
-
-
-async def test_a_filling_that_failed_is_tried_again(make_lane: MakeLane, topics: Topics, clock: VirtualClock) -> None:
+async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics: Topics, clock: VirtualClock) -> None:
     """The lane stays open: this table only answers questions."""
     for n in range(20):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.error = ConnectionError("cut")
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
     publish_letter(topics, lane, 20)
     clock.advance(5_000)
@@ -379,29 +281,29 @@ async def test_a_filling_that_failed_is_tried_again(make_lane: MakeLane, topics:
 
 
 async def test_a_store_that_breaks_during_the_filling_closes_the_lane_at_its_next_batch(
-    make_lane: MakeLane, topics: Topics, tmp_path: Path
+    open_lane: OpenLane, topics: Topics, tmp_path: Path
 ) -> None:
     """Nobody may read it again; the pending table keeps what it has."""
     topics.put(DLQ, Found(0, headers=letter(1)))
     topics.error = StoreBrokenError("/data/0", "checksum mismatch")
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: keeper(lane).fault)
     with pytest.raises(StoreBrokenError, match="checksum"):
         lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
     await lane.close()
-    assert (tmp_path / "pending" / "0").exists()
+    assert (tmp_path / "pending" / "1").exists()
     await opened(lane)
     await until(lambda: keeper(lane).filled)
     lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
 
 
 async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_open(
-    make_lane: MakeLane, topics: Topics, clock: VirtualClock
+    open_lane: OpenLane, topics: Topics, clock: VirtualClock
 ) -> None:
     """Workers run for weeks."""
     for n in range(20):
         topics.put(DLQ, Found(0, headers=letter(n)))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
     assert lane.dead is not None
     assert lane.dead.count() == 20
@@ -417,13 +319,13 @@ async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_op
 
 
 async def test_nothing_touches_the_tables_after_the_lane_has_closed(
-    make_lane: MakeLane, topics: Topics, tmp_path: Path
+    open_lane: OpenLane, topics: Topics, tmp_path: Path
 ) -> None:
     """The next owner opens the folder at once."""
     for n in range(20):
         topics.put(DLQ, Found(0, headers=letter(n)))
     topics.stop_after = 1
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     await until(lambda: topics.stop_after == 0)
     before = {task for task in asyncio.all_tasks() if task.get_name().startswith("dead-")}
     assert len(before) == 1
@@ -431,7 +333,7 @@ async def test_nothing_touches_the_tables_after_the_lane_has_closed(
     await lane.close()
     assert all(task.done() for task in before)
     topics.stop_after = None
-    again = await opened(make_lane())
+    again = await opened(open_lane())
     await until(lambda: keeper(again).filled)
 
 
@@ -454,12 +356,12 @@ class Hanging(AIOKafkaProducer):  # type: ignore[misc]
 
 @pytest.mark.parametrize("error", [None, AssertionError("in no state"), OSError("gone")], ids=repr)
 async def test_closing_never_raises_and_gives_everything_up(
-    make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    open_lane: OpenLane, topics: Topics, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     """A store that does not close and a producer that does not stop: the next opening begins anew."""
     monkeypatch.setattr("retryapp.runtime.clients.STOP_S", 0.05)
     topics.put(CHANGELOG, Found(0, row(1).key, row(1).value))
-    lane = await opened(make_lane())
+    lane = await opened(open_lane())
     producer = lane._producer = Hanging(error)
     assert lane.pending is not None
     release = lane.pending.close

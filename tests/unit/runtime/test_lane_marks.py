@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from aiokafka.errors import NotEnoughReplicasError
-from lane_clients import BATCH, CHANGELOG, MAIN, REDELIVERY, RETRY, Kafka, MakeLane, commits
-from retryapp.runtime.plain import PlainLane
+from lane_clients import BATCH, CHANGELOG, MAIN, REDELIVERY, RETRY, Kafka
 
 from retryapp.ports import LaneBatch
-from retryapp.runtime.publisher import KafkaLane
+from retryapp.runtime.publisher import KafkaTransport
 from retryapp.testing import VirtualClock
 
 # -- the broker's time ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [KafkaLane, PlainLane])
 @pytest.mark.parametrize("batch", [BATCH, LaneBatch(puts=BATCH.puts)])
-async def test_acknowledgements_tell_the_brokers_time(
-    make_lane: MakeLane, kafka: Kafka, kind: type[KafkaLane], batch: LaneBatch
-) -> None:
+async def test_acknowledgements_tell_the_brokers_time(lane: KafkaTransport, kafka: Kafka, batch: LaneBatch) -> None:
     """The first of each hand-off, between what our own clock said before it was sent and when it was there."""
-    lane = make_lane(kind)
     clock = the_clock(lane)
     began_ms = clock.counted_ms()
     kafka.acknowledged.clear()
@@ -37,7 +31,7 @@ async def test_acknowledgements_tell_the_brokers_time(
     assert appended_ms == 7_040
 
 
-async def test_a_time_that_we_sent_ourselves_tells_nothing(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_a_time_that_we_sent_ourselves_tells_nothing(lane: KafkaTransport, kafka: Kafka) -> None:
     """A topic that keeps the producer's time gives it back."""
     kafka.timestamp_type = 0
     await lane.fence()
@@ -45,17 +39,8 @@ async def test_a_time_that_we_sent_ourselves_tells_nothing(lane: KafkaLane, kafk
     assert the_clock(lane).anchors == []
 
 
-async def test_a_record_that_was_refused_tells_nothing(lane: KafkaLane, kafka: Kafka) -> None:
-    """There is no time in it."""
-    kafka.refused = NotEnoughReplicasError()
-    await lane.fence()
-    with pytest.raises(NotEnoughReplicasError):
-        await lane.commit(BATCH)
-    assert the_clock(lane).anchors == []
-
-
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_a_lane_asks_for_the_time_before_records_flow(lane: KafkaLane, kafka: Kafka, trusted: bool) -> None:
+async def test_a_lane_asks_for_the_time_before_records_flow(lane: KafkaTransport, kafka: Kafka, trusted: bool) -> None:
     """Due times begin with it; once a worker knows it, its other lanes do not ask."""
     clock = the_clock(lane)
     clock.trusted = trusted
@@ -67,7 +52,7 @@ async def test_a_lane_asks_for_the_time_before_records_flow(lane: KafkaLane, kaf
     assert kafka.placed == [{MAIN: 4}]
 
 
-def the_clock(lane: KafkaLane) -> VirtualClock:
+def the_clock(lane: KafkaTransport) -> VirtualClock:
     """Return the clock of a lane."""
     assert isinstance(lane.clock, VirtualClock)
     return lane.clock
@@ -77,44 +62,37 @@ def the_clock(lane: KafkaLane) -> VirtualClock:
 
 
 @pytest.fixture
-def marking(make_lane: MakeLane) -> KafkaLane:
-    """A lane without transactions, whose requests show what stands beside offsets."""
-    lane = make_lane(PlainLane)
+def marking(lane: KafkaTransport) -> KafkaTransport:
+    """A lane that delivers records of two of its sources."""
     lane.place.delivering = (MAIN, REDELIVERY)
     lane.life = "this"
     return lane
 
 
-def notes(kafka: Kafka) -> list[dict[str, str]]:
-    """Return what was written beside offsets, by topic, of each commit."""
-    return [{topic: note for topic, ((_, _, note),) in asked["topics"]} for asked in commits(kafka)]
-
-
-async def test_offsets_say_whose_life_moved_them(marking: KafkaLane, kafka: Kafka) -> None:
+async def test_offsets_say_whose_life_moved_them(marking: KafkaTransport, kafka: Kafka) -> None:
     """Those behind which records run; a record that starts alone is marked before it does."""
     await marking.fence()
     await marking.commit(LaneBatch(offsets={MAIN: 8, RETRY: 2}))
     await marking.commit(LaneBatch(offsets={MAIN: 9, REDELIVERY: 3}, notes={MAIN: "s1:this"}))
-    assert notes(kafka) == [
+    assert kafka.notes == [
         {MAIN.topic: "r0:this", RETRY.topic: ""},
         {MAIN.topic: "s1:this", REDELIVERY.topic: "r0:this"},
     ]
 
 
 async def test_a_lane_that_is_let_go_in_order_takes_back_what_it_holds_against_records(
-    marking: KafkaLane, kafka: Kafka
+    marking: KafkaTransport, kafka: Kafka
 ) -> None:
     """Where it stands, and nothing beside it."""
     await marking.fence()
     await marking.commit(LaneBatch(offsets={MAIN: 8, RETRY: 2, REDELIVERY: 3}, notes={MAIN: "s1:this"}))
     await marking.rest()
-    assert notes(kafka)[-1] == {MAIN.topic: ""}
-    offsets = {topic: offset for topic, ((_, offset, _),) in [*commits(kafka)][-1]["topics"]}
-    assert offsets == {MAIN.topic: 8}
+    assert kafka.notes[-1] == {MAIN.topic: ""}
+    assert kafka.asked[-2:] == [("app", {MAIN: 8}), "commit"]
 
 
 async def test_a_lane_that_holds_nothing_against_records_is_let_go_without_a_word(
-    marking: KafkaLane, kafka: Kafka
+    marking: KafkaTransport, kafka: Kafka
 ) -> None:
     """A worker has hundreds of lanes, and a rebalance waits for all."""
     await marking.fence()

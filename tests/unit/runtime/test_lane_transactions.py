@@ -1,9 +1,8 @@
-"""What a lane asks of Kafka: proof of membership, a producer that fences, hand-offs with and without transactions."""
+"""What a lane asks of Kafka: proof of membership, a producer that fences, hand-offs in a transaction."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from aiokafka.errors import (
@@ -16,31 +15,25 @@ from aiokafka.errors import (
 )
 from lane_clients import (
     BATCH,
-    DLQ,
     LOGGED,
     MAIN,
     PUBLISHED,
-    REDELIVERY,
     RETRY,
     WRITTEN_DOWN,
     Kafka,
-    MakeLane,
-    commits,
     progress,
 )
-from retryapp.runtime.plain import PlainLane
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication, Seen
 from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt
-from retryapp.runtime.publisher import KafkaLane
-from retryapp.testing import VirtualClock
+from retryapp.runtime.publisher import KafkaTransport
 
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lane_proves_the_membership_of_its_own_assignment(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_a_lane_proves_the_membership_of_its_own_assignment(lane: KafkaTransport, kafka: Kafka) -> None:
     """A zombie may have rejoined: the client's own generation and member id of the moment would prove that only."""
     await lane.prove()
     assert kafka.asked == [
@@ -58,7 +51,7 @@ async def test_a_lane_proves_the_membership_of_its_own_assignment(lane: KafkaLan
     ],
 )
 async def test_what_the_coordinator_answers_decides(
-    lane: KafkaLane, kafka: Kafka, answer: type[BaseException], raised: type[BaseException]
+    lane: KafkaTransport, kafka: Kafka, answer: type[BaseException], raised: type[BaseException]
 ) -> None:
     """Who is no member must not open and waits for an assignment; with other errors the lane tries again."""
     kafka.answer = answer
@@ -67,7 +60,7 @@ async def test_what_the_coordinator_answers_decides(
     assert bool(kafka.heard_s) == (raised is RebalancingError), "who is to join again is a member still"
 
 
-async def test_every_opening_has_a_new_producer_with_the_lanes_own_id(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_every_opening_has_a_new_producer_with_the_lanes_own_id(lane: KafkaTransport, kafka: Kafka) -> None:
     """Its start ends and fences what the former owner had open; the id belongs to one handler and partition."""
     await lane.fence()
     await lane.fence()
@@ -78,18 +71,9 @@ async def test_every_opening_has_a_new_producer_with_the_lanes_own_id(lane: Kafk
     assert lane._producer is second
 
 
-async def test_a_lane_holds_its_own_partitions_only(lane: KafkaLane, kafka: Kafka) -> None:
-    """One that cannot open stops no other."""
-    await lane.hold()
-    assert kafka.held == [MAIN, RETRY, REDELIVERY]
-
-
-@pytest.mark.parametrize("kind", [KafkaLane, PlainLane])
-async def test_a_producer_has_the_settings_of_the_worker(
-    make_lane: MakeLane, kafka: Kafka, kind: type[KafkaLane]
-) -> None:
+async def test_a_producer_has_the_settings_of_the_worker(lane: KafkaTransport, kafka: Kafka) -> None:
     """Login, client id, sizes and compression; what the app is told holds for every client that is opened for it."""
-    await make_lane(kind).fence()
+    await lane.fence()
     (producer,) = kafka.producers
     assert {
         "bootstrap_servers": "kafka:9092",
@@ -102,16 +86,10 @@ async def test_a_producer_has_the_settings_of_the_worker(
     }.items() <= producer.options.items()
 
 
-async def test_a_transaction_that_nobody_ends_is_soon_aborted(lane: KafkaLane, kafka: Kafka) -> None:
-    """With all workers dead, committed readers wait that long: not the client library's minute."""
-    await lane.fence()
-    assert kafka.producers[0].options["transaction_timeout_ms"] == 15_000
-
-
 # -- hand-offs in a transaction ---------------------------------------------------------------------------------------
 
 
-async def test_hand_offs_rows_and_offsets_move_in_one_transaction(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_hand_offs_rows_and_offsets_move_in_one_transaction(lane: KafkaTransport, kafka: Kafka) -> None:
     """Nothing of it outside, and the receipt tells where it came to lie."""
     await lane.fence()
     receipt = await lane.commit(BATCH)
@@ -119,7 +97,7 @@ async def test_hand_offs_rows_and_offsets_move_in_one_transaction(lane: KafkaLan
     assert receipt == LaneReceipt([40, 41], 44)
 
 
-async def test_a_receipt_tells_of_each_record_whatever_batches_they_went_in(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_a_receipt_tells_of_each_record_whatever_batches_they_went_in(lane: KafkaTransport, kafka: Kafka) -> None:
     """Records of one partition travel together, in their order; a batch that is full is followed by another."""
     kafka.batch_records = 2
     names = "ababa"
@@ -132,15 +110,7 @@ async def test_a_receipt_tells_of_each_record_whatever_batches_they_went_in(lane
     assert [40 + sent.index((name, b"%d" % number)) for number, name in enumerate(names)] == receipt.published_offsets
 
 
-async def test_offsets_alone_move_in_a_transaction_too(lane: KafkaLane, kafka: Kafka) -> None:
-    """A plain commit could come late, and move them back or past an open transaction."""
-    await lane.fence()
-    receipt = await lane.commit(LaneBatch(offsets={MAIN: 8}))
-    assert kafka.asked == ["begin", progress({MAIN: 8}), ("app", {MAIN: 8}), "commit"]
-    assert receipt == LaneReceipt([], 40)
-
-
-async def test_a_lane_writes_down_all_that_it_has_come_to(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_a_lane_writes_down_all_that_it_has_come_to(lane: KafkaTransport, kafka: Kafka) -> None:
     """Compaction leaves the last of these records: it has to tell of every source."""
     await lane.fence()
     await lane.commit(LaneBatch(offsets={MAIN: 8}))
@@ -148,7 +118,7 @@ async def test_a_lane_writes_down_all_that_it_has_come_to(lane: KafkaLane, kafka
     assert kafka.asked[-3] == progress({MAIN: 8, RETRY: 2})
 
 
-async def test_nothing_is_committed_before_all_of_it_is_acknowledged(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_nothing_is_committed_before_all_of_it_is_acknowledged(lane: KafkaTransport, kafka: Kafka) -> None:
     """And nothing at all where a record was refused."""
     kafka.acknowledged.clear()
     await lane.fence()
@@ -163,7 +133,7 @@ async def test_nothing_is_committed_before_all_of_it_is_acknowledged(lane: Kafka
     assert "commit" not in kafka.asked
 
 
-async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaTransport, kafka: Kafka) -> None:
     """The next publish to it fails in the handler; the lane would fail for ever."""
     destination = Destination("payments")
     destination.see(Seen(2), 0.0)
@@ -179,103 +149,10 @@ async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaLane,
     assert destination.problem == "this login may not write to it; it needs WRITE"
 
 
-async def test_a_lane_without_a_producer_commits_nothing(lane: KafkaLane, kafka: Kafka) -> None:
+async def test_a_lane_without_a_producer_commits_nothing(lane: KafkaTransport, kafka: Kafka) -> None:
     """No turn outlives its producer."""
     await lane.fence()
     await lane.close()
     with pytest.raises(RuntimeError, match="has no producer"):
         await lane.commit(BATCH)
     assert kafka.asked == []
-
-
-# -- hand-offs without transactions -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def plain_lane(make_lane: MakeLane) -> KafkaLane:
-    """A lane without transactions."""
-    return make_lane(PlainLane)
-
-
-async def test_without_transactions_the_steps_are_the_same(plain_lane: KafkaLane, kafka: Kafka) -> None:
-    """What a record becomes, then the rows, then its offset: every crash in between repeats, none loses."""
-    await plain_lane.fence()
-    assert "transactional_id" not in kafka.producers[0].options
-    assert kafka.producers[0].options["enable_idempotence"]
-    receipt = await plain_lane.commit(BATCH)
-    assert kafka.asked[:-1] == [*PUBLISHED, *LOGGED, WRITTEN_DOWN]
-    assert [sorted(asked["topics"]) for asked in commits(kafka)] == [
-        [(REDELIVERY.topic, [(1, 3, "")]), (MAIN.topic, [(1, 8, "")])]
-    ]
-    assert receipt == LaneReceipt([40, 41], 44)
-
-
-@pytest.mark.parametrize(
-    ("batch", "first"),
-    [(BATCH, PUBLISHED), (LaneBatch(puts=BATCH.puts, offsets=BATCH.offsets), [*LOGGED[:1], WRITTEN_DOWN])],
-)
-async def test_without_transactions_each_step_waits_for_the_one_before(
-    plain_lane: KafkaLane, kafka: Kafka, batch: LaneBatch, first: list[Any]
-) -> None:
-    """A record that was refused leaves its row and its offset where they are."""
-    kafka.acknowledged.clear()
-    await plain_lane.fence()
-    committing = asyncio.create_task(plain_lane.commit(batch))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert kafka.asked == first
-    kafka.refused = NotEnoughReplicasError()
-    kafka.acknowledged.set()
-    with pytest.raises(NotEnoughReplicasError):
-        await committing
-    assert kafka.asked == first
-
-
-async def test_without_transactions_a_commit_says_of_which_assignment_it_is(
-    plain_lane: KafkaLane, kafka: Kafka
-) -> None:
-    """There is no other fence: a former owner that has rejoined must not move offsets back."""
-    await plain_lane.fence()
-    await plain_lane.commit(BATCH)
-    (request,) = commits(kafka)
-    assert (request["consumer_group"], request["consumer_group_generation_id"]) == ("app", 3)
-    assert request["consumer_id"] == "assigned"
-
-
-async def test_without_transactions_who_was_away_asks_before_it_publishes(plain_lane: KafkaLane, kafka: Kafka) -> None:
-    """A worker that was stopped or cut off may have been replaced; each answer of the coordinator lasts a second."""
-    clock = plain_lane.clock
-    assert isinstance(clock, VirtualClock)
-    await plain_lane.fence()
-    await plain_lane.commit(BATCH)
-    clock.advance(900)
-    await plain_lane.commit(BATCH)
-    clock.advance(900)
-    await plain_lane.commit(BATCH)
-    assert all(asked[0] != "HeartbeatRequest" for asked in kafka.asked)
-    clock.advance(1_001)
-    kafka.asked.clear()
-    kafka.answer = UnknownMemberIdError
-    with pytest.raises(NotMemberError):
-        await plain_lane.commit(BATCH)
-    assert [asked[0] for asked in kafka.asked] == ["HeartbeatRequest"]
-
-
-async def test_without_transactions_a_lane_finishes_while_the_group_rebalances(
-    plain_lane: KafkaLane, kafka: Kafka
-) -> None:
-    """Until it joins again it is the owner, and what it does not finish is repeated by the next one."""
-    assert isinstance(plain_lane.clock, VirtualClock)
-    await plain_lane.fence()
-    plain_lane.clock.advance(5_000)
-    kafka.answer = RebalanceInProgressError
-    await plain_lane.commit(LaneBatch(publishes=BATCH.publishes))
-    assert [asked[0] for asked in kafka.asked] == ["HeartbeatRequest", RETRY.topic, DLQ.topic]
-
-
-async def test_without_transactions_a_refused_commit_ends_the_session(plain_lane: KafkaLane, kafka: Kafka) -> None:
-    """One partition's refusal is enough."""
-    kafka.answer = IllegalGenerationError
-    await plain_lane.fence()
-    with pytest.raises(NotMemberError):
-        await plain_lane.commit(BATCH)

@@ -12,7 +12,7 @@ from samples import partition
 from retryapp.core.classify import DeadReason
 from retryapp.ports import Event, Observation
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.metrics import LATENESS_BUCKETS_S, MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
+from retryapp.runtime.metrics import MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
 from retryapp.runtime.view import RuntimeView
 
 
@@ -64,12 +64,6 @@ def test_events_are_counted_by_their_labels() -> None:
         ("retryapp_rebalance_seconds_count", ()): 1,
         ("retryapp_rebalance_seconds_sum", ()): 1.2,
     }.items() <= got.items()
-
-
-def test_lateness_buckets_are_fit_for_5_ms_to_60_s() -> None:
-    """Rising, from the resolution of a healthy scheduler to that of a fault."""
-    assert list(LATENESS_BUCKETS_S) == sorted(set(LATENESS_BUCKETS_S))
-    assert (LATENESS_BUCKETS_S[0], LATENESS_BUCKETS_S[-1]) == (0.005, 60.0)
 
 
 def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> None:
@@ -125,14 +119,6 @@ async def test_runs_that_were_given_up_are_a_gauge_until_they_end(runtime: Runti
     assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 1
 
 
-def test_two_observers_in_one_process_count_apart() -> None:
-    """Each has a registry of its own."""
-    first, second = MetricsObserver(), MetricsObserver()
-    first.observe(Observation(event=Event.FIRED, handler="orders"))
-    assert ("retryapp_fired_total", ("orders",)) in samples(first)
-    assert ("retryapp_fired_total", ("orders",)) not in samples(second)
-
-
 def test_the_series_of_a_handler_begin_at_zero() -> None:
     """Prometheus sees no increase in a counter that is first there with a 1."""
     metrics = MetricsObserver()
@@ -152,24 +138,6 @@ def test_the_series_of_a_handler_begin_at_zero() -> None:
         ("retry_age_seconds_count", ()),
     ):
         assert found[f"retryapp_{name}", ("orders", *labels)] == 0
-
-
-def test_a_declared_handlers_series_are_there_before_it_runs(runtime: Runtime) -> None:
-    """With the tiers of its policy."""
-    assert samples(runtime.metrics)["retryapp_dead_total", ("orders", "exhausted")] == 0
-
-
-def test_what_handlers_publish_is_counted_by_destination() -> None:
-    """Nothing is there for those that publish nothing."""
-    metrics = MetricsObserver()
-    metrics.begin("orders")
-    assert not [name for name, _ in samples(metrics) if name == "retryapp_published_total"]
-    for topic, count in (("receipts", 2), ("receipts", 1), ("audit", 5)):
-        metrics.observe(Observation(event=Event.PUBLISHED, handler="orders", topic=topic, count=count))
-    assert {
-        ("retryapp_published_total", ("orders", "receipts")): 3,
-        ("retryapp_published_total", ("orders", "audit")): 5,
-    }.items() <= samples(metrics).items()
 
 
 def test_dead_letters_are_counted_by_kind_too() -> None:

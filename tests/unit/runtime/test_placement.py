@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,9 +13,9 @@ from retryapp.engine import placement as module
 from retryapp.engine.lane import LaneState
 from retryapp.engine.placement import Membership, Placer
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime.app import Runtime
-from retryapp.runtime.placement import LaneMaker, end_process, patience_s
-from retryapp.testing import RecordingObserver, VirtualClock
+from retryapp.runtime.app import Runtime, end_process
+from retryapp.runtime.publisher import KafkaTransport, lane_place
+from retryapp.testing import RecordingObserver
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
 
@@ -87,30 +84,7 @@ async def test_a_main_topic_that_has_grown_is_told_and_its_new_partition_stays_p
     assert f"add partitions to {REDELIVERY}, {RETRY}" in said.message
 
 
-async def test_topics_that_have_all_grown_are_placed(
-    runtime: Runtime, observer: RecordingObserver, placed: list[int]
-) -> None:
-    """After the operator has added the partitions a new number is as good as any."""
-    await runtime._on_assigned(1, "m", numbers({MAIN: range(3), RETRY: range(3), REDELIVERY: range(3)}))
-    assert (placed, incomplete(observer)) == ([0, 1, 2], [])
-
-
 # -- a lane's end -----------------------------------------------------------------------------------------------------
-
-
-async def ended(error: BaseException | None) -> asyncio.Task[None]:
-    """Return a lane's task that has ended."""
-
-    async def run() -> None:
-        if error is not None:
-            raise error
-
-    task = asyncio.create_task(run())
-    await asyncio.wait([task])
-    return task
-
-
-LANE: Any = SimpleNamespace(name="app.orders.0", last_error="not a member")
 
 
 @pytest.fixture
@@ -118,18 +92,19 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
     """Places partitions for lanes that never get as far as their clients."""
     anything: Any = SimpleNamespace()
     return Placer(
-        make_transport=LaneMaker(
-            app=runtime.app,
-            delivery=runtime.options.delivery,
+        make_transport=lambda served, engine, membership: KafkaTransport(
+            place=lane_place(runtime.app, served, engine),
             settings=anything,
             reader=anything,
             clock=runtime.clock,
-            consumer=lambda: consumer,
+            consumer=consumer,
+            generation=membership.generation,
+            member_id=membership.member_id,
         ),
         settled=lambda: bool(consumer.settled),
         lapsed=lambda: False,
         end_process=end_process,
-        patience_s=patience_s(runtime.app),
+        patience_s=60.0,
         life="life",
         clock=runtime.clock,
         random=runtime.random,
@@ -138,15 +113,6 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
         pump=lambda _tp: None,
         forget=lambda _tp: None,
     )
-
-
-async def test_a_lane_that_dies_ends_the_process(
-    placer: Placer, exit_codes: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It would hold its partition and do nothing, in silence; a supervisor starts the process again."""
-    placer._end_if_broken(LANE, await ended(ValueError("what nobody thought of")))
-    assert exit_codes == [4]
-    assert "what nobody thought of" in caplog.text
 
 
 async def test_every_lane_is_watched(
@@ -168,13 +134,6 @@ async def test_every_lane_is_watched(
     await asyncio.sleep(0)
     assert exit_codes == [4]
     assert "Lane app.orders.0" in caplog.text
-
-
-async def test_a_lane_that_ends_as_it_should_leaves_the_process_alone(placer: Placer, exit_codes: list[int]) -> None:
-    """Finished lanes and those that a rebalance cancels are everyday."""
-    placer._end_if_broken(LANE, await ended(None))
-    placer._end_if_broken(LANE, await ended(asyncio.CancelledError()))
-    assert exit_codes == []
 
 
 @pytest.fixture
@@ -207,28 +166,6 @@ async def test_a_lane_without_membership_ends_the_process_when_no_assignment_com
     assert exit_codes == [4]
     assert impatient[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
     assert "not a member" in caplog.text
-
-
-async def test_a_lane_that_idles_waits_for_the_next_assignment(
-    placer: Placer, monkeypatch: pytest.MonkeyPatch, exit_codes: list[int]
-) -> None:
-    """Only the wait's end ends the process; a lane that was finished does not wait."""
-    waited: list[float] = []
-    waiting = asyncio.get_running_loop().create_future()
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        await waiting
-
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    await placer._run(lane_that(end_at_once, state=LaneState.CLOSED))
-    assert waited == []
-    idling = asyncio.create_task(placer._run(lane_that(end_at_once, state=LaneState.IDLE)))
-    while not waited:
-        await asyncio.wait([idling], timeout=0)
-    idling.cancel()  # as an assignment does
-    await asyncio.wait([idling])
-    assert (waited, exit_codes) == ([placer.patience_s], [])
 
 
 @pytest.fixture
@@ -285,38 +222,6 @@ async def test_the_last_of_two_overlapping_rebalances_is_settled(
     assert not app.rebalancing
 
 
-async def test_the_sensor_tells_how_long_a_rebalance_took(runtime: Runtime, consumer: Any, recovery: Any) -> None:
-    """And says nothing of one whose beginning it has not seen."""
-    runtime.observer = heard = RecordingObserver()  # type: ignore[assignment]
-    runtime.app.on_rebalance_start()
-    runtime.app.on_rebalance_end()
-    runtime.app.on_rebalance_end()
-    runtime._sensor.on_rebalance_end(runtime.app, {})
-    assert len(heard.of(Event.REBALANCED)) == 1
-
-
-async def test_a_lane_that_waits_long_for_the_end_of_the_rebalance_says_so(
-    placer: Placer, consumer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its partition stands still, and nothing else would tell."""
-    clock = VirtualClock()
-    consumer.settled = False
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock.advance(1_000)
-        consumer.settled = len(slept) == 150
-
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    await replace(placer, clock=clock)._run(lane_that(end_at_once, state=LaneState.CLOSED))
-    said = [record.getMessage() for record in caplog.records if "still waits" in record.getMessage()]
-    assert said == [
-        "Lane closed still waits for the end of the rebalance, after 61 s",
-        "Lane closed still waits for the end of the rebalance, after 122 s",
-    ]
-
-
 async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consumer: Any) -> None:
     """Until then Faust moves positions."""
     consumer.settled = False
@@ -332,32 +237,3 @@ async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consume
     consumer.settled = True
     await asyncio.wait_for(task, 5)
     assert ran.is_set()
-
-
-BROKEN_LANE = """
-import asyncio, logging
-from types import SimpleNamespace
-from retryapp.engine.placement import Placer
-from retryapp.runtime.placement import end_process
-
-async def die():
-    raise ValueError("what nobody thought of")
-
-async def main():
-    task = asyncio.create_task(die())
-    placer = SimpleNamespace(end_process=end_process)
-    task.add_done_callback(lambda task: Placer._end_if_broken(placer, SimpleNamespace(name="app.orders.0"), task))
-    await asyncio.sleep(30)
-
-logging.basicConfig()
-asyncio.run(main())
-"""
-
-
-def test_the_end_of_the_process_is_its_exit_code_and_a_line_that_says_why() -> None:
-    """Nothing is left to run: not even a service that would not stop."""
-    done = subprocess.run([sys.executable, "-c", BROKEN_LANE], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 4
-    assert "Lane app.orders.0 ended with an error" in done.stderr
-    assert "ValueError('what nobody thought of')" in done.stderr
-    assert "exit code 4" in done.stderr

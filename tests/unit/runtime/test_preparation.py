@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from retryapp.runtime.plain import PROTOCOL
 
 from retryapp.core.errors import (
     BrokerUnreachableError,
-    DeliveryModeError,
     DuplicateHandlerError,
     InvalidSettingError,
     MissingCodecError,
     RetryAppError,
 )
-from retryapp.core.guarantees import DeliveryMode
 from retryapp.kafka import Plan, TopicState
 from retryapp.runtime import preparation as module
 from retryapp.runtime.app import Runtime
@@ -27,7 +23,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.answers_after = 0
-        self.protocol: str | None = None
+        self.connection = None
         self.waiting: dict[str, int] = {}
         """Records that wait, by changelog."""
         self.made: list[Any] = []
@@ -42,10 +38,6 @@ class Cluster:
     def describe_topics(self, names: list[str]) -> dict[str, Any]:
         """Return those that exist."""
         return {name: None for name in names if name in self.waiting}
-
-    def group_protocol(self, _group: str) -> str | None:
-        """Return that of running members."""
-        return self.protocol
 
     def ensure_topics(self, _admin: Any, topologies: Any, _options: Any) -> Any:
         """Note that everything was found well; the topics themselves are another test's."""
@@ -63,7 +55,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
     monkeypatch.setattr(module, "KafkaAdmin", lambda *_, **__: made)
     monkeypatch.setattr(module, "ensure_topics", made.ensure_topics)
-    monkeypatch.setattr(module, "read_changelog", lambda _connection, name: [None] * made.waiting[name])
+    monkeypatch.setattr(module, "fold_changelog", lambda _connection, name, _convert: [None] * made.waiting[name])
     monkeypatch.setattr(module.time, "sleep", lambda _s: None)
     return made
 
@@ -100,27 +92,6 @@ async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, 
     with pytest.raises(InvalidSettingError, match="7 records of version 2 still wait in app-v2"):
         runtime.prepare()
     assert cluster.made == []
-
-
-@pytest.mark.parametrize(
-    ("delivery", "protocol", "refused"),
-    [
-        (DeliveryMode.EXACTLY_ONCE, None, False),
-        (DeliveryMode.EXACTLY_ONCE, "faust", False),
-        (DeliveryMode.EXACTLY_ONCE, PROTOCOL, True),
-        (DeliveryMode.AT_LEAST_ONCE, None, False),
-        (DeliveryMode.AT_LEAST_ONCE, "faust", True),
-        (DeliveryMode.AT_LEAST_ONCE, PROTOCOL, False),
-    ],
-)
-async def test_workers_of_the_other_delivery_mode_are_not_joined(
-    runtime: Runtime, cluster: Cluster, delivery: DeliveryMode, protocol: str | None, refused: bool
-) -> None:
-    """A late commit of the one would pass an open transaction of the other."""
-    runtime.options = replace(runtime.options, delivery=delivery)
-    cluster.protocol = protocol
-    with pytest.raises(DeliveryModeError if refused else ReachedError):
-        runtime.prepare()
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])

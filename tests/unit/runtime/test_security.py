@@ -11,9 +11,8 @@ import pytest
 import trustme
 from aiokafka.abc import AbstractTokenProvider
 
-from retryapp.broker.probe import free_ports
-from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError
-from retryapp.runtime.security import admin_connection, client_options, prove_login
+from retryapp.core.errors import InvalidSettingError
+from retryapp.runtime.security import admin_connection, client_options
 
 AUTHORITY = trustme.CA()
 OTHER = trustme.CA()
@@ -144,17 +143,6 @@ def test_what_cannot_be_carried_over_is_said(options: dict[str, Any], wanted: st
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_was_said_is_enough() -> None:
-    """The two that can be mended by `admin_options` are."""
-    tokens = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc"}
-    oauth = app(broker_credentials=faust.OAuthCredentials(oauth_cb=Tokens()))
-    client = {"client.id": oauth.conf.broker_client_id}
-    assert admin_connection(oauth, tokens).options == {**client, "security.protocol": "SASL_PLAINTEXT", **tokens}
-    assert isinstance(client_options(oauth)["sasl_oauth_token_provider"], Tokens)
-    file = {"ssl.ca.location": "b.pem"}
-    assert admin_connection(app(broker_credentials=self_signed()), file).options["ssl.ca.location"] == "b.pem"
-
-
 def test_kerberos() -> None:
     """Its service name."""
     secured = app(broker_credentials=faust.GSSAPICredentials(kerberos_service_name="k"))
@@ -164,17 +152,3 @@ def test_kerberos() -> None:
         "sasl.mechanism": "GSSAPI",
         "sasl.kerberos.service.name": "k",
     }
-
-
-@pytest.mark.parametrize("options", [{}, {"broker_credentials": faust.OAuthCredentials(oauth_cb=Tokens())}])
-def test_nothing_to_prove(options: dict[str, Any]) -> None:
-    """No login, or one whose provider belongs to the app's event loop: no address is asked."""
-    prove_login(app(**options), timeout_s=0.001)
-
-
-def test_every_address_is_tried() -> None:
-    """None answers: that is no refusal, and a start may wait for it."""
-    first, second = free_ports(2)
-    away = faust.App("x", broker=f"kafka://127.0.0.1:{first};kafka://127.0.0.1:{second}", broker_credentials=login())
-    with pytest.raises(BrokerUnreachableError, match=f"127.0.0.1:{first},127.0.0.1:{second}"):
-        prove_login(away, timeout_s=5)

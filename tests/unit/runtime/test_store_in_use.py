@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from retryapp.core.errors import StoreBrokenError
-from retryapp.runtime import place
-from retryapp.runtime.place import claim_place
 from retryapp.runtime.store import Store, StoreIdentity
 
 HOLD = """
@@ -63,22 +61,3 @@ def test_a_store_that_is_broken_may_be_removed(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("in the way")
     with pytest.raises(StoreBrokenError, match="remove the directory, and it is rebuilt"):
         open_store(tmp_path / "0")
-
-
-def test_folders_that_are_all_taken_are_to_be_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers run in them."""
-    monkeypatch.setattr(place, "MAX_WORKERS", 1)
-    first = claim_place(tmp_path)
-    with pytest.raises(StoreBrokenError, match="Stop those that are not needed, or give this worker") as caught:
-        claim_place(tmp_path)
-    assert "remove" not in str(caught.value)
-    first.release()
-    claim_place(tmp_path).release()
-
-
-def test_a_folder_that_cannot_be_made_asks_for_the_right_to_write(tmp_path: Path) -> None:
-    """Removing it would not help."""
-    (tmp_path / "data").write_text("a file")
-    with pytest.raises(StoreBrokenError, match="Let this user write there") as caught:
-        claim_place(tmp_path / "data")
-    assert "remove" not in str(caught.value)

@@ -44,7 +44,6 @@ class Cluster:
         """The reading of this partition hangs once."""
         self.error: Exception | None = None
         """Raised by the next reading."""
-        self.start_error: Exception | None = None
         self.silent = False
         """Nothing comes any more."""
 
@@ -74,8 +73,6 @@ class Consumer:
 
     async def start(self) -> None:
         """Connect."""
-        if self._cluster.start_error is not None:
-            raise self._cluster.start_error
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -175,17 +172,6 @@ async def test_a_partition_is_read_to_its_end_in_slices(cluster: Cluster, monkey
     assert all(consumer.stopped for consumer in cluster.consumers)
 
 
-async def test_slices_are_bounded_in_bytes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large rows are applied a few at a time."""
-    monkeypatch.setattr(tail, "SLICE_BYTES", 2_000)
-    tp = cluster.fill(0, 5, bytes(1_500))
-    slices: list[int] = []
-    reader = TailReader(SETTINGS)
-    await reader.read(tp, 0, lambda records, _: slices.append(len(records)))
-    assert slices == [2, 2, 1]
-    await reader.stop()
-
-
 async def test_a_sink_that_has_enough_ends_the_reading(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is not read."""
     monkeypatch.setattr(tail, "SLICE_RECORDS", 1)
@@ -230,34 +216,6 @@ async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: Cluster, 
     await reader.stop()
 
 
-async def test_a_consumer_that_did_not_start_is_ended(cluster: Cluster) -> None:
-    """It may hold sockets and tasks already."""
-    tp = cluster.fill(0, 1)
-    reader = TailReader(SETTINGS)
-    cluster.start_error = ConnectionError("no broker")
-    with pytest.raises(ConnectionError):
-        await reader.bounds([tp])
-    cluster.start_error = None
-    assert await reader.bounds([tp]) == {tp: (0, 1)}
-    await reader.stop()
-    assert [consumer.stopped for consumer in cluster.consumers] == [True, True]
-
-
-async def test_who_gave_up_waiting_for_a_turn_disturbs_nobody(cluster: Cluster) -> None:
-    """The consumer of whoever reads stays, and the reading goes on."""
-    tp, other = cluster.fill(0, 3_000), cluster.fill(1, 1)
-    reader = TailReader(SETTINGS)
-    got: list[int] = []
-    reading = asyncio.create_task(reader.read(tp, 0, lambda records, _: got.append(len(records))))
-    await asyncio.sleep(0)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.002):
-            await reader.read(other, 0, lambda *_: None)
-    await reading
-    assert (sum(got), len(cluster.readers)) == (3_000, 1)
-    await reader.stop()
-
-
 async def test_long_readings_take_turns(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane with a large table must not use up the deadlines of all others; each goes on from where it was."""
     monkeypatch.setattr(tail, "TURN_S", 0.0)
@@ -274,25 +232,6 @@ async def test_long_readings_take_turns(cluster: Cluster, monkeypatch: pytest.Mo
     assert done_at < 100, f"the short reading had to wait for {done_at} records of the long one"
     for partition, count in ((0, 1_000), (1, 20)):
         assert [offset for number, offset in order if number == partition] == list(range(count))
-    await reader.stop()
-
-
-async def test_a_reading_alone_keeps_its_turn(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assigning and seeking again costs what was fetched ahead."""
-    monkeypatch.setattr(tail, "TURN_S", 0.0)
-    monkeypatch.setattr(tail, "_FETCHED", 10)
-    tp = cluster.fill(0, 100)
-    reader = TailReader(SETTINGS)
-    assigned = 0
-
-    def sink(_records: list[Found], _next_offset: int) -> None:
-        nonlocal assigned
-        assigned += 1
-        if assigned == 1:
-            cluster.readers[0].assign = lambda tps: pytest.fail("turn was given up") if tps else None  # type: ignore[method-assign]
-
-    await reader.read(tp, 0, sink)
-    assert assigned == 10
     await reader.stop()
 
 
@@ -329,29 +268,6 @@ async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: Cluster, mo
     cluster.silent = False
     assert await reader.read(tp, 2, lambda *_: None) == 5
     assert len(cluster.readers) == 2
-    await reader.stop()
-
-
-async def test_what_is_still_to_read_is_known_while_it_is_read(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It shrinks fetch by fetch, stays where a reading failed, and is nothing once the end is reached."""
-    monkeypatch.setattr(tail, "_FETCHED", 4)
-    tp = cluster.fill(0, 10)
-    reader = TailReader(SETTINGS)
-    seen: list[int] = []
-    assert reader.behind(tp) == 0
-
-    def sink(_records: list[Found], next_offset: int) -> None:
-        seen.append(reader.behind(tp))
-        if next_offset == 8:
-            cluster.error = ConnectionError("gone")
-
-    with pytest.raises(ConnectionError):
-        await reader.read(tp, 0, sink)
-    assert (seen, reader.behind(tp)) == ([10, 6], 2)
-    await reader.read(tp, 8, lambda *_: None)
-    assert reader.behind(tp) == 0
     await reader.stop()
 
 

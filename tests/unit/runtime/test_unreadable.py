@@ -91,13 +91,6 @@ def offsets(found: list[Any]) -> list[int | tuple[int, int]]:
     return [(each.offset, each.last_offset) if isinstance(each, Unreadable) else each.offset for each in found]
 
 
-def test_sound_batches_are_read_as_ever() -> None:
-    """Nothing is different, and the position is behind the last one."""
-    records = fetch(batch(0) + batch(3), 0)
-    assert offsets(list(records)) == [0, 1, 2, 3, 4, 5]
-    assert records.next_fetch_offset == 6
-
-
 @pytest.mark.parametrize("gzipped", [False, True])
 @pytest.mark.parametrize("tp", [OURS, OTHERS])
 def test_a_header_name_that_is_not_utf_8_is_read_leniently(tp: TopicPartition, gzipped: bool) -> None:
@@ -112,11 +105,6 @@ def test_a_header_name_that_is_not_utf_8_is_read_leniently(tp: TopicPartition, g
     assert records.next_fetch_offset == 9
 
 
-def test_a_fetch_in_the_middle_of_an_odd_batch_begins_there() -> None:
-    """What was read before is not read twice."""
-    assert offsets(list(fetch(batch(3, header=b"\xff\xfe"), 4))) == [4, 5]
-
-
 def test_a_bad_checksum_is_one_range_and_ends_the_fetch() -> None:
     """What is before and behind is read; the fetch behind begins with the broker's own word on transactions."""
     raw = batch(0) + flipped(batch(3)) + batch(6)
@@ -127,11 +115,6 @@ def test_a_bad_checksum_is_one_range_and_ends_the_fetch() -> None:
     assert not found[-1].stuck
     assert records.next_fetch_offset == 6
     assert offsets(read_all(raw, end=9)) == [0, 1, 2, (3, 5), 6, 7, 8]
-
-
-def test_the_range_begins_where_the_reading_was() -> None:
-    """A position in the middle of a damaged batch stays one: what was before it is settled already."""
-    assert offsets(list(fetch(flipped(batch(3)) + batch(6), 4))) == [(4, 5)]
 
 
 def with_number(raw: bytearray, at: int, number: int) -> bytearray:
@@ -189,20 +172,6 @@ def test_what_a_broker_skips_of_a_damaged_batch_is_told_of_when_the_next_comes()
     records = fetch(batch(6), 4)
     assert offsets(list(records)) == [(4, 5), 6, 7, 8]
     assert records.next_fetch_offset == 9
-
-
-def test_a_gap_is_no_damage() -> None:
-    """Compacted topics have them everywhere."""
-    assert offsets(list(fetch(batch(6), 4))) == [6, 7, 8]
-    assert offsets(list(fetch(flipped(batch(3)), 3))) == [(3, 5)]
-    assert offsets(list(fetch(batch(9), 6))) == [9, 10, 11]
-
-
-def test_a_fetch_is_held_once_however_many_batches_are_odd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the rest for each would take time that grows with the square of their number."""
-    records = fetch(b"".join(batch(n, 1, header=b"\xff\xfe") for n in range(200)), 0)
-    monkeypatch.setattr(unreadable, "KeptRecords", None)
-    assert offsets(list(records)) == list(range(200))
 
 
 def test_records_that_cannot_be_taken_apart_are_one_range() -> None:

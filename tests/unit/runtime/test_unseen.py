@@ -16,7 +16,7 @@ async def test_topics_that_a_young_broker_does_not_know_yet_are_asked_for_again(
 ) -> None:
     """Nobody is given anything of them; by itself the client would look again in five minutes."""
     monkeypatch.setattr(consumer.app.assignor, "assigned_actives", set)
-    monkeypatch.setattr("retryapp.runtime.unseen.AGAIN_S", 0.0)
+    monkeypatch.setattr("retryapp.runtime.consumer._TOPICS_AGAIN_S", 0.0)
     consumer.intake.on_assigned = consumer.intake.on_revoked = None
     client.unseen = [{"orders", "clicks"}, {"clicks"}]
     await consumer.on_partitions_assigned(set(), 4)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import runpy
+from pathlib import Path
 
 import pytest
 from faust.worker import Worker
 
-from retryapp.runtime.worker import RetryWorker
+from retryapp.core.errors import RetryAppError
+from retryapp.runtime.worker import RetryWorker, user_line
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,20 @@ async def test_the_garbage_collector_is_spared_rounds_that_find_nothing(
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("import json\n\n\ndef f():\n    json.loads('')\n\n\nf()\n", 5),
+        ("from retryapp import RetryPolicy\n\nRetryPolicy('5parsecs')\n", 3),
+        ("\ndef f(:\n", 2),
+    ],
+)
+def test_the_users_own_line_is_named(tmp_path: Path, source: str, line: int) -> None:
+    """Not that of the library in which the error was raised."""
+    path = tmp_path / "billing.py"
+    path.write_text(source)
+    with pytest.raises((ValueError, SyntaxError, RetryAppError)) as caught:
+        runpy.run_path(str(path))
+    assert user_line(caught.value) == f"{path}, line {line}"
