@@ -129,7 +129,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         while True:
             stock = super()._unpack_records()
             try:
-                for record in stock:  # noqa: UP028 - an error must be told from those of whoever iterates
+                for record in stock:  # noqa: UP028 - an error of the caller must pass
                     yield record
             except UnsupportedCodecError as exc:
                 if not ours:
