@@ -355,7 +355,7 @@ class History:
             self._guard(self._judge_restless)
 
     def _judge_restless(self) -> None:
-        self.oracle.at_rest(results_lost=self.broker.taken_back[self.names.results])
+        self.oracle.at_rest()
         raise Violation("I4: not at rest in time")
 
     def _at_rest(self) -> bool:
@@ -373,7 +373,7 @@ class History:
         return True
 
     def _judge(self) -> None:
-        self.oracle.at_rest(results_lost=self.broker.taken_back[self.names.results])
+        self.oracle.at_rest()
         said = check_counts(self.broker, self.oracle, self.names)
         self.reached["a progress event"] += said
         for number, store in seen_stores(self.slots, self.broker.generation):

@@ -291,14 +291,11 @@ class Oracle:
     def _settled(self, story: Story) -> bool:
         if story.fates:
             return True
-        return any(call.fine for call in story.calls[1]) and not story.tiers[1]
+        fine = any(call.fine for call in story.calls[1]) and not story.tiers[1]
+        return fine and (story.results > 0 or not self._topics.results)
 
-    def at_rest(self, *, results_lost: int = 0) -> None:
-        """Judge the end, when nothing is on its way any more.
-
-        Args:
-            results_lost: published records of commits that the broker acknowledged and took back.
-        """
+    def at_rest(self) -> None:
+        """Judge the end, when nothing is on its way any more."""
         for origin, story in self.stories.items():
             _must(self._settled(story), "I1", origin, "lost")
             if story.first is not None:
@@ -309,8 +306,7 @@ class Oracle:
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
             results = int("dead" not in story.fates)
-            found = story.results == results or (results_lost > 0 and story.results == 0)
-            _must(found or not self._topics.results, "I1", origin, f"{story.results} results")
+            _must(story.results == results or not self._topics.results, "I1", origin, f"{story.results} results")
         for partition, rows in {number: self.waiting(number) for number in self._rows}.items():
             _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
 
