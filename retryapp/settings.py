@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     grace_ms: Milliseconds = _setting(
         "GRACE",
         25_000,
-        "How long a worker that is told to stop lets running handlers finish; what still runs then is given back.",
+        "How long running handlers may continue after SIGTERM; then they are cancelled and their records given back.",
     )
     web_bind: str = _setting(
         "WEB_BIND",

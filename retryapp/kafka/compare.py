@@ -1,4 +1,4 @@
-"""Compares an existing topic with what it has to be.
+"""Compares an existing topic with its specification.
 
 Only what could lose, hide or delay a record is a problem; other settings (compression, segment size) may differ.
 """

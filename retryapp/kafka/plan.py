@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is there as it has to be."""
+        """Whether every topic exists and serves."""
         return all(step.action is Action.OK for step in self.steps)
 
     @property

@@ -56,7 +56,7 @@ class OpenTransactionError(EnvironmentFault):
         self.what = what
         super().__init__(
             f"{what}: a transaction is open for more than {waited_s:g} s. The broker ends those of killed workers "
-            f"after 15 s; 'kafka-transactions.sh find-hanging' names one that nobody ends. Try again"
+            f"after 15 s; 'kafka-transactions.sh find-hanging' names one that is never ended. Try again"
         )
 
 
@@ -106,7 +106,7 @@ class Positions:
 
         Args:
             places: which partitions.
-            on_wait: told what is waited for, when it takes longer.
+            on_wait: called with what is waited for, when it takes longer.
 
         Raises:
             OpenTransactionError: one is not over in time.
@@ -169,7 +169,7 @@ class Positions:
         return future
 
     def _take(self, group: str, future: Future[Any], found: dict[Place, int | None]) -> bool:
-        """Take an answer in; False where it has to be asked for again."""
+        """Take an answer in; False if it must be asked for again."""
         doing = f"read the offsets of group {group}"
         try:
             places = self._result(future, doing=doing).topic_partitions
@@ -210,7 +210,7 @@ def describe_group(client: AdminClient, group: str, *, timeout_s: float) -> Any:
 
     Raises:
         KafkaException: the broker refuses.
-        concurrent.futures.TimeoutError: nobody answers.
+        concurrent.futures.TimeoutError: there is no answer.
     """
     budget_s = timeout_s
     while True:

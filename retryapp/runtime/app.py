@@ -68,7 +68,7 @@ _IDLE_S = 30.0
 
 def end_process(why: str) -> None:
     """End this process with the exit code that asks for a restart."""
-    logger.critical("%s: this process ends with exit code %s and has to be started again", why, LaneError.exit_code)
+    logger.critical("%s: this process ends with exit code %s; restart it", why, LaneError.exit_code)
     logging.shutdown()
     os._exit(LaneError.exit_code)
 

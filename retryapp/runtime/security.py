@@ -105,7 +105,7 @@ def _derived(app: faust.App, given: Mapping[str, str]) -> dict[str, str]:
         raise InvalidSettingError(
             "ssl_context",
             "a context",
-            f"Faust does not use it beside broker_credentials, and {protocol} would send them in clear: give it to the "
+            f"Faust ignores it next to broker_credentials, and {protocol} would send them in clear: give it to the "
             f"credentials, {type(credentials).__name__}(…, ssl_context=…)",
         )
     context = credentials.context if isinstance(credentials, SSLCredentials) else credentials.ssl_context

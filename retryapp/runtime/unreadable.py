@@ -28,7 +28,6 @@ import aiokafka.consumer.fetcher as fetcher
 from aiokafka.errors import UnsupportedCodecError
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords
-from aiokafka.structs import ConsumerRecord
 
 from retryapp.core.errors import MissingCodecError
 
@@ -44,16 +43,23 @@ _open_ends: Final[dict[Any, int]] = {}
 """Offset up to which a damaged batch with an unsure end was reported, by partition."""
 
 
-@dataclass
-class Unreadable(ConsumerRecord[bytes, bytes]):  # type: ignore[misc]  # the client has no types
-    """Stands for offsets that could not be read; `offset` is the first of them."""
+@dataclass(slots=True, kw_only=True)
+class Unreadable:
+    """Stands for offsets that could not be read, where the client has a record."""
 
-    last_offset: int = 0
-    """Last offset of the range."""
-    problem: str = ""
+    topic: str
+    partition: int
+    offset: int
+    """First offset of the range."""
+    last_offset: int
+    problem: str
     """What is wrong, without payload."""
     stuck: bool = False
     """Nothing was passed: reading on could skip sound records."""
+    timestamp: int = -1
+    key: None = None
+    value: None = None
+    headers: tuple[()] = ()
 
 
 class _Slice(bytearray):
@@ -123,7 +129,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         while True:
             stock = super()._unpack_records()
             try:
-                for record in stock:  # noqa: UP028 - an error must be told from those of whoever iterates
+                for record in stock:  # noqa: UP028 - an error of the caller must pass
                     yield record
             except UnsupportedCodecError as exc:
                 if not ours:
@@ -200,14 +206,6 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             topic=self._tp.topic,
             partition=self._tp.partition,
             offset=first,
-            timestamp=-1,
-            timestamp_type=0,
-            key=None,
-            value=None,
-            checksum=None,
-            serialized_key_size=-1,
-            serialized_value_size=-1,
-            headers=(),
             last_offset=last,
             problem=problem,
             stuck=stuck,

@@ -1,7 +1,7 @@
-"""A lane on a broker in memory: the engine's own order of steps, each of which can fail, wait or be the last one.
+"""A lane on a broker in memory: the engine's own protocol; each of its steps can be made to fail or to wait.
 
-The local store stays on its disk when the lane closes or its worker dies. What a dead worker has sent is still on its
-way: see `MemoryLaneTransport.pause`.
+The local store stays on its disk when the lane closes or its worker dies. What a dead worker has sent may still arrive:
+see `MemoryLaneTransport.pause`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class MemoryReader(TopicReader):
 
 @dataclass(slots=True, kw_only=True)
 class MemoryLane(LaneProtocol):
-    """The lane's primitives on a broker in memory, however far away that is."""
+    """The primitives of `engine.transport.LaneProtocol` on a broker in memory; requests may take time."""
 
     broker: MemoryBroker
     disk: Disk
@@ -150,7 +150,12 @@ class MemoryLane(LaneProtocol):
 
 
 class Pause(asyncio.Event):
-    """A call of a step that waits until this is set."""
+    """A call of a step that waits until this is set, or fails with `error`.
+
+    Args:
+        durable: the call takes effect at once; only its answer waits or is lost.
+        error: what `MemoryLaneTransport.fail` was given.
+    """
 
     def __init__(self, *, durable: bool = False, error: BaseException | None = None) -> None:
         super().__init__()
@@ -168,9 +173,9 @@ class Pause(asyncio.Event):
 
 
 class MemoryLaneTransport(MemoryLane):
-    """Kafka and the local disk as workers leave them to each other, and the lane of the one that runs.
+    """Kafka and the local disk, which outlive workers, and the lane of the worker that runs.
 
-    `fail` and `pause` say what goes wrong, `calls` and `batches` what was done.
+    `fail` and `pause` inject faults, `calls` and `batches` record what was done.
     """
 
     clock: VirtualClock
@@ -185,16 +190,16 @@ class MemoryLaneTransport(MemoryLane):
             place=place, reader=reader, clock=clock, generation=1, member_id="", broker=broker, disk=Disk()
         )
         self.calls: list[Step] = []
-        """Every step that was asked for, in order, failed ones included."""
+        """Every step in order, failed ones included."""
         self.batches: list[LaneBatch] = []
-        """What was committed."""
+        """Committed batches, in order."""
         self.released: dict[TopicPartition, int] | None = None
         """Where records flow from; None while they are held."""
         self._batch = LaneBatch()
         self._faults: defaultdict[str, deque[Pause | None]] = defaultdict(deque)
         self._attached: bool | None = None
 
-    # -- what a test says -----------------------------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------------------------------------
 
     def fail(self, step: Step, error: BaseException, *, after: int = 0, times: int = 1, durable: bool = False) -> None:
         """Make a step fail.
@@ -202,9 +207,9 @@ class MemoryLaneTransport(MemoryLane):
         Args:
             step: which.
             error: what it raises.
-            after: so many calls of the step go well before.
-            times: so many calls fail.
-            durable: it takes effect first, only its answer is lost.
+            after: number of calls that succeed before.
+            times: number of calls that fail.
+            durable: it takes effect, only its answer is lost.
         """
         self._faults[step].extend([None] * after + [Pause(durable=durable, error=error)] * times)
 
@@ -216,8 +221,8 @@ class MemoryLaneTransport(MemoryLane):
 
         Args:
             step: which; `APPLY` is not asynchronous and cannot wait (a commit that is `durable` waits just before it).
-            after: so many calls of the step go well before.
-            durable: it takes effect first, its answer waits.
+            after: number of calls that succeed before.
+            durable: it takes effect, only its answer waits.
 
         Raises:
             ValueError: the step cannot wait.
@@ -245,13 +250,17 @@ class MemoryLaneTransport(MemoryLane):
         """Committed offsets."""
         return self.broker.committed
 
-    # -- whose it is ------------------------------------------------------------------------------------------------
+    # -- workers ----------------------------------------------------------------------------------------------------
 
     def attach(self, place: LaneSite, life: str) -> None:
-        """Begin to serve the lane of a worker.
+        """Become the lane of another worker.
+
+        Args:
+            place: where the lane belongs.
+            life: names the worker among all that ever were.
 
         Raises:
-            RuntimeError: it serves one; that one has to end first.
+            RuntimeError: the worker before it still runs.
         """
         if self._attached:
             raise RuntimeError("this transport belongs to a partition that still runs: leave that one first")
@@ -261,7 +270,7 @@ class MemoryLaneTransport(MemoryLane):
             self.offsets.setdefault(tp, 0)
 
     def detach(self) -> None:
-        """Serve the worker no longer: it is dead, and whatever it still tries has no effect."""
+        """End the worker: whatever it still tries has no effect."""
         self._attached = False
         self.released = None
 

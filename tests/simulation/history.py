@@ -242,7 +242,7 @@ class History:
             case "broker stopped":  # at the next commit; that one is acknowledged, and never was
                 self.broker.stopping = True
                 self.broker.on_stopped = lambda: self._stop_broker(0.2 + 8 * size)
-                loop.call_later(3, self._stop_unused, context=self.network.context)
+                loop.call_later(3, setattr, self.broker, "stopping", False, context=self.network.context)
             case "lossy":
                 self.network.lossy_until_s = now_s + 1 + 8 * size
             case "slow":
@@ -285,9 +285,6 @@ class History:
         self.reached["a commit was taken back"] += 1
         self.network.down_until_s = self.loop.time() + seconds
         self.loop.call_later(seconds, self.broker.restart, context=self.network.context)
-
-    def _stop_unused(self) -> None:
-        self.broker.stopping = False
 
     def _heal(self) -> None:
         self.network.down_until_s = self.network.lossy_until_s = self.network.slow_until_s = 0.0

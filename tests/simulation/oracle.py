@@ -291,7 +291,8 @@ class Oracle:
     def _settled(self, story: Story) -> bool:
         if story.fates:
             return True
-        return any(call.fine for call in story.calls[1]) and not story.tiers[1]
+        fine = any(call.fine for call in story.calls[1]) and not story.tiers[1]
+        return fine and (story.results > 0 or not self._topics.results)
 
     def at_rest(self) -> None:
         """Judge the end, when nothing is on its way any more."""

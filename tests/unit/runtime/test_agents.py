@@ -33,7 +33,7 @@ async def test_faust_has_an_agent_for_each_topic_that_is_read(runtime: Runtime) 
 
 def test_what_could_not_be_read_stands_for_its_range() -> None:
     """The offset moves behind all of it, in one turn; its value is empty, for null would be a tombstone."""
-    found = Unreadable(*("clicks", 0, 7, -1, 0, None, None, None, -1, -1, ()), last_offset=9, problem="a bad checksum")
+    found = Unreadable(topic="clicks", partition=0, offset=7, last_offset=9, problem="a bad checksum")
     record = to_record(found)
     assert (record.offset, record.next_offset, record.value) == (7, 10, b"")
     assert record.damage == Damage(9, "a bad checksum")

@@ -109,9 +109,7 @@ def agent(feed: Feed) -> Agent:
 
 def stuck_at(offset: int) -> Unreadable:
     """Make what cannot be read and not be passed."""
-    return Unreadable(
-        *("orders", 0, offset, -1, 0, None, None, None, -1, -1, ()), last_offset=offset, problem="no codec", stuck=True
-    )
+    return Unreadable(topic="orders", partition=0, offset=offset, last_offset=offset, problem="no codec", stuck=True)
 
 
 # -- how much ---------------------------------------------------------------------------------------------------------

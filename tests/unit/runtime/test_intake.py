@@ -98,9 +98,7 @@ def test_fetching_stops_at_so_many_bytes_and_goes_on_below_a_quarter(intake: Int
 
 def stuck(offset: int) -> Unreadable:
     """Make what cannot be read and not be passed."""
-    return Unreadable(
-        *("orders", 0, offset, -1, 0, None, None, None, -1, -1, ()), last_offset=offset, problem="no codec", stuck=True
-    )
+    return Unreadable(topic="orders", partition=0, offset=offset, last_offset=offset, problem="no codec", stuck=True)
 
 
 def test_one_stuck_record_is_kept_and_fetching_stops(intake: Intake, flow: Flow, records: Any) -> None:
