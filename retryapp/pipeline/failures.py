@@ -1,4 +1,4 @@
-"""What a failed Spark job means, and what to do about it."""
+"""The causes of failed Spark jobs, and their remedies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ADVICE: Final = (
     (("No space left", "Disk quota"), "The disk is full: free space where the lake and Spark's temporary files are"),
     (
         ("SaslAuthentication", "TopicAuthorization", "GroupAuthorization", "SslAuthentication"),
-        "The broker refused us: correct the login or the rights in --client-config",
+        "The broker refused access: correct the login or the rights in --client-config",
     ),
     (
         ("DELTA_INVALID_PROTOCOL_VERSION", "DELTA_UNSUPPORTED_FEATURES", "DELTA_FEATURES_PROTOCOL"),
@@ -47,17 +47,17 @@ _ADVICE: Final = (
     ),
 )
 _NOT_RESUMED: Final = (
-    "It could not go on from its checkpoint, which is damaged or of another time and is left alone from now on: run "
-    "again, the next run takes the table's own offsets"
+    "It could not continue from its checkpoint, which is damaged or outdated and will not be used again: run again, "
+    "the next run continues from the offsets in the table"
 )
-_OTHERWISE: Final = "'retryapp --traceback ...' shows Spark's own words"
+_OTHERWISE: Final = "'retryapp --traceback ...' shows Spark's own message"
 _BEFORE: Final = re.compile(r"^.*terminated with exception: ", re.DOTALL)
 _AFTER: Final = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 MAX_CHARS: Final = 300
 
 
 def named_failure(error: Exception, *, job: str, stuck: bool = False) -> RetryAppError:
-    """Return the error of ours that says what a failed query means."""
+    """Return our error for a failed query; ``stuck``: it did not finish one batch from its checkpoint."""
     text = str(error)
     if any(words in text for words in _OTHER_RUN):
         return OtherRunError(job, innermost(text))
@@ -72,7 +72,7 @@ def _advice(text: str) -> str | None:
 
 
 def _causes(error: Exception) -> str:
-    """Return the lines of Java's stack that name causes: of a task that could not write, the message tells none."""
+    """Return the lines of Java's stack that name causes: the message of a task that could not write has none."""
     stack = getattr(error, "_stackTrace", None) or ""  # PySpark shows it nowhere else without the JVM
     return "\n".join(line for line in stack.splitlines() if line.startswith("Caused by: "))
 

@@ -38,6 +38,7 @@ def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "spark.driver.extraJavaOptions": java_flags(*QUICK_JVM, f"-Djava.io.tmpdir={folder}"),
         **INTERPRETED,
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.adaptive.enabled": "false",  # plans again after each stage, for ten rows
         "spark.default.parallelism": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),

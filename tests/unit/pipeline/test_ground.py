@@ -84,7 +84,7 @@ def test_causes_are_found_where_the_message_tells_none() -> None:
 
 def test_a_run_that_could_not_go_on_says_so() -> None:
     """Whatever a damaged checkpoint made Spark say; and a run beside another one is told apart."""
-    assert "left alone from now on" in str(named_failure(RuntimeError("Unexpected end"), job="archive", stuck=True))
+    assert "will not be used again" in str(named_failure(RuntimeError("Unexpected end"), job="archive", stuck=True))
     said = "Multiple streaming queries are concurrently using file:/x"
     assert isinstance(named_failure(RuntimeError(said), job="archive", stuck=True), OtherRunError)
 
