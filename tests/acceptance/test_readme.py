@@ -1,4 +1,4 @@
-"""The README's own program and commands, run in the order in which a reader would, on a broker of their own."""
+"""The README's program and the commands of docs/getting-started.md, run as a reader would, on a broker of their own."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SET_UP = ["make install", ". .venv/bin/activate"]
 class Reader:
     """Somebody who copies the README into a terminal; only the ports differ, so that nothing of theirs is touched."""
 
-    def __init__(self, readme: str, folder: Path) -> None:
-        self.broker_port, nobody = free_ports(2)
-        section = readme.split("### Your own program")[1]
+    def __init__(self, root: Path, folder: Path) -> None:
+        (self.broker_port,) = free_ports(1)
+        section = (root / "docs" / "getting-started.md").read_text().split("## Your own program")[1]
         self.first, self.second = (
             [line for line in block.splitlines() if line] for block in re.findall(r"```sh\n(.*?)```", section, re.S)[:2]
         )
+        readme = (root / "README.md").read_text()
         (program,) = re.findall(r"`billing.py`:\n\n```python\n(.*?)```", readme, re.S)
-        program = program.replace("localhost:9092", f"localhost:{self.broker_port}")
-        (folder / "billing.py").write_text(program.replace("localhost:8000", f"localhost:{nobody}"))
+        (folder / "billing.py").write_text(program.replace("localhost:9092", f"localhost:{self.broker_port}"))
         self.folder = folder
         self.workers: list[subprocess.Popen[bytes]] = []
 
@@ -70,7 +70,7 @@ class Reader:
 def reader(broker: RunBroker, project_root: Path, tmp_path: Path) -> Iterator[Reader]:
     """A reader in an empty folder; the session's broker is asked for first, so that a machine without Java skips."""
     assert broker.bootstrap
-    made = Reader((project_root / "README.md").read_text(), tmp_path)
+    made = Reader(project_root, tmp_path)
     yield made
     for worker in made.workers:
         if worker.poll() is None:
