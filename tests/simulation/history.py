@@ -81,7 +81,8 @@ class History:
         topology = self.topology
         names = self.names = Topics(
             topology.main, topology.retry_topics[0], topology.redelivery, topology.dlq, topology.events,
-            topology.pending_changelog, topology.seen_changelog, "results",
+            topology.pending_changelog, topology.seen_changelog,
+            "results" if plan.publishes else "",
         )  # fmt: skip
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
         self.oracle = Oracle(
@@ -160,7 +161,8 @@ class History:
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
-        delivery.publish(self.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
+        if self.plan.publishes:
+            delivery.publish(self.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
         opening = opening_of(worker, self.topology.main, origin[0])
         self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
         now = step(script, attempt)

@@ -94,6 +94,11 @@ class Plan:
             repeats=tuple(sorted(repeats)),
         )
 
+    @property
+    def publishes(self) -> bool:
+        """Whether its handler publishes at each attempt: every other one does."""
+        return self.seed % 2 == 0
+
     def without(self, at: int) -> Plan:
         """Return the plan without one of its records, and without what repeats it."""
         repeats = tuple((at_s, which - (which > at)) for at_s, which in self.repeats if which != at)

@@ -37,6 +37,11 @@ def test_a_clock_that_is_ahead_forgets_no_event() -> None:
     assert (result.reached["skipped"], result.reached["lane_opened"] > 1) == (1, True)
 
 
+def test_a_failure_counts_from_the_latest_that_it_may_be() -> None:
+    """A machine that heard its acknowledgements late took the broker's time for earlier than the next owner did."""
+    assert History(Plan.of(866103590131)).run().violation is None
+
+
 def test_what_runs_behind_a_suspect_does_not_end_the_worker_in_its_stead() -> None:
     """It had run behind what was not committed, beside a record that was buried for it, life after life."""
     result = History(Plan.of(277172099813)).run()
