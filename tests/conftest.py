@@ -114,9 +114,7 @@ def prometheus() -> Mapping[str, Path]:
     return found
 
 
-WITHOUT_SESSION = {
-    f"tests/pipeline/test_{name}.py" for name in ("cluster", "report", "report_document", "signals", "submit")
-}
+WITHOUT_SESSION = {f"tests/pipeline/test_{name}.py" for name in ("crashes", "object_store", "report")}
 """Tests of the pipeline that do not use its Spark session: they may run beside the others."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import textwrap
 import uuid
@@ -191,19 +190,13 @@ def worker(group: str, tmp_path: Path) -> Iterator[Callable[[], Worker]]:
     started: list[Worker] = []
 
     def start() -> Worker:
-        log_file = tmp_path / "worker.log"
         command = [sys.executable, "-m", "retryapp.cli.main", "worker", group]
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        started.append(Worker("worker", process, log_file))
-        return started[-1]
+        started.append(Worker("worker", command, log_file=tmp_path / "worker.log", cwd=tmp_path))
+        return started[-1].start()
 
     yield start
     for each in started:
-        if each.process.poll() is None:
-            each.kill()
+        each.kill()
         print(each.log[-6000:])  # noqa: T201 - for the failure report
 
 
