@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from retryapp.core.names import ESCAPED, OUR_HEADERS, RETRY_ORIGIN, RETRY_VERSION, SHIELD
+from retryapp.core.headers import ESCAPED, OUR_HEADERS, RETRY_ORIGIN, RETRY_VERSION, SHIELD
 from retryapp.core.record import Headers
 
 

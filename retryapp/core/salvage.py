@@ -13,9 +13,7 @@ from typing import Final, TypeVar
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RecordError
-from retryapp.core.headers import HeaderReader
-from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS, NAMELESS, HistoryEntry, RetryMetadata, clamped
-from retryapp.core.names import (
+from retryapp.core.headers import (
     OUR_HEADERS,
     RETRY_ATTEMPT,
     RETRY_FIRST_FAILED_MS,
@@ -25,7 +23,9 @@ from retryapp.core.names import (
     RETRY_REPLAY_ID,
     RETRY_REPLAYS,
     RETRY_STARTED_MS,
+    HeaderReader,
 )
+from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS, NAMELESS, HistoryEntry, RetryMetadata, clamped
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.traces import qualified_name
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.tally import Tally
+from retryapp.core.marks import Tally
 from retryapp.core.values import keyword_value_type
 
 

@@ -10,9 +10,8 @@ from doubles import USER_HEADERS, BankDownError, again, down, failing, make_cont
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import NewerRecordError
-from retryapp.core.headers import decode_metadata, encode_metadata
+from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, decode_metadata, encode_metadata
 from retryapp.core.hops import Outgoing, record_size
-from retryapp.core.names import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION
 from retryapp.core.record import Damage, Headers, Record
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.core.verdicts import Reject
