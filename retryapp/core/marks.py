@@ -35,7 +35,7 @@ SUSPECT_AFTER: Final = 2
 """Unclean ends in a row, without progress, after which records run alone."""
 _MARK = re.compile(r"([rs])(\d{1,6}):([0-9A-Za-z._-]{1,64})")
 MAX_NOTE_CHARS: Final = 256
-"""No note is longer; a broker takes 4096 bytes unless it is told otherwise (`offset.metadata.max.bytes`)."""
+"""No note is longer; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
 _NUMBER = r"(0|[1-9]\d{0,18})"
 _TALLY = re.compile(rf"p1:{_NUMBER}-{_NUMBER}@{_NUMBER}:{_NUMBER},{_NUMBER},{_NUMBER}", re.ASCII)
 _ANY_VERSION = re.compile(r"p\d+:", re.ASCII)
@@ -62,39 +62,33 @@ class Mark:
 
 
 def parse_mark(text: str | None) -> Mark | None:
-    """Return what an offset's metadata says; None for none, and for what somebody else has written there."""
-    found = _MARK.fullmatch(text or "")
-    return Mark(found[1] == "s", int(found[2]), found[3]) if found else None
+    """Return the mark in an offset's metadata; None without one of ours."""
+    match = _MARK.fullmatch(text or "")
+    return Mark(match[1] == "s", int(match[2]), match[3]) if match else None
 
 
 class Suspected(NamedTuple):
     """Records that run alone."""
 
     crashes: int
-    """How often a worker ended while the first of them did."""
+    """How often a worker ended while it ran the first of them."""
     upto: int
-    """Offset after the last of them; later records came after that end."""
+    """Offset after the last of them."""
 
 
 class Suspicion(NamedTuple):
-    """What a life finds at an offset where it begins."""
+    """What follows from the mark at an offset where a life begins."""
 
     mark: Mark | None
     """To be written before any record after the offset runs; None: nothing to write."""
     suspected: Suspected | None
-    """None: nothing is suspect."""
 
 
 def suspicion(found: Mark | None, life: str, *, start: int, end: int) -> Suspicion:
-    """Return what follows from a mark for the life that finds it.
+    """Return what follows from the mark at offset `start` for this process's life; no mark: an orderly end.
 
-    Args:
-        found: the mark; None: whoever was here let go in order.
-        life: that of this process.
-        start: the offset that the mark stands beside.
-        end: that of the partition: with nothing in between, nothing can have ended a worker. Nor is there anything to
-            mark, and most lanes of a worker with many partitions are in that state: the first record that comes is
-            marked by the commit behind it, and where it ends the worker before, that end is not counted.
+    With no records between `start` and the partition's `end`, none can have ended a worker, and an idle lane writes no
+    mark. The commit after its first record does; if that record ends the worker first, that end is not counted.
     """
     if start >= end and not (found is not None and found.counts):
         return Suspicion(None, None)
@@ -110,11 +104,7 @@ def suspicion(found: Mark | None, life: str, *, start: int, end: int) -> Suspici
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Counts of settled first deliveries, from an offset on.
-
-    Offsets have gaps (transaction marks, compaction), so a range of them is never a count: records are counted as they
-    are settled.
-    """
+    """Counts of settled first deliveries, from an offset on; offsets have gaps, so a range of them is no count."""
 
     from_offset: int
     """Where the last `progress` event ended, or counting began."""
@@ -148,11 +138,11 @@ class Tally:
 
 
 def parse_tally(text: str, offset: int) -> Tally | None:
-    """Return what was counted up to an offset; None where the text does not say, or speaks of another one."""
-    found = _TALLY.fullmatch(text)
-    if found is None:
+    """Return the tally up to an offset; None where the text is none, or belongs to another offset."""
+    match = _TALLY.fullmatch(text)
+    if match is None:
         return None
-    from_offset, to_offset, since_ms, received, ok, skipped = map(int, found.groups())
+    from_offset, to_offset, since_ms, received, ok, skipped = map(int, match.groups())
     if to_offset != offset or from_offset + received > to_offset or ok + skipped > received:
         return None
     return Tally(from_offset=from_offset, since_ms=since_ms, received=received, first_try_ok=ok, skipped=skipped)
@@ -162,9 +152,9 @@ class Note(NamedTuple):
     """The parts of the metadata of the main topic's offset."""
 
     mark: str
-    """What `core.marks` reads; also what somebody else may have written there."""
+    """Text for `parse_mark`, or text of another program."""
     tally: str
-    """What `parse_tally` reads."""
+    """Text for `parse_tally`."""
 
     @property
     def text(self) -> str:
@@ -181,25 +171,24 @@ def split_note(text: str) -> Note:
 
 
 def clock_probe(changelog: str, partition: int) -> Outgoing:
-    """Return a record whose acknowledgement tells the broker's time."""
+    """Return a record with the key `CLOCK`."""
     return Outgoing(changelog, partition, CLOCK, b"", ())
 
 
 def progress_value(positions: Mapping[str, int], topic_id: str, tally: str = "") -> bytes:
-    """Return what a progress mark says."""
-    counted = {"tally": tally} if tally else {}
-    return json.dumps({"v": 1, "main": topic_id, "next": positions, **counted}).encode()
+    """Return the value of a record with the key `PROGRESS`; `positions`: next offset by topic."""
+    return json.dumps({"v": 1, "main": topic_id, "next": positions, **({"tally": tally} if tally else {})}).encode()
 
 
 def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
-    """Return the next offset by topic; nothing where there is no mark, and no main topic's that was made again."""
+    """Return the next offset by topic; without the main topic if it was recreated, nothing without a value."""
     if not value:
         return {}
-    told = json.loads(value)
-    return {topic: offset for topic, offset in told["next"].items() if topic != main or told["main"] == topic_id}
+    mark = json.loads(value)
+    return {topic: offset for topic, offset in mark["next"].items() if topic != main or mark["main"] == topic_id}
 
 
 def read_tally(value: bytes, topic_id: str) -> str:
-    """Return what was counted up to the main topic's offset; empty where nothing says it."""
-    told = json.loads(value) if value else {}
-    return str(told.get("tally", "")) if told.get("main") == topic_id else ""
+    """Return the text of the tally at the main topic's offset; empty without one."""
+    mark = json.loads(value) if value else {}
+    return str(mark.get("tally", "")) if mark.get("main") == topic_id else ""

@@ -165,7 +165,7 @@ async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     said = decode_metadata(letter.headers)
     assert said is not None
     assert (said.reason, said.attempt, said.origin.text) == ("damaged", 1, "orders@kq8G0bTz/0/42")
-    assert (said.error_type, said.error_message) == ("OddError", "its failure could not be told: OddError: ?")
+    assert (said.error_type, said.error_message) == ("OddError", "its failure could not be encoded: OddError: ?")
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
     assert [o.event for o in turn.observations] == [Event.DAMAGED, Event.DEAD]
 
