@@ -1,12 +1,11 @@
-"""Kill what a process started when that process has ended, however it ended (SIGKILL included).
+"""Kill the descendants of a process when it has ended, however it ended (SIGKILL included).
 
-1. `guard` marks this process's environment. All processes started from then on inherit the mark, and so do theirs.
+1. `guard` marks this process's environment; its descendants inherit the mark.
 2. It starts the guardian, a process in a session of its own that reads a pipe whose only writer is this process.
-3. When the pipe closes, this process has ended: the guardian kills what bears the mark, removes the folders that were
-   entrusted to it, and ends. A process that ends in order waits for that.
+3. When the pipe closes, the guardian kills the marked processes, removes the entrusted folders, and ends. A process
+   that ends in order waits for that.
 
-PR_SET_PDEATHSIG does less: it fires when the *thread* that started a process ends, and grandchildren (the JVM of a
-Spark driver) do not inherit it.
+PR_SET_PDEATHSIG does less: it fires when the *thread* that started a process ends, and grandchildren do not inherit it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _guardians: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def guard() -> None:
-    """Have all processes that this one starts from now on killed when this one has ended."""
+    """Have all processes that this one starts from now on killed at its end."""
     if os.getpid() in _guardians:
         return
     mark = uuid.uuid4().hex
@@ -47,7 +46,7 @@ def guard() -> None:
 
 
 def entrust(folder: Path) -> None:
-    """Have a folder removed when this process has ended."""
+    """Have a folder removed at the end of this process."""
     _tell(f"+{folder}")
 
 
@@ -77,7 +76,6 @@ def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(mark: str) -> None:
-    """Be the guardian."""
     folders: set[str] = set()
     for line in sys.stdin.read().splitlines():
         (folders.add if line[0] == "+" else folders.discard)(line[1:])

@@ -1,7 +1,7 @@
-"""Start and stop the processes of a run: broker, workers, services. However the run ends, none of them is left.
+"""Start and stop the processes of a run: broker, workers, services.
 
-`Run` stops its processes in order when its block ends: normally, by an error, by Ctrl-C, SIGTERM or SIGHUP. An end that
-runs no more Python (SIGKILL, a crash of the interpreter) is left to the guardian.
+`Run` stops them when its block ends: normally, by an error, by Ctrl-C, SIGTERM or SIGHUP. The guardian does after an
+end without Python code (SIGKILL, a crash of the interpreter).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
 import psutil
@@ -44,11 +46,7 @@ class ChildFailedError(EnvironmentFault):
 
 
 def wait_for(condition: Callable[[], T | None], what: str, *, timeout_s: float = 30.0, every_s: float = 0.05) -> T:
-    """Call a condition until it returns something true, and return that. What the condition raises ends the wait.
-
-    Raises:
-        NotInTimeError: it returned nothing true within `timeout_s`; the message has `what` and the last value.
-    """
+    """Call a condition until it returns something true, and return that; raise `NotInTimeError` after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = condition()
@@ -61,7 +59,7 @@ def wait_for(condition: Callable[[], T | None], what: str, *, timeout_s: float =
 
 @contextlib.contextmanager
 def held_to(cores: frozenset[int] | None) -> Iterator[None]:
-    """Hold this thread, and the processes that it starts, to some processors; None: to no fewer than before."""
+    """Restrict this thread, and the processes that it starts, to some processors; None: no change."""
     if cores is None:
         yield
         return
@@ -76,10 +74,7 @@ def held_to(cores: frozenset[int] | None) -> Iterator[None]:
 class Child:
     """A process in a session of its own (Ctrl-C does not reach it). It can be started again.
 
-    Args:
-        log_file: its output is appended.
-        env: variables on top of this process's own.
-        cores: processors that it is held to.
+    Its output is appended to `log_file`; `env` is added to this process's own; `cores` restrict its processors.
     """
 
     def __init__(
@@ -119,7 +114,7 @@ class Child:
         return self.process.poll()
 
     def ended(self) -> bool:
-        """Tell whether it does not run."""
+        """Tell whether it is not running."""
         return self._process is None or self._process.poll() is not None
 
     @property
@@ -148,7 +143,7 @@ class Child:
         self.process.send_signal(number)
 
     def terminate(self) -> None:
-        """Send TERM, and CONT in case it is paused; return at once."""
+        """Send TERM, and CONT in case it is paused."""
         if not self.ended():
             self._family = self._descendants()
             self.signal(signal.SIGTERM)
@@ -168,27 +163,19 @@ class Child:
         wait_for(lambda: not any(map(is_alive, family)), f"all that {self.name} started has ended")
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Send TERM, wait, kill it; return the exit code, -9 if it had to be killed."""
+        """Send TERM, wait, kill it; return the exit code."""
         stop_all([self], timeout_s)
         return self.process.returncode
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for its end and return the exit code.
-
-        Raises:
-            ChildFailedError: it still runs.
-        """
+        """Wait for its end and return the exit code; raise `ChildFailedError` if it still runs."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise self.failure(f"still runs after {timeout_s:g} s") from None
 
     def wait_for_line(self, pattern: str, *, timeout_s: float = 60.0) -> re.Match[str]:
-        """Wait until its output matches; `^` and `$` match at lines.
-
-        Raises:
-            ChildFailedError: it ended, or wrote no such line before the deadline.
-        """
+        """Wait until its output matches; `^` and `$` match at lines. Raise `ChildFailedError` if it ends first."""
 
         def line() -> re.Match[str] | None:
             ended = self.ended()
@@ -221,17 +208,26 @@ def stop_all(children: Sequence[Child], timeout_s: float = STOP_TIMEOUT_S) -> No
         child.kill()
 
 
-class Run:
-    """The processes of one run, and its folder: the caller's own is kept at the end, a temporary one is removed.
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:  # the terminal is gone: writing to it fails
+        with Path(os.devnull).open("w") as sink:
+            for descriptor in (1, 2):
+                if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                    os.dup2(sink.fileno(), descriptor)
+    signal.default_int_handler(number, frame)
 
-    As a context manager it closes itself, and SIGTERM and SIGHUP interrupt its block as Ctrl-C does.
+
+class Run:
+    """The processes of one run, and its folder: the caller's own is kept, a temporary one is removed.
+
+    Within its block SIGTERM and SIGHUP interrupt as Ctrl-C does.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         guard()
         self.folder = folder or Path(tempfile.mkdtemp(prefix="retryapp-run-"))
         self.kept = folder is not None
-        """Leave the folder at the end, less the brokers' data."""
+        """Keep the folder at the end, without the brokers' data."""
         self.children: list[Child] = []
         self._brokers: list[Broker] = []
         self._handlers: dict[int, Any] = {}
@@ -269,7 +265,7 @@ class Run:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, signal.default_int_handler) for number in _SIGNALS}
+            self._handlers = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:

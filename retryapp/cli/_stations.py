@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from retryapp.core.names import RETRY_REASON
+from retryapp.core.headers import RETRY_REASON
 from retryapp.core.record import Record
 from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
 from retryapp.core.topology import HandlerTopology

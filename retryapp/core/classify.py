@@ -1,18 +1,15 @@
-"""From an exception to a failure: what class it has, what is stored about it, which cause it belongs to.
+"""Classify an exception: its class, what is stored about it, and which cause it belongs to.
 
 Rules, in this order:
 
-1. The chain of ``__cause__`` is walked, outermost error first; the first error that says something decides.
-2. What an error says: ``Reject`` and ``RetryLater`` speak for themselves; an undecodable value is ``undecodable``
-unless a rule
-   names ``UndecodableError`` itself; else the first of the policy's rules that matches its type (subclasses match).
+1. Walk the chain of ``__cause__``, outermost error first; the first error with a verdict decides.
+2. ``Reject`` and ``RetryLater`` are verdicts; an undecodable value is ``undecodable`` unless a rule names
+   ``UndecodableError`` itself; else the first of the policy's rules that matches the type (subclasses match).
 3. Of an exception group the worst member decides: rejected, then non-retryable or undecodable, then the longest
-``RetryLater``,
-   then retryable. A group of which no member says anything is judged by its own type.
-4. What nobody speaks about is retryable.
+   ``RetryLater``, then retryable. A group whose members have no verdict is judged by its own type.
+4. Without a verdict an error is retryable.
 
-The number of errors looked at is bounded, cycles are harmless, and nothing a user's exception does in ``__str__`` gets
-out of here.
+The number of errors examined is bounded, cycles end, and errors raised by a user's ``__str__`` are contained.
 """
 
 from __future__ import annotations
@@ -30,10 +27,9 @@ from retryapp.core.values import keyword_value_type
 from retryapp.core.verdicts import Reject, RetryLater
 
 MAX_ERRORS: Final = 1_000
-"""Errors of one failure, causes and members of groups included, that are looked at."""
-
+"""Errors of one failure that are examined, causes and members of groups included."""
 MAX_NESTING: Final = 20
-"""Levels of groups within groups that are looked into."""
+"""Levels of groups within groups that are examined."""
 
 
 class ErrorClass(StrEnum):
@@ -82,14 +78,12 @@ class Rule:
     names: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        """Refuse what is no exception type; note the names."""
         if not self.error_types:
             raise InvalidPolicyError("on", f"{self.error_class}()", "a rule needs at least one exception type")
         given: tuple[object, ...] = self.error_types  # callers without type checks pass instances here
         for error_type in given:
-            if not isinstance(error_type, str) and not (
-                isinstance(error_type, type) and issubclass(error_type, BaseException)
-            ):
+            is_type = isinstance(error_type, type) and issubclass(error_type, BaseException)
+            if not isinstance(error_type, str) and not is_type:
                 raise InvalidPolicyError("on", error_type, "expected exception types, as non_retryable(ValueError)")
         names = (each if isinstance(each, str) else qualified_name(each) for each in self.error_types)
         object.__setattr__(self, "names", tuple(names))
@@ -140,8 +134,8 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saying:
-    """What one error says; the highest ``rank`` wins in a group."""
+class _Verdict:
+    """What one error means for the record; the highest ``rank`` wins in a group."""
 
     error: BaseException
     reason: DeadReason | None = None
@@ -157,70 +151,66 @@ class _Saying:
 
 
 def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
-    """Judge an error by the policy's rules.
+    """Classify an error by the policy's rules.
 
-    Returns:
-        The failure. Its type and message are the outermost error's, except that ``Reject`` and the deciding member of a
-        group speak for themselves.
+    Type and message are the outermost error's, or those of ``Reject`` or of the deciding member of a group.
     """
-    saying = _listen(error, tuple(rules), _Budget(MAX_ERRORS), MAX_NESTING)
-    shown = _spokesman(error, saying)
+    verdict = _judge(error, tuple(rules), _Budget(), MAX_NESTING)
+    shown = _shown_error(error, verdict)
     return Failure(
         error_type=cut_text(qualified_name(type(shown)), MAX_NAME_BYTES),
         message=cut_text(_text_of(shown), MAX_MESSAGE_BYTES),
-        error_class=ErrorClass.RETRYABLE if saying is None or saying.reason is None else ErrorClass.NON_RETRYABLE,
-        reason_if_dead=None if saying is None else saying.reason,
-        retry_after_ms=None if saying is None else saying.retry_after_ms,
+        error_class=ErrorClass.RETRYABLE if verdict is None or verdict.reason is None else ErrorClass.NON_RETRYABLE,
+        reason_if_dead=None if verdict is None else verdict.reason,
+        retry_after_ms=None if verdict is None else verdict.retry_after_ms,
         trace=shorten_trace(error, _text_of),
         fingerprint=fingerprint_of(error),
     )
 
 
 class _Budget:
-    """How many errors may still be looked at, and which were: cycles and bombs end here."""
+    """The errors examined so far, at most `MAX_ERRORS`: cycles and bombs end here."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
-        self.seen: set[int] = set()
+    def __init__(self) -> None:
+        self.examined: set[int] = set()
 
     def take(self, error: BaseException) -> bool:
-        if self.left <= 0 or id(error) in self.seen:
+        if len(self.examined) >= MAX_ERRORS or id(error) in self.examined:
             return False
-        self.left -= 1
-        self.seen.add(id(error))
+        self.examined.add(id(error))
         return True
 
 
-def _listen(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Saying | None:
+def _judge(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Verdict | None:
     current: BaseException | None = error
     while current is not None and budget.take(current):
-        saying = _own(current, rules, budget, levels)
-        if saying is not None:
-            return saying
+        verdict = _judge_alone(current, rules, budget, levels)
+        if verdict is not None:
+            return verdict
         current = current.__cause__
     return None
 
 
-def _own(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Saying | None:
+def _judge_alone(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Verdict | None:
     if isinstance(error, Reject):
-        return _Saying(error, DeadReason.REJECTED)
+        return _Verdict(error, DeadReason.REJECTED)
     if isinstance(error, RetryLater):
-        return _Saying(error, retry_after_ms=error.after_ms)
+        return _Verdict(error, retry_after_ms=error.after_ms)
     if isinstance(error, BaseExceptionGroup) and levels:
-        heard = (_listen(member, rules, budget, levels - 1) for member in error.exceptions)
-        said = [saying for saying in heard if saying is not None]
-        if said:
-            return max(said, key=lambda saying: saying.rank)
+        verdicts = filter(None, (_judge(member, rules, budget, levels - 1) for member in error.exceptions))
+        worst = max(verdicts, key=lambda verdict: verdict.rank, default=None)
+        if worst is not None:
+            return worst
     undecodable = isinstance(error, UndecodableError)
     for rule in rules:
         if rule.matches_only(UndecodableError, error) if undecodable else rule.matches(error):
-            return _Saying(error, None if rule.error_class is ErrorClass.RETRYABLE else DeadReason.NON_RETRYABLE)
-    return _Saying(error, DeadReason.UNDECODABLE) if undecodable else None
+            return _Verdict(error, None if rule.error_class is ErrorClass.RETRYABLE else DeadReason.NON_RETRYABLE)
+    return _Verdict(error, DeadReason.UNDECODABLE) if undecodable else None
 
 
-def _spokesman(error: BaseException, saying: _Saying | None) -> BaseException:
-    if saying is not None and (isinstance(saying.error, Reject) or isinstance(error, BaseExceptionGroup)):
-        error = saying.error
+def _shown_error(error: BaseException, verdict: _Verdict | None) -> BaseException:
+    if verdict is not None and (isinstance(verdict.error, Reject) or isinstance(error, BaseExceptionGroup)):
+        error = verdict.error
     while isinstance(error, BaseExceptionGroup):  # finite: a group's members are fixed when it is made
         error = error.exceptions[0]
     return error

@@ -1,11 +1,11 @@
-"""The one decision: after a failed attempt, when again, or why not.
+"""The one decision: after a failed attempt, when again, or why not. No other code compares attempts or deadlines.
 
-Nobody else compares attempts or deadlines. Order of the questions, first answer wins:
+The first answer wins:
 
-1. Does the failure itself say that the record is dead (non-retryable, rejected, undecodable)?
-2. Are the attempts used up (``exhausted``)?
-3. Would the next wait end after ``max_elapsed`` from the first failure (``expired``)? Such a record is not parked at
-all. 4. Else again: at now plus the schedule's delay, jittered, or plus the wait that the handler asked for.
+1. The failure itself is final (non-retryable, rejected, undecodable): dead.
+2. The attempts are used up: dead, ``exhausted``.
+3. The next wait would end after ``max_elapsed`` from the first failure: dead, ``expired``, without being parked.
+4. Else again: at now plus the schedule's jittered delay, or plus the wait that the handler asked for.
 """
 
 from __future__ import annotations
@@ -42,14 +42,7 @@ Decision = RetryAt | Dead
 def decide(
     policy: RetryPolicy, *, attempt: int, first_failed_ms: int, failure: Failure, now_ms: int, rng: float
 ) -> Decision:
-    """Decide what becomes of a record whose delivery has failed; `rng` is a random number from [0, 1).
-
-    Returns:
-        ``RetryAt`` with a due time not before ``now_ms``, or ``Dead``.
-
-    Raises:
-        ValueError: ``attempt`` is below 1 or ``rng`` is out of range.
-    """
+    """Decide what becomes of a record whose delivery has failed; `rng` is a random number from [0, 1)."""
     if attempt < 1:
         raise ValueError(f"attempt={attempt}: the first delivery is attempt 1")
     if failure.reason_if_dead is not None:

@@ -1,14 +1,11 @@
-"""What makes two records of a main topic the same event, and for how long that is remembered.
+"""Deduplication: the event id of a record of the main topic, and how long it is remembered.
 
 A row of the table of seen events, on its changelog and on disk:
 
-* key, 16 bytes: the start of the event id's SHA-256. Ids may be long; two of 10**12 have the same 128 bits with a
-  probability below 10**-14.
-* value, version 1, big-endian::
+* key, 16 bytes: the start of the event id's SHA-256. Among 10**12 ids a collision has a probability below 10**-14.
+* value, version 1, big-endian: ``| version u8 = 1 | origin offset u64 | expires_ms u64 |``
 
-    | version u8 = 1 | origin offset u64 | expires_ms u64 |
-
-The offset is that of the record that counts as the event: it alone is never a duplicate, however often it is read.
+The record at that offset counts as the event: it alone is never a duplicate, however often it is read.
 """
 
 from __future__ import annotations
@@ -50,19 +47,16 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deduplicate:
-    """Skip records that tell of an event once more, as a producer sends it that does not know whether it was heard.
+    """Skip records of an event that was seen before, as a producer sends them that retries without idempotence.
 
     Args:
-        by: where the event id stands: `"header:<name>"` (of several such headers the last), or a function of the
-            `Record` that returns `str`, `bytes`, or None where the record has no id. Records without an id, or with
-            an empty one, are never skipped.
+        by: source of the event id: `"header:<name>"` (of several such headers the last), or a function of the
+            `Record` that returns `str`, `bytes`, or None. Records without an id, or with an empty one, are never
+            skipped.
         window: how long an event is remembered after the first record of it was settled; at least a second.
 
     Raises:
-        InvalidSettingError: `by` says no place, or the window is too short.
-
-    >>> Deduplicate("header:event-id", window="7d").window_ms
-    604800000
+        InvalidSettingError: `by` is neither, or the window is too short.
     """
 
     by: str | EventId
@@ -71,7 +65,6 @@ class Deduplicate:
     _header: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Read both once."""
         object.__setattr__(self, "window_ms", parse_duration_ms(self.window))
         if self.window_ms < SHORTEST_WINDOW_MS:
             raise InvalidSettingError("deduplicate window", self.window, "at least 1s")
@@ -83,7 +76,7 @@ class Deduplicate:
             raise InvalidSettingError("deduplicate", self.by, 'a function, or "header:" and the name of a header')
 
     def identity(self, record: Record) -> bytes | None:
-        """Return the key under which the event of a record of the main topic is remembered; None where it has no id.
+        """Return the row key of the record's event, None without an id.
 
         Raises:
             TypeError: the function returned something else than an id.
@@ -91,34 +84,28 @@ class Deduplicate:
         """
         if record.damage is not None:
             return None
-        found: str | bytes | None = None
+        event_id: str | bytes | None = None
         if self._header is None:
-            found = self.by(arriving(record) if record.headers else record)  # type: ignore[operator]  # no text: checked
+            event_id = self.by(arriving(record) if record.headers else record)  # type: ignore[operator]  # no text
         else:
             for name, value in record.headers:
                 if name == self._header:
-                    found = value
-        if not found:
-            if found is None or isinstance(found, (str, bytes)):
-                return None
-        elif isinstance(found, (str, bytes)):
-            raw = found.encode("utf-8", "surrogatepass") if isinstance(found, str) else found
-            return hashlib.sha256(raw).digest()[:IDENTITY_BYTES]
-        raise TypeError(f"an event id is str, bytes or None, not {type(found).__qualname__}")
+                    event_id = value
+        if event_id is not None and not isinstance(event_id, (str, bytes)):
+            raise TypeError(f"an event id is str, bytes or None, not {type(event_id).__qualname__}")
+        if not event_id:
+            return None
+        raw = event_id.encode("utf-8", "surrogatepass") if isinstance(event_id, str) else event_id
+        return hashlib.sha256(raw).digest()[:IDENTITY_BYTES]
 
 
 def encode_seen(seen: Seen) -> bytes:
-    """Write the value of a row in the module's layout."""
+    """Encode the value of a row."""
     return _VALUE.pack(SEEN_VERSION, seen.origin_offset, seen.expires_ms)
 
 
 def decode_seen(identity: bytes, raw: bytes) -> Seen:
-    """Read a row back.
-
-    Raises:
-        NewerRowError: a newer retryapp wrote it.
-        DamagedRowError: it is none.
-    """
+    """Decode a row; raise `NewerRowError` if a newer retryapp wrote it, `DamagedRowError` if it is none."""
     if len(identity) != IDENTITY_BYTES:
         raise DamagedRowError("seen event", f"a key of {len(identity)} bytes instead of {IDENTITY_BYTES}")
     if raw and SEEN_VERSION < raw[0] < _VERSIONS_END:
@@ -130,11 +117,7 @@ def decode_seen(identity: bytes, raw: bytes) -> Seen:
 
 
 def live_rows(records: Iterable[tuple[bytes, bytes | None]], now_ms: int) -> list[Seen]:
-    """Return the rows among changelog records that have not expired.
-
-    Raises:
-        NewerRowError: a newer retryapp wrote one.
-    """
+    """Return the rows among changelog records that have not expired; raise `NewerRowError` as `decode_seen` does."""
     rows: list[Seen] = []
     for key, value in records:
         try:
@@ -142,7 +125,7 @@ def live_rows(records: Iterable[tuple[bytes, bytes | None]], now_ms: int) -> lis
         except NewerRowError:
             raise
         except DamagedRowError:
-            continue  # a mark, or nobody's
+            continue  # a mark, or not ours
         if row.expires_ms > now_ms:
             rows.append(row)
     return rows

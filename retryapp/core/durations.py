@@ -1,12 +1,9 @@
-"""Lengths of time as text: what people write in policies and what names the retry topics.
-
-``durationpy`` reads the text; this module decides what may be written and how a length is written back:
+"""Durations as text, as in policies and in names of retry topics.
 
 * Units are ``d h m s ms`` (a day is 24 hours), largest first, each at most once: ``1h30m``, ``250ms``, ``1.5s``.
-* A bare number, a negative or zero length, an unknown unit, a part finer than a millisecond and anything over ten years
-  are refused.
+* A bare number, a negative or zero length, a part finer than a millisecond and anything over ten years are refused.
 * The canonical text is the shortest with whole numbers: ``60s`` is ``1m``, ``90s`` is ``1m30s``, ``24h`` is ``1d``. It
-  has only lower-case letters and digits, so it can stand in a topic name, and equal lengths have equal names.
+  has only lower-case letters and digits, so it is legal in a topic name, and equal lengths have equal names.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import durationpy
 from retryapp.core.errors import InvalidDurationError
 
 MAX_DURATION_MS: Final = 3_650 * 86_400_000
-"""Longest length that is accepted: 3650 days. Keeps every due time far inside what dates and 64 bits can hold."""
+"""Longest duration: 3650 days. Keeps every due time far inside the range of dates and of 64 bits."""
 
 _UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,6})?"
@@ -31,19 +28,10 @@ _ONE_MS: Final = timedelta(milliseconds=1)
 
 
 def parse_duration_ms(value: str | timedelta) -> int:
-    """Read a length of time.
-
-    Args:
-        value: text with units (``30s``, ``5m``, ``1h30m``, ``250ms``) or a ``timedelta``.
-
-    Returns:
-        Milliseconds, from 1 to ``MAX_DURATION_MS``.
+    """Return a duration's milliseconds, from 1 to ``MAX_DURATION_MS``.
 
     Raises:
         InvalidDurationError: anything else; the message names the value and says what is allowed.
-
-    >>> parse_duration_ms("1h30m")
-    5400000
     """
     if isinstance(value, timedelta):
         length = value
@@ -83,14 +71,7 @@ def _parse_text(text: str) -> timedelta:
 
 @lru_cache(maxsize=1024)  # each record that waits asks for the name of its tier
 def format_duration_ms(duration_ms: int) -> str:
-    """Write a length in its canonical text.
-
-    Raises:
-        InvalidDurationError: out of that range.
-
-    >>> [format_duration_ms(ms) for ms in (250, 60_000, 90_000, 86_400_000)]
-    ['250ms', '1m', '1m30s', '1d']
-    """
+    """Return a duration's canonical text; raise `InvalidDurationError` for what `parse_duration_ms` refuses."""
     if not 0 < duration_ms <= MAX_DURATION_MS:
         raise InvalidDurationError(f"{duration_ms}ms", "it is out of range")
     parts = []

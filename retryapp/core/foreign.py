@@ -1,31 +1,26 @@
-"""The user's own headers on our topics: told apart from ours, renamed where they could not travel, and given back.
+"""The user's own headers on our topics: separated from ours, renamed in transit, and restored.
 
-A header whose name is one of ours would be mistaken for ours: it gets a prefix (``SHIELD``). A name that is not UTF-8
-(lenient readers hold its bytes as lone surrogates) is what no client can send: it is percent-encoded behind another
-(``ESCAPED``), together with the first prefix if it has one.
+A header with one of our names gets the prefix ``SHIELD``. A name that is not UTF-8 (lenient readers hold its bytes as
+lone surrogates) cannot be sent: it is percent-encoded after the prefix ``ESCAPED``, with the first prefix if any.
 """
 
 from __future__ import annotations
 
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from retryapp.core.names import ESCAPED, OUR_HEADERS, RETRY_ORIGIN, RETRY_VERSION, SHIELD
+from retryapp.core.headers import ESCAPED, OUR_HEADERS, RETRY_ORIGIN, RETRY_VERSION, SHIELD
 from retryapp.core.record import Headers
 
 
 def split_headers(headers: Headers) -> tuple[Headers, Headers]:
-    """Part headers into foreign ones and ours, each in their order.
-
-    Returns:
-        ``(foreign, ours)``; foreign headers keep duplicates and null values, and may be shielded (see ``shield``).
-    """
+    """Return foreign headers (shielded ones too) and ours, in their order, duplicates and null values kept."""
     foreign = tuple(pair for pair in headers if pair[0] not in OUR_HEADERS)
     ours = tuple(pair for pair in headers if pair[0] in OUR_HEADERS)
     return foreign, ours
 
 
 def carries_metadata(headers: Headers) -> bool:
-    """Tell whether retryapp wrote the headers, readable or not: ``retry-version`` and ``retry-origin`` are there."""
+    """Tell whether retryapp wrote the headers, readable or not: ``retry-version`` and ``retry-origin`` exist."""
     names = {name for name, _ in headers}
     return RETRY_VERSION in names and RETRY_ORIGIN in names
 
@@ -33,19 +28,19 @@ def carries_metadata(headers: Headers) -> bool:
 def strip(headers: Headers) -> Headers:
     """Return the headers of a record of the *main* topic as the handler should see them.
 
-    A dead letter that someone copied to the main topic carries our headers; it is a new record, so they are taken off
-    and shielded names are given back. A user's own header that merely has one of our names stays.
+    A dead letter copied to the main topic is a new record: our headers are removed and shielded names restored. A
+    user's own header that merely has one of our names stays.
     """
     return unshield(split_headers(headers)[0]) if carries_metadata(headers) else headers
 
 
 def shield(headers: Headers) -> Headers:
-    """Rename the user's headers that could not travel under their names; ``unshield`` gives the names back."""
+    """Rename the user's headers that cannot travel under their names; ``unshield`` restores them."""
     return tuple((_travelling(name), value) for name, value in headers)
 
 
 def unshield(headers: Headers) -> Headers:
-    """Give shielded headers their own names again."""
+    """Restore the names of shielded headers."""
     return tuple((_own(name), value) for name, value in headers)
 
 

@@ -1,16 +1,13 @@
-"""The ``retry-*`` headers: meaning and byte codec.
+"""The ``retry-*`` headers: names, meaning and byte codec.
 
 Invariants:
 
-* Every value is ASCII text. Free text is percent-encoded (RFC 3986: UTF-8 bytes as ``%C3%A9``; ``%``, ``+``, control
-  characters and everything outside ASCII are encoded, the rest stays readable), so any URL decoder reads it back.
-* The size is bounded by ``MAX_METADATA_BYTES``, whatever a handler raises: text is cut, the history keeps its last
-  entries.
-* Each header stands at most once. Headers of ours that are missing, doubled, null or unreadable are damage: they raise
-  ``DamagedMetadataError``, never reset a counter and never mean "no delay".
+* Every value is ASCII text. Free text is percent-encoded (see ``text.py``), so any URL decoder reads it.
+* The size is at most ``MAX_METADATA_BYTES``: text is cut, the history keeps its last entries.
+* Each header occurs at most once. Headers of ours that are missing, doubled, null or unreadable raise
+  ``DamagedMetadataError``; they never reset a counter and never mean "no delay".
 * A record either waits (``retry-due-ms``) or is dead (``retry-reason``); both or neither is damage.
-* Only the names of ``OUR_HEADERS`` are ours. Another header that starts with ``retry-`` is the user's, or a newer
-  version's, and passes.
+* Only the names of ``OUR_HEADERS`` are ours. Any other header that starts with ``retry-`` passes unchanged.
 """
 
 from __future__ import annotations
@@ -31,33 +28,50 @@ from retryapp.core.metadata import (
 )
 from retryapp.core.metadata import HistoryEntry as HistoryEntry
 from retryapp.core.metadata import RetryMetadata as RetryMetadata
-from retryapp.core.names import (
-    OUR_HEADERS,
-    RETRY_ATTEMPT,
-    RETRY_DUE_MS,
-    RETRY_ERROR_MESSAGE,
-    RETRY_ERROR_TRACE,
-    RETRY_ERROR_TYPE,
-    RETRY_FINGERPRINT,
-    RETRY_FIRST_FAILED_MS,
-    RETRY_GROUP,
-    RETRY_HANDLER,
-    RETRY_HISTORY,
-    RETRY_LAST_FAILED_MS,
-    RETRY_NULL_VALUE,
-    RETRY_ORIGIN,
-    RETRY_ORIGIN_TIMESTAMP_MS,
-    RETRY_ORIGINAL_REASON,
-    RETRY_POLICY,
-    RETRY_REASON,
-    RETRY_REPLAY_ID,
-    RETRY_REPLAYS,
-    RETRY_STARTED_MS,
-    RETRY_TIER,
-    RETRY_VERSION,
-)
 from retryapp.core.record import Headers, Origin, failure_id, parse_origin
 from retryapp.core.text import cut_tail, escape_text, unescape_text
+
+RETRY_VERSION: Final = "retry-version"
+RETRY_NULL_VALUE: Final = "retry-null-value"
+RETRY_GROUP: Final = "retry-group"
+RETRY_HANDLER: Final = "retry-handler"
+RETRY_ORIGIN: Final = "retry-origin"
+RETRY_ORIGIN_TIMESTAMP_MS: Final = "retry-origin-timestamp-ms"
+RETRY_ATTEMPT: Final = "retry-attempt"
+RETRY_DUE_MS: Final = "retry-due-ms"
+RETRY_STARTED_MS: Final = "retry-started-ms"
+RETRY_HOT_ATTEMPTS: Final = "retry-hot-attempts"
+"""Reserved for retries in place: ours, not written, not read."""
+RETRY_POLICY: Final = "retry-policy"
+RETRY_TIER: Final = "retry-tier"
+RETRY_FIRST_FAILED_MS: Final = "retry-first-failed-ms"
+RETRY_LAST_FAILED_MS: Final = "retry-last-failed-ms"
+RETRY_ERROR_TYPE: Final = "retry-error-type"
+RETRY_ERROR_MESSAGE: Final = "retry-error-message"
+RETRY_ERROR_TRACE: Final = "retry-error-trace"
+RETRY_REASON: Final = "retry-reason"
+RETRY_ORIGINAL_REASON: Final = "retry-original-reason"
+"""With reason ``too-large`` only: the reason before the record proved too large for the dead-letter topic."""
+RETRY_FINGERPRINT: Final = "retry-fingerprint"
+RETRY_HISTORY: Final = "retry-history"
+RETRY_REPLAY_ID: Final = "retry-replay-id"
+RETRY_REPLAYS: Final = "retry-replays"
+
+OUR_HEADERS: Final = frozenset(
+    {
+        RETRY_VERSION, RETRY_NULL_VALUE, RETRY_GROUP, RETRY_HANDLER, RETRY_ORIGIN, RETRY_ORIGIN_TIMESTAMP_MS,
+        RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
+        RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE,
+        RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY, RETRY_REPLAY_ID, RETRY_REPLAYS,
+    }
+)  # fmt: skip
+"""All names that are ours in format version 1."""
+
+SHIELD: Final = "retry-foreign-"
+"""Prefix put before a user's own header whose name is one of ours, while the record travels on our topics."""
+
+ESCAPED: Final = "retry-escaped-"
+"""The same before a user's header name that is not UTF-8, whose bytes follow percent-encoded (RFC 3986)."""
 
 _NAMES_OF_A_FAILURE: Final = frozenset({RETRY_GROUP, RETRY_ORIGIN})
 _MAX_DIGITS: Final = 18
@@ -82,7 +96,6 @@ class Waiting(NamedTuple):
 
 
 def _check(metadata: RetryMetadata) -> None:
-    """Refuse numbers that must never be written or believed, and what both waits and is dead, or neither."""
     for header, value, least, most in (
         (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
@@ -115,14 +128,10 @@ def _name(header: str, text: str) -> bytes:
 
 
 def encode_metadata(metadata: RetryMetadata) -> Headers:
-    """Write our headers, each once, in a fixed order; text and history beyond their bounds are cut.
-
-    Returns:
-        At most ``len(OUR_HEADERS)`` pairs of ASCII values, together at most ``MAX_METADATA_BYTES``.
+    """Encode our headers in a fixed order, together at most ``MAX_METADATA_BYTES``.
 
     Raises:
-        DamagedMetadataError: a number is out of range, or the record both waits and is dead, or neither; names the
-            header.
+        DamagedMetadataError: a number is out of range, or the record both waits and is dead, or neither.
     """
     _check(metadata)
     return tuple(_pairs(metadata))
@@ -168,55 +177,44 @@ def _history_entry(entry: HistoryEntry) -> bytes:
 
 
 def decode_metadata(headers: Headers) -> RetryMetadata | None:
-    """Read our headers.
-
-    Returns:
-        What they say, or None when there is not one header of ours.
+    """Decode our headers; None without any of ours.
 
     Raises:
         NewerFormatError: a newer retryapp wrote them.
         DamagedMetadataError: one is missing, doubled, null or unreadable; names the header and its value.
     """
-    found = _ours(headers)
-    return HeaderReader(found).metadata() if found else None
+    ours = _ours(headers)
+    return HeaderReader(ours).metadata() if ours else None
 
 
 def decode_waiting(headers: Headers) -> Waiting | None:
-    """Read those of our headers that a waiting record needs, by the same rules as ``decode_metadata``.
+    """Decode those of our headers that a waiting record needs; raises as ``decode_metadata``.
 
-    Damage of the others is found by ``decode_metadata``, before the record is delivered.
-
-    Raises:
-        NewerFormatError: a newer retryapp wrote them.
-        DamagedMetadataError: the record does not wait; or one of the headers that are looked at is missing or
-            unreadable, or one of ours is doubled or null.
+    ``decode_metadata`` finds damage of the others, before the record is delivered.
     """
-    found = _ours(headers)
-    return HeaderReader(found).waiting() if found else None
+    ours = _ours(headers)
+    return HeaderReader(ours).waiting() if ours else None
 
 
 def _ours(headers: Headers) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    ours: dict[str, bytes] = {}
     for name, value in headers:
         if name not in OUR_HEADERS:
             continue
-        if name in found:
-            raise DamagedMetadataError(name, value, f"stands more than once; the first says {found[name]!r}")
+        if name in ours:
+            raise DamagedMetadataError(name, value, f"occurs more than once; the first is {ours[name]!r}")
         if value is None:
             raise DamagedMetadataError(name, None, "is null")
-        found[name] = value
-    return found
+        ours[name] = value
+    return ours
 
 
 def failure_id_of(headers: Headers) -> str | None:
-    """Return whose failure a record is, read from the two headers that say it; None where they cannot be read.
-
-    What else the headers say may be damaged: this is for looking a record up, not for deciding about it.
-    """
-    found = [(name, value) for name, value in headers if name in _NAMES_OF_A_FAILURE and value is not None]
-    if len(found) != len(_NAMES_OF_A_FAILURE):
+    """Return a record's failure id, for look-ups: the other headers may be damaged. None where it is unreadable."""
+    pairs = [(name, value) for name, value in headers if name in _NAMES_OF_A_FAILURE and value is not None]
+    if len(pairs) != len(_NAMES_OF_A_FAILURE):
         return None
-    read = HeaderReader(dict(found))
+    read = HeaderReader(dict(pairs))
     try:
         return failure_id(read.name(RETRY_GROUP), read.origin())
     except DamagedMetadataError:
@@ -224,7 +222,7 @@ def failure_id_of(headers: Headers) -> str | None:
 
 
 class HeaderReader:
-    """Reads our headers one by one; every refusal is a ``DamagedMetadataError`` that names the header."""
+    """Reads our headers one by one; raises ``DamagedMetadataError``, which names the header."""
 
     def __init__(self, found: dict[str, bytes]) -> None:
         self.found = found

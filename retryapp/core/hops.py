@@ -1,22 +1,20 @@
-"""The copies of a record that go out, and the record that the handler sees.
+"""The copies of a record on our topics, and the record that the handler sees.
 
 Life of a record, each step a pure function:
 
 1. ``arriving`` (main topic): what the handler sees of a new record.
-2. ``after_failure``: the metadata that tells of a failed attempt and of what was decided.
+2. ``after_failure``: the metadata of a failed attempt and its decision.
 3. ``to_tier``: the copy that waits.  ``row_of`` (rows.py) parks it.
 4. ``to_redelivery``: the parked row comes back when due.
 5. ``restore``: what the handler sees of it: its own headers, its original coordinates and timestamp.
-6. ``to_dead_letter``: the copy that waits no more.
+6. ``to_dead_letter``: the dead letter.
 
-A copy is measured (``waiting_size``) before it is handed on: one that the broker refuses would fail its transaction,
-and every one after it, for ever.
+A copy is measured (``waiting_size``) first: one that the broker refuses would fail its transaction and all later ones.
 
-Invariants: key, value and foreign headers pass byte for byte; the partition number never changes; our headers stand
-once. A null value travels as empty with a mark, always: the client refuses a null key with a null value, and one rule
-is easier to trust than two. A user's own header with one of our names travels shielded (``foreign.shield``), and no
-copy has a header name that cannot be sent. What is known of a failure is cut and clamped until it can be told: no
-record is lost, and none holds up the others, because its story does not fit a header.
+Invariants: key, value and foreign headers pass byte for byte; the partition number never changes; our headers occur
+once. A null value always travels as empty with a mark: the client refuses a null key with a null value. A user's header
+with one of our names travels shielded (``foreign.shield``), and every header name can be sent. Facts about a failure
+are cut and clamped to fit a header, so no record is lost or blocks others because of them.
 """
 
 from __future__ import annotations
@@ -91,25 +89,18 @@ def waiting_size(copy: Outgoing) -> int:
 
 
 def too_large_to_wait(metadata: RetryMetadata) -> RetryMetadata:
-    """Return the metadata of a record that was to wait and does not fit (``waiting_size``): dead, its story kept."""
+    """Return the metadata of a record that does not fit (``waiting_size``): dead, its history kept."""
     return replace(metadata, due_at_ms=None, tier=None, reason=DeadReason.TOO_LARGE.value)
 
 
 def arriving(record: Record) -> Record:
-    """Return what the handler sees of a record of the main topic.
-
-    A copied dead letter is a new record like any other.
-    """
+    """Return what the handler sees of a record of the main topic; a copied dead letter is a new record."""
     headers = strip(record.headers)
     return record if headers is record.headers else replace(record, headers=headers)
 
 
 def restore(record: Record, metadata: RetryMetadata) -> Record:
-    """Return what the handler sees of a redelivered record: as it was at its first delivery.
-
-    Returns:
-        Foreign headers only, original topic, partition, offset and timestamp, null value restored.
-    """
+    """Return what the handler sees of a redelivered record: as it was at its first delivery."""
     origin = metadata.origin
     return Record(
         topic=origin.topic,
@@ -123,32 +114,21 @@ def restore(record: Record, metadata: RetryMetadata) -> Record:
 
 
 def _foreign(record: Record, topology: HandlerTopology) -> Headers:
-    """Return the foreign headers as they travel, of a record as read from a topic of ours or as the handler saw it.
-
-    The station says which: headers tell nothing, users may call theirs as they like.
-    """
+    """Return the foreign headers as they travel. The topic, not a header, tells whether they are shielded already."""
     if record.topic != topology.main and record.topic in topology.owned:
-        return escape_names(split_headers(record.headers)[0])  # shielded already, unless somebody else wrote them
+        return escape_names(split_headers(record.headers)[0])  # shielded, unless another program wrote them
     return shield(record.headers)  # the user's own headers, whatever they are called
 
 
 def _marked(record: Record, metadata: RetryMetadata) -> tuple[bytes, RetryMetadata]:
-    """Return the value as it travels, and metadata that says whether it was null."""
     null = record.value is None or (metadata.null_value and not record.value)
     return record.value or b"", metadata if null == metadata.null_value else replace(metadata, null_value=null)
 
 
 def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadata) -> Outgoing:
-    """Return the copy that waits.
-
-    Returns:
-        The copy for the retry topic of the nearest tier.
-
-    Raises:
-        ValueError: the metadata has no due time.
-    """
+    """Return the copy for the retry topic of the nearest tier; raise `ValueError` without a due time."""
     if metadata.due_at_ms is None:
-        raise ValueError(f"{metadata.failure_id} is dead ({metadata.reason}): only what has a due time may wait")
+        raise ValueError(f"{metadata.failure_id} is dead ({metadata.reason}): it has no due time")
     value, marked = _marked(record, metadata)
     return Outgoing(
         topic=topology.retry_topic_for(_tier_ms(metadata, metadata.due_at_ms)),
@@ -175,27 +155,23 @@ def _nominal_ms(tier: str) -> int | None:
 
 
 def to_redelivery(row: PendingRow, *, topology: HandlerTopology, partition: int) -> Outgoing:
-    """Return the copy that brings a parked record back to its handler, as it was parked."""
+    """Return the copy that brings a parked record back to its handler."""
     return Outgoing(topology.redelivery, partition, row.key, row.value, escape_names(row.headers))
 
 
 def to_dead_letter(
     record: Record, *, topology: HandlerTopology, metadata: RetryMetadata, max_bytes: int
 ) -> tuple[Outgoing, RetryMetadata]:
-    """Return the copy that waits no more; it always fits, whatever has to be left out.
+    """Return the copy for the dead-letter topic, which fits into `max_bytes`, and the metadata that it carries.
 
-    What is left out first: the traceback, the history, the end of the message. If the record still does not fit, its
-    value and foreign headers (then its key too) are dropped, the reason becomes ``too-large`` and the former one is
-    kept beside it. The coordinates of the first delivery always stay.
-
-    Returns:
-        The copy for the dead-letter topic, and the metadata that it carries: its reason may have become ``too-large``.
+    Dropped in this order: traceback, history, end of the message; then value and foreign headers, then the key, with
+    reason ``too-large`` (the former one becomes the original reason). The first delivery's coordinates always stay.
 
     Raises:
         ValueError: the metadata has no reason.
     """
     if metadata.reason is None:
-        raise ValueError(f"{metadata.failure_id} waits until {metadata.due_at_ms}: only what has a reason is dead")
+        raise ValueError(f"{metadata.failure_id} waits until {metadata.due_at_ms}: it has no reason to be dead")
     value, marked = _marked(record, metadata)
     foreign = _foreign(record, topology)
     dropped = replace(
@@ -207,17 +183,17 @@ def to_dead_letter(
     without_value = (record.key, b"", (), dropped)
     without_key = (None, b"", (), dropped)
     out, carried = Outgoing(topology.dlq, record.partition, None, b"", ()), dropped
-    for key, kept, headers, told in (whole, without_value, without_key):
-        for shorter in _shorter(told, max_bytes, record_size(key, kept, headers)):
+    for key, payload, headers, full in (whole, without_value, without_key):
+        for shorter in _shorter(full, max_bytes, record_size(key, payload, headers)):
             ours = encode_metadata(shorter)
-            out, carried = Outgoing(topology.dlq, record.partition, key, kept, headers + ours), shorter
-            if record_size(key, kept, out.headers) <= max_bytes:
+            out, carried = Outgoing(topology.dlq, record.partition, key, payload, headers + ours), shorter
+            if record_size(key, payload, out.headers) <= max_bytes:
                 return out, carried
-    return out, carried  # the limit is below our shortest headers: nothing is left to leave out
+    return out, carried  # the limit is below our shortest headers
 
 
 def _shorter(metadata: RetryMetadata, max_bytes: int, payload_bytes: int) -> Iterator[RetryMetadata]:
-    """Yield the metadata, then with less and less of what only explains."""
+    """Yield the metadata with fewer and fewer of its explanations."""
     yield metadata
     yield (untraced := replace(metadata, error_trace=None))
     yield (bare := replace(untraced, history=()))
@@ -242,13 +218,7 @@ def after_failure(
     failure: Failure,
     decision: Decision,
 ) -> RetryMetadata:
-    """Return the metadata after a failed attempt.
-
-    Returns:
-        Metadata with a due time or a reason, the attempt added to its history. A replay's first failure starts the time
-        that ``max_elapsed`` counts. It can be written, whatever the record's timestamp and the error's name are: what a
-        header has no room for is clamped.
-    """
+    """Return the metadata after a failed attempt, clamped so that it can always be encoded."""
     attempt, failed_ms = min(attempt, MAX_COUNT), clamped(failed_ms)
     error_type = failure.error_type or NAMELESS
     entry = HistoryEntry(attempt, failed_ms, cut_text(error_type, MAX_HISTORY_TYPE_BYTES))
@@ -278,5 +248,5 @@ def after_failure(
 
 
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
-    """Return the time that ``max_elapsed`` counts from: the first failure, of the last replay if there was one."""
+    """Return the time from which ``max_elapsed`` counts: the first failure, of the last replay if there was one."""
     return failed_ms if previous is None or previous.attempt == 0 else previous.first_failed_ms

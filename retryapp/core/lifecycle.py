@@ -1,7 +1,7 @@
 """Lifecycle events: what the retry and dead-letter topics cannot say, as versioned JSON on the events topic.
 
 =============  =====================================================  ==============================
-kind           said when                                              record key
+kind           sent when                                              record key
 =============  =====================================================  ==============================
 ``succeeded``  a delivery succeeded after at least one failure        failure id
 ``skipped``    a record was passed over as a duplicate of an event    failure id
@@ -9,9 +9,9 @@ kind           said when                                              record key
 ``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
 =============  =====================================================  ==============================
 
-Layout, version 1: one JSON object in UTF-8, ``v`` first, times in epoch milliseconds UTC. Fields that are
-not known are ignored, so that a newer worker may add some; a changed meaning takes a new ``v``. Order of a record's
-attempts follows (failure id, replays, attempt), never a timestamp.
+Layout, version 1: one JSON object in UTF-8, times in epoch milliseconds UTC. Unknown fields are ignored, so that a
+newer worker may add some; a changed meaning takes a new ``v``. A record's attempts are ordered by (failure id, replays,
+attempt), never by a timestamp.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Succeeded(LifecycleEvent):
 
 
 class Skipped(LifecycleEvent):
-    """A record was passed over: another one of the same event, within the window, was there before it."""
+    """A record was skipped: within the window there was an earlier record of the same event."""
 
     kind: Literal["skipped"] = "skipped"
     failure_id: str
@@ -97,7 +97,7 @@ class PolicyUsed(LifecycleEvent):
 
 
 class Progress(LifecycleEvent):
-    """What one partition of the main topic went through, in ranges that join without gaps.
+    """Counts of one partition of the main topic, in ranges that join without gaps.
 
     Offsets have gaps (transaction marks, compaction), so records are counted, not computed from offsets.
     """
@@ -138,14 +138,10 @@ _ADAPTER: Final[TypeAdapter[AnyEvent]] = TypeAdapter(Event)
 
 
 def decode_event(raw: bytes) -> AnyEvent:
-    """Read an event back.
-
-    Raises:
-        DamagedEventError: no JSON, another version, an unknown kind, a missing field or one out of range.
-    """
+    """Decode an event; raise `DamagedEventError` with the name of the wrong field."""
     try:
         return _ADAPTER.validate_json(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "value"
-        raise DamagedEventError(f"{place}: {first['msg']}") from error
+        field = ".".join(str(part) for part in first["loc"]) or "value"
+        raise DamagedEventError(f"{field}: {first['msg']}") from error

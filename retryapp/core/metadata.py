@@ -1,7 +1,4 @@
-"""What retryapp knows about a record that has failed, as plain data.
-
-``headers.py`` writes it into headers and reads it back.
-"""
+"""The facts about a failed record, as plain data; ``headers.py`` encodes them."""
 
 from __future__ import annotations
 
@@ -24,21 +21,17 @@ MAX_HISTORY: Final = 20
 MAX_HISTORY_TYPE_BYTES: Final = 120
 """Error type in one entry of the history: cut to this many bytes."""
 MAX_METADATA_BYTES: Final = 32 * 1_024
-"""Names and values of our headers together never exceed this: half of our topics' room over the main topic's limit."""
+"""Bound of our headers, names and values: half of our topics' room over the main topic's limit."""
 MAX_EPOCH_MS: Final = 253_402_300_799_999
 """Latest instant in any header: the end of the year 9999."""
 MAX_COUNT: Final = 1_000_000
 """Largest attempt, number of tries and number of replays."""
 NAMELESS: Final = "?"
-"""Stands for the empty name that a class or a function may have."""
+"""Replaces the empty name that a class or a function may have."""
 
 
 def clamped(instant_ms: int, least: int = 0) -> int:
-    """Return the nearest instant that a header can hold: Kafka takes timestamps before 1970 and after the year 9999.
-
-    >>> clamped(-5, least=-1)
-    -1
-    """
+    """Return the nearest instant that a header can hold: Kafka accepts timestamps before 1970 and after 9999."""
     return min(max(instant_ms, least), MAX_EPOCH_MS)
 
 
@@ -53,11 +46,7 @@ class HistoryEntry:
 
 @keyword_value_type
 class RetryMetadata:
-    """What our headers say about a record: whose failure, which attempt, when again or why not.
-
-    Plain data: ``headers.encode_metadata`` and ``headers.decode_metadata`` refuse what must never be written or
-    believed.
-    """
+    """The content of our headers: whose failure, which attempt, when again or why not. The codec checks ranges."""
 
     version: int = FORMAT_VERSION
     group: str
@@ -86,7 +75,7 @@ class RetryMetadata:
     reason: str | None = None
     """Why the record is dead, one of DESIGN's words; None while it waits."""
     original_reason: str | None = None
-    """With reason ``too-large``: why it was to die before its size was known. None otherwise."""
+    """With reason ``too-large``: the reason before its size was known."""
     fingerprint: str
     history: tuple[HistoryEntry, ...] = ()
     """Last failed attempts, oldest first, at most ``MAX_HISTORY``."""

@@ -1,7 +1,7 @@
 """Retry policies: when a failed record is tried again, how often, and what is never tried again.
 
-A policy is frozen and valid: a wrong one cannot be made. Its text names everything that decides, so equal texts decide
-alike; the digest of the text travels with each record, the text itself is in a ``policy`` event::
+A policy is frozen and always valid. Equal texts decide alike; the digest of the text travels with each record, the text
+itself is in a ``policy`` event::
 
     5m*2 30m*3 1h; max_elapsed=1d; timeout=5m; non-retryable=ValueError,billing.CardExpired
 """
@@ -32,10 +32,6 @@ _TYPE_NAME: Final = re.compile(r"[^\s,;=]+")
 class RetryPolicy:
     """When and whether a failed record is delivered again.
 
-    >>> policy = RetryPolicy("5m*2 30m*3 1h", max_elapsed="1d")
-    >>> policy.max_attempts, policy.text
-    (7, '5m*2 30m*3 1h; max_elapsed=1d; timeout=5m')
-
     Raises:
         InvalidPolicyError: a field is out of range or contradicts another; the message names it.
     """
@@ -58,7 +54,7 @@ class RetryPolicy:
         on: Rule | Iterable[Rule] = (),
         timeout: str | timedelta = DEFAULT_TIMEOUT,
     ) -> None:
-        """Check and keep.
+        """Validate the fields.
 
         Args:
             schedule: text (``"5m*2 30m*3 1h"``, ``"fixed(30s, 5)"``, ``"exp(1s, x2, cap=10m, jitter=0.2, 8)"``) or a
@@ -76,8 +72,7 @@ class RetryPolicy:
             raise InvalidPolicyError(
                 "max_attempts",
                 max_attempts,
-                f"the schedule {chosen.text!r} has {chosen.retries} delays, which makes {attempts} attempts; "
-                f"leave max_attempts out, or change the schedule",
+                f"the schedule {chosen.text!r} has {chosen.retries} delays, so {attempts} attempts; leave it out",
             )
         object.__setattr__(self, "schedule", chosen)
         object.__setattr__(self, "max_attempts", attempts)
@@ -87,10 +82,7 @@ class RetryPolicy:
 
     @property
     def text(self) -> str:
-        """Canonical text.
-
-        ``RetryPolicy.parse`` reads it back to an equal policy, its rules by the names of the types.
-        """
+        """Canonical text; ``RetryPolicy.parse`` returns an equal policy, its rules by the names of the types."""
         parts = [self.schedule.text]
         if self.max_elapsed_ms is not None:
             parts.append(f"max_elapsed={format_duration_ms(self.max_elapsed_ms)}")
@@ -112,12 +104,11 @@ class RetryPolicy:
     def parse(cls, text: str) -> RetryPolicy:
         """Read a policy from its text.
 
-        Args:
-            text: a schedule, then ``; name=value`` for ``max_attempts``, ``max_elapsed``, ``timeout``, ``retryable``
-                and ``non-retryable``; the last two list exception types by qualified name and may stand several times.
+        After the schedule follow ``; name=value`` for ``max_attempts``, ``max_elapsed``, ``timeout``, ``retryable`` and
+        ``non-retryable``; the last two list exception types by qualified name and may occur several times.
 
         Raises:
-            InvalidPolicyError: a part is unknown, stands twice or has a wrong value.
+            InvalidPolicyError: a part is unknown, occurs twice or has a wrong value.
         """
         if not isinstance(text, str):
             raise InvalidPolicyError("policy", text, "expected text, as '5m*2 30m*3 1h; max_elapsed=1d'")
@@ -131,7 +122,7 @@ class RetryPolicy:
             elif equals and name in {"max_attempts", "max_elapsed", "timeout"} and name not in options:
                 options[name] = value
             else:
-                raise InvalidPolicyError("policy", text, f"the part {part!r} is unknown or stands twice")
+                raise InvalidPolicyError("policy", text, f"the part {part!r} is unknown or occurs twice")
         attempts = options.get("max_attempts")
         if attempts is not None and not re.fullmatch(r"[0-9]{1,6}", attempts):
             raise InvalidPolicyError("max_attempts", attempts, "expected a whole number")

@@ -1,9 +1,8 @@
-"""What a handler publishes, and what is known of the topics that it publishes to.
+"""The records that a handler publishes, and the known state of the topics that it publishes to.
 
-A destination is no topic of ours: it may be deleted, shrink its limits or be closed to us at any time, and a record
-that its broker refuses would fail the transaction of its lane, and every one after it, for ever. So what is known of a
-destination is checked before a record joins a turn, and what a broker refuses is remembered (``refuse``): the next
-publish to that topic fails in the handler, which is a failure like any other.
+A destination is not our topic: at any time it may be deleted, shrink its limits or deny access, and a record that its
+broker refuses would fail the transaction of its lane and all later ones. So the known state is checked before a record
+joins a turn, and a refusal is remembered (``refuse``): the next publish to that topic fails in the handler.
 """
 
 from __future__ import annotations
@@ -15,90 +14,93 @@ from retryapp.core.hops import Outgoing, record_size
 from retryapp.core.values import value_type
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
-"""Kafka's default of ``message.max.bytes``: taken for the limit of a topic whose settings we may not read."""
+"""Kafka's default of ``message.max.bytes``: assumed for a topic whose settings we may not read."""
 FRESH_S: Final = 300.0
-"""How long what was seen of a destination is believed; aiokafka's ``metadata_max_age_ms``."""
+"""How long the state of a destination is trusted; aiokafka's ``metadata_max_age_ms``."""
 PROBLEM_S: Final = 5.0
-"""The same for a destination that was not usable."""
+"""The same for an unusable destination."""
 REFUSED_S: Final = 30.0
-"""How long what a broker has refused is not tried again."""
+"""How long a destination is not tried again after its broker refused a record."""
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLook:
-    """A topic as it was just seen."""
+    """The state of a topic."""
 
     partitions: int
     max_bytes: int | None = None
     """Its ``max.message.bytes``; None: we may not read its settings."""
     compacted: bool = False
     problem: str | None = None
-    """Why nothing can be published to it all the same."""
+    """Why it exists and cannot be published to."""
 
 
 @dataclass(slots=True, eq=False)
 class Destination:
-    """A topic that handlers publish to, as it was last seen; one object for each, as long as its worker lives."""
+    """A topic that handlers publish to; one object for each in a worker."""
 
     topic: str
     partitions: int = 0
-    """How many it has; 0: not seen yet."""
+    """0: unknown."""
     max_bytes: int = DEFAULT_MAX_BYTES
     batch_bytes: int = DEFAULT_MAX_BYTES
     """Largest batch that it takes; 0: each record alone."""
     compacted: bool = False
     problem: str | None = None
     until_s: float = float("-inf")
-    """Until when all this is believed, in monotonic seconds."""
+    """Expiry of all this, in monotonic seconds."""
     doubted: bool = False
-    """A transaction with records for it has failed: it is looked at again before it is used."""
+    """A transaction with records for it has failed: it is checked again before it is used."""
     refusal: str | None = None
-    """What its broker refused, until the next look at the clock takes note of it."""
+    """What its broker refused, until `fresh` applies it."""
 
-    def see(self, seen: TopicLook | None, now_s: float) -> None:
-        """Take note of how it was just seen; None: there is no such topic."""
+    def see(self, look: TopicLook | None, now_s: float) -> None:
+        """Store its state; None: there is no such topic."""
         self.doubted = False
-        if seen is None:
-            self.problem, self.until_s = "there is no such topic; create it, nothing here does", now_s + PROBLEM_S
+        if look is None:
+            self.problem, self.until_s = "there is no such topic; create it first", now_s + PROBLEM_S
             return
-        self.partitions, self.compacted, self.problem = seen.partitions, seen.compacted, seen.problem
-        if seen.max_bytes is not None:
-            self.max_bytes = self.batch_bytes = seen.max_bytes
-        self.until_s = now_s + (FRESH_S if seen.problem is None else PROBLEM_S)
+        self.partitions, self.compacted, self.problem = look.partitions, look.compacted, look.problem
+        if look.max_bytes is not None:
+            self.max_bytes = self.batch_bytes = look.max_bytes
+        self.until_s = now_s + (FRESH_S if look.problem is None else PROBLEM_S)
 
     def deny(self, problem: str, now_s: float) -> None:
-        """Remember that it could not be looked at."""
+        """Store why its state could not be read."""
         self.problem, self.until_s = problem, now_s
 
     def prolong(self, now_s: float) -> None:
-        """Believe the last look a little longer: it cannot be looked at now."""
+        """Trust the last state a little longer: it cannot be read now."""
         self.problem, self.until_s = None, now_s + PROBLEM_S
 
     def fresh(self, now_s: float) -> bool:
-        """Tell whether what is known of it may be believed now."""
+        """Tell whether its state can be trusted now."""
         if self.refusal is not None:
             self.problem, self.refusal = self.refusal, None
             self.until_s, self.doubted = now_s + REFUSED_S, False
         return now_s < self.until_s and not self.doubted
 
     def doubt(self) -> None:
-        """Have it looked at before it is used again, unless we know already what its broker refused."""
+        """Have it checked before it is used again, unless its broker's refusal is known."""
         if self.problem is None:
             self.doubted = True
 
     def refuse(self, problem: str) -> None:
-        """Take note that its broker refuses records for good."""
+        """Store that its broker refuses records permanently."""
         self.refusal = problem
 
     def refuse_size(self, sizes: list[int]) -> None:
-        """Take note that its broker refuses a batch of records of these sizes (``record_size``)."""
+        """Store that its broker refuses a batch of records of these sizes (``record_size``)."""
         if len(sizes) > 1:
             self.batch_bytes = 0
         else:
             self.max_bytes = min(self.max_bytes, sizes[0] - 1)
 
     def objection(self, key: bytes | None, partition: int | None, size: int) -> str | None:
-        """Return why it does not take a record, or None."""
+        """Return why it cannot take a record, or None."""
         if partition is not None and not 0 <= partition < self.partitions:
             return f"partition {partition} of {self.partitions} (they begin with 0)"
         if size > self.max_bytes:
@@ -110,7 +112,7 @@ class Destination:
 
 @value_type
 class Publication(Outgoing):
-    """A record for a topic that is not ours."""
+    """A record for a destination."""
 
     destination: Destination
 
@@ -118,3 +120,23 @@ class Publication(Outgoing):
     def size(self) -> int:
         """An upper bound for its bytes, alone in a batch."""
         return record_size(self.key, self.value, self.headers)
+
+
+def murmur2(data: bytes) -> int:
+    """Return the 32-bit MurmurHash2 of bytes, with the seed that Kafka's clients use (Java: ``Utils.murmur2``)."""
+    length = len(data)
+    whole = length & ~3
+    digest = _SEED ^ length
+    for at in range(0, whole, 4):
+        k = (int.from_bytes(data[at : at + 4], "little") * _M) & _MASK
+        k = ((k ^ (k >> 24)) * _M) & _MASK
+        digest = ((digest * _M) & _MASK) ^ k
+    if whole < length:
+        digest = ((digest ^ int.from_bytes(data[whole:], "little")) * _M) & _MASK
+    digest = ((digest ^ (digest >> 13)) * _M) & _MASK
+    return digest ^ (digest >> 15)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition of a key by Kafka's default partitioner (``BuiltInPartitioner``)."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions

@@ -1,11 +1,9 @@
-"""A Kafka record as plain data, and the identity that it keeps on all its ways.
+"""A Kafka record as plain data, and the identity that it keeps on every hop.
 
-Invariants:
-
-* Key, value and headers are the bytes that were read; nothing here decodes them.
-* An ``Origin`` is where a record was delivered first. It is set once and never overwritten on later hops.
-* A failure id is ``group/topic@id/partition/offset``. It names one record of one group for good: ``id`` is the start of
-  the main topic's topic id, so that a topic deleted and made again does not repeat old ids.
+* Key, value and headers are the bytes that were read.
+* An ``Origin`` is where a record was delivered first. It is set once and never overwritten.
+* A failure id is ``group/topic@id/partition/offset``, where ``id`` is the start of the main topic's topic id: a topic
+  that is deleted and recreated does not repeat old ids.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _MAX_OFFSET = 2**63 - 1
 
 
 def held_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return what a record's bytes take, headers included: what bounds of memory and of transactions count."""
+    """Return a record's bytes, headers included, as bounds of memory and of transactions count them."""
     size = len(key or b"") + len(value or b"")
     for name, content in headers:
         size += len(name) + len(content or b"")
@@ -59,9 +57,9 @@ class Record:
     timestamp_ms: int
     """The record's timestamp, epoch milliseconds, UTC; -1 where the record has none."""
     key: bytes | None
-    """Key bytes; None is Kafka's null, which differs from empty."""
+    """None is Kafka's null, which differs from empty."""
     value: bytes | None
-    """Value bytes; None is Kafka's null (a tombstone on compacted topics), which differs from empty."""
+    """None is Kafka's null (a tombstone on compacted topics), which differs from empty."""
     headers: Headers = ()
     damage: Damage | None = None
     """Set where this replaces offsets that could not be read; it has no key, value or headers then."""
@@ -95,20 +93,12 @@ class Origin:
 
 
 def short_topic_id(topic_id: str) -> str:
-    """Cut Kafka's topic id (22 characters, URL-safe base64) to the length used in origins.
-
-    >>> short_topic_id("kq8G0bTzQxWm1XkY1r2s3A")
-    'kq8G0bTz'
-    """
+    """Cut Kafka's topic id (22 characters, URL-safe base64) to the length used in origins."""
     return topic_id[:SHORT_TOPIC_ID_CHARS]
 
 
 def parse_origin(text: str) -> Origin:
-    """Read an origin back from its text.
-
-    Raises:
-        DamagedMetadataError: the text has another form or a number is out of Kafka's range; names ``retry-origin``.
-    """
+    """Decode an origin; raise `DamagedMetadataError` for another form or a number out of Kafka's range."""
     match = _ORIGIN.fullmatch(text)
     if match is not None:
         topic, topic_id, partition, offset = match.groups()
@@ -118,32 +108,20 @@ def parse_origin(text: str) -> Origin:
 
 
 def failure_id(group: str, origin: Origin) -> str:
-    """Return the name of one record's failure in one group: the same in every copy, on every topic.
-
-    >>> failure_id("billing", Origin("orders", "kq8G0bTz", 3, 1042))
-    'billing/orders@kq8G0bTz/3/1042'
-    """
+    """Return the id of one record's failure in one group: the same in every copy, on every topic."""
     return f"{group}/{origin.text}"
 
 
 def idempotency_key(failure_id: str) -> str:
-    """Return a name for a record's effects in services and databases: 36 ASCII characters, a UUID (version 5).
+    """Return a UUID (version 5, RFC 9562 section 5.5) for a record's effects in services and databases.
 
-    Source: RFC 9562, section 5.5. It is made of the failure id alone, so it is the same at every attempt, after every
-    crash and in every replay.
-
-    >>> idempotency_key("billing/orders@kq8G0bTz/3/1042")
-    '1e817c9c-9019-5d2d-a845-540ef3efc9ed'
+    It depends on the failure id alone: it is the same at every attempt, after every crash and in every replay.
     """
     return str(uuid.uuid5(_NAMESPACE, failure_id))
 
 
 def parse_failure_id(text: str) -> tuple[str, Origin]:
-    """Split a failure id into group and origin.
-
-    Raises:
-        DamagedMetadataError: the text is no failure id.
-    """
+    """Split a failure id into group and origin; raise `DamagedMetadataError` if it is none."""
     group, slash, origin = text.partition("/")
     if not slash or not group:
         raise DamagedMetadataError("failure id", text, "expected group/topic@id/partition/offset")

@@ -6,9 +6,9 @@ Row key, 20 bytes, all numbers unsigned and big-endian::
     | due_ms | partition | origin offset |
     |  u64   |    u32    |      u64      |
 
-Big-endian numbers compare as bytes in the order of their values, so the store's order is the order of firing: by due
-time, then partition, then offset. The *origin's* offset makes the key unique (two tier topics have the same offsets)
-and lets a record that is parked again with the same due time overwrite itself.
+Big-endian numbers sort as their values do, so the store's order is the order of firing. The *origin's* offset makes the
+key unique (two tier topics have the same offsets) and lets a record that is parked again with the same due time
+overwrite itself.
 
 Row, version 1, big-endian::
 
@@ -16,8 +16,7 @@ Row, version 1, big-endian::
     | header_count x (name_len u32, value_len i32) | key | value | header_count x (name, value) |
 
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
-All lengths stand together so that one call unpacks them. No row is empty, so ``b""`` is never valid and a tombstone is
-never a row.
+No row is empty, so ``b""`` is never valid and a tombstone is never a row.
 """
 
 from __future__ import annotations
@@ -34,25 +33,19 @@ from retryapp.core.record import Headers, Record
 from retryapp.core.values import value_type
 
 ROW_VERSION: Final = 1
-
 ROW_KEY_BYTES: Final = 20
-
 ORIGIN_OFFSET_AT: Final = 12
-"""From here to the end of a row key stands the origin's offset."""
-
+"""Start of the origin's offset, the last part of a row key."""
 ROW_OVERHEAD_BYTES: Final = 21
 """Bytes of a row without key, value and headers."""
-
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
-"""What each header adds to its name and value."""
+"""Bytes that each header adds to its name and value."""
 
 _NO_ROW_BYTES: Final = 1 << 62
 _COMMON_HEADERS: Final = 64
-"""Places are remembered for rows with at most so many headers: that bounds what is remembered."""
-
+"""Only rows with at most this many headers are cached (`_spans`): bounds the cache."""
 _VERSIONS_END: Final = 0x20
-"""No version reaches this: bytes that begin with a printable character are no row of any."""
-
+"""No version reaches this: bytes that begin with a printable character are never a row."""
 _KEY: Final = struct.Struct(">QIQ")
 _FIXED: Final = struct.Struct(">BqiiI")
 _DUE: Final = struct.Struct(">Q")
@@ -61,7 +54,7 @@ _PAIR: Final = struct.Struct(">Ii")
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowKey:
-    """A row's place in the table; sorts as its bytes do."""
+    """A decoded row key; sorts as its bytes do."""
 
     due_at_ms: int
     partition: int
@@ -82,36 +75,21 @@ class PendingRow:
 
 
 def row_key(due_at_ms: int, partition: int, origin_offset: int) -> bytes:
-    """Return the key of a row.
-
-    Raises:
-        DamagedRowError: a number is out of range.
-
-    >>> row_key(1, 2, 3).hex()
-    '0000000000000001000000020000000000000003'
-    """
+    """Return the key of a row; raise `DamagedRowError` if a number is out of range."""
     try:
         return _KEY.pack(due_at_ms, partition, origin_offset)
     except struct.error as error:
-        raise DamagedRowError(
-            "row key", f"due={due_at_ms}, partition={partition}, offset={origin_offset}: {error}"
-        ) from error
+        numbers = f"due={due_at_ms}, partition={partition}, offset={origin_offset}"
+        raise DamagedRowError("row key", f"{numbers}: {error}") from error
 
 
 def due_bound(due_at_ms: int) -> bytes:
-    """Return the least bytes that sort before every row key due at ``due_at_ms`` or later.
-
-    A scan's or a delete's upper bound.
-    """
+    """Return the exclusive upper bound, for scans and deletes, of the row keys due before ``due_at_ms``."""
     return _DUE.pack(due_at_ms)
 
 
 def parse_row_key(raw: bytes) -> RowKey:
-    """Read a row key back.
-
-    Raises:
-        DamagedRowError: it has another length than ``ROW_KEY_BYTES``.
-    """
+    """Decode a row key; raise `DamagedRowError` if its length is not ``ROW_KEY_BYTES``."""
     if len(raw) != ROW_KEY_BYTES:
         raise DamagedRowError("row key", f"{len(raw)} bytes instead of {ROW_KEY_BYTES}")
     return RowKey(*_KEY.unpack(raw))
@@ -127,11 +105,7 @@ def _length(data: bytes | None) -> int:
 
 
 def encode_row(row: PendingRow) -> bytes:
-    """Write a row in the module's layout.
-
-    Raises:
-        DamagedRowError: a part is longer than 2**31 - 1 bytes or the timestamp has more than 64 bits.
-    """
+    """Encode a row; raise `DamagedRowError` for parts over 2**31 - 1 bytes or a timestamp over 64 bits."""
     lengths: list[int] = []
     parts: list[bytes] = []
     for name, value in row.headers:
@@ -147,26 +121,22 @@ def encode_row(row: PendingRow) -> bytes:
 
 
 def row_header(raw: bytes, name: bytes) -> bytes | None:
-    """Return the value of a row's first header of a name, without reading the others; None when there is none.
-
-    Raises:
-        NewerRowError, DamagedRowError: see ``decode_row``.
-    """
+    """Return the value of a row's first header of a name without decoding the others, or None; raises as decode_row."""
     try:
         version, _, key_length, value_length, count = _FIXED.unpack_from(raw)
     except struct.error:
         _lengths(raw)
         raise
     first = _FIXED.size + count * 8
-    look = _places if count <= _COMMON_HEADERS else _places.__wrapped__
-    total, places = look(raw[_FIXED.size : first], len(name))
+    look = _spans if count <= _COMMON_HEADERS else _spans.__wrapped__
+    total, spans = look(raw[_FIXED.size : first], len(name))
     if key_length > 0:
         first += key_length
     if value_length > 0:
         first += value_length
     if version != ROW_VERSION or key_length < -1 or value_length < -1 or first + total != len(raw):
         _lengths(raw)  # says what is wrong
-    for start, length in places:
+    for start, length in spans:
         if raw.startswith(name, first + start):
             start += first + len(name)
             return None if length < 0 else raw[start : start + length]
@@ -174,32 +144,32 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
 
 
 @lru_cache(maxsize=1024)
-def _places(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return where headers with names of one length stand; rows of one cause are alike, so most are remembered.
+def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Locate the headers whose names have a length; rows of one cause are alike, so the cache hits.
 
     Returns:
-        Bytes of all headers, more than any row has where the lengths make no sense; for each such header where its name
-        begins, counted from the first header's name, and the length of its value.
+        Bytes of all headers, `_NO_ROW_BYTES` for impossible lengths; for each such header the start of its name,
+        counted from the first header's name, and the length of its value.
     """
     if len(table) % 8:
         return _NO_ROW_BYTES, ()
-    places: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     at = 0
     for name_length, value_length in _PAIR.iter_unpack(table):
         if name_length == wanted:
-            places.append((at, value_length))
+            spans.append((at, value_length))
         if value_length < -1:
             return _NO_ROW_BYTES, ()
         at += name_length + max(0, value_length)
-    return at, tuple(places)
+    return at, tuple(spans)
 
 
 def decode_row(raw: bytes) -> PendingRow:
-    """Read a row back.
+    """Decode a row.
 
     Raises:
         NewerRowError: a newer retryapp wrote it.
-        DamagedRowError: no version that any will write, or lengths that do not add up to exactly these bytes.
+        DamagedRowError: no possible version, or lengths that do not add up to exactly these bytes.
     """
     lengths, at = _lengths(raw)
     nulls = lengths.count(-1)
@@ -214,7 +184,7 @@ def decode_row(raw: bytes) -> PendingRow:
 
 
 def _lengths(raw: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the lengths of key, value, and each header's name and value, and where these parts begin."""
+    """Return the lengths of key, value, and each header's name and value, and the start of these parts."""
     if len(raw) < _FIXED.size:
         raise DamagedRowError("row", f"{len(raw)} bytes, fewer than the {_FIXED.size} of an empty one")
     version, _, key_length, value_length, count = _FIXED.unpack_from(raw)

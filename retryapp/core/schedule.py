@@ -1,14 +1,13 @@
 """Schedules: how long to wait after each failed attempt.
 
-A schedule of n delays means n + 1 attempts. Three kinds, each with a constructor and a text that reads back to an equal
-schedule:
+A schedule of n delays means n + 1 attempts. Three kinds, each with a constructor and a text:
 
 * explicit sequence: ``sequence("5m", "5m", "1h")`` is ``5m*2 1h``
 * fixed: ``fixed("30s", 5)`` is ``fixed(30s, 5)``
 * exponential: ``exp("1s", cap="10m", jitter=0.2, retries=8)`` is ``exp(1s, x2, cap=10m, jitter=0.2, 8)``
 
-Invariants: every delay is from 1 ms to ten years; jitter only shortens, so a cap is never exceeded; the random number
-is an argument, so the same number gives the same delay.
+Invariants: every delay is from 1 ms to ten years; jitter only shortens, so a cap is never exceeded. Constructors raise
+`InvalidPolicyError` (`InvalidDurationError` for a text that is no duration), which names the wrong field.
 """
 
 from __future__ import annotations
@@ -27,12 +26,9 @@ from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_d
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, shown
 
 MAX_RETRIES: Final = 1_000
-
 MAX_MULTIPLIER: Final = 1_000.0
-
 _DECIMALS: Final = 6
-"""Places of a factor or a share that are kept: text and constructor then agree."""
-
+"""Decimals kept of a factor or a share: text and constructor then agree."""
 _FORMS: Final = "write '5m*2 30m*3 1h', 'fixed(30s, 5)' or 'exp(1s, x2, cap=10m, jitter=0.2, 8)'"
 _CALL: Final = re.compile(r"(fixed|exp)\s*\((.*)\)", re.DOTALL)
 _STEP: Final = re.compile(r"([^*]+)(?:\*([0-9]{1,6}))?")
@@ -66,26 +62,13 @@ class Schedule(ABC):
         return tuple(sorted(set(self.all_nominal_ms)))
 
     def nominal_ms(self, attempt: int) -> int:
-        """Return the delay after a failed attempt, before jitter.
-
-        Raises:
-            ValueError: no delay follows that attempt.
-        """
+        """Return the delay after a failed attempt, before jitter; raise `ValueError` if none follows that attempt."""
         if not 1 <= attempt <= self.retries:
-            raise ValueError(
-                f"attempt={attempt}: a schedule of {self.retries} delays has one after attempts 1 to {self.retries}"
-            )
+            raise ValueError(f"attempt={attempt}: delays follow attempts 1 to {self.retries}")
         return self.all_nominal_ms[attempt - 1]
 
     def delay_ms(self, attempt: int, rng: float) -> int:
-        """Return the delay after a failed attempt, in milliseconds.
-
-        Returns:
-            From 1 to ``nominal_ms(attempt)``.
-
-        Raises:
-            ValueError: an argument is out of range.
-        """
+        """Return the delay after a failed attempt, from 1 to ``nominal_ms(attempt)``; `rng` is from [0, 1)."""
         if not 0 <= rng < 1:
             raise ValueError(f"rng={rng}: expected a number from 0 up to but without 1")
         nominal_ms = self.nominal_ms(attempt)
@@ -97,16 +80,11 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Sequence(Schedule):
-    """An explicit list of delays.
-
-    Raises:
-        InvalidPolicyError: no delay, too many, or one out of range.
-    """
+    """An explicit list of delays."""
 
     delays_ms: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
         _check_retries(len(self.delays_ms))
         for delay_ms in self.delays_ms:
             _check_delay("delay", delay_ms)
@@ -125,17 +103,12 @@ class Sequence(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Fixed(Schedule):
-    """The same delay each time.
-
-    Raises:
-        InvalidPolicyError: a field is out of range.
-    """
+    """The same delay each time."""
 
     every_ms: int
     count: int
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
         _check_delay("delay", self.every_ms)
         _check_retries(self.count)
 
@@ -159,24 +132,20 @@ class Exponential(Schedule):
         min(max_delay_ms, initial_delay_ms * multiplier ** (n - 1)) * (1 - jitter * random)
 
     Jitter only shortens, so ``max_delay_ms`` is never exceeded.
-    Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
-
-    Raises:
-        InvalidPolicyError: a field is out of range, or delays without a cap grow beyond ten years.
+    Source: AWS Architecture Blog, "Exponential Backoff And Jitter". Without a cap no delay may exceed ten years.
     """
 
     initial_delay_ms: int
     """Wait after the first failure, in milliseconds."""
     multiplier: float = 2.0
-    """Factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``, kept to six places."""
+    """Factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``, rounded to six decimals."""
     max_delay_ms: int | None = None
     """Longest wait, in milliseconds, not below the first; None: no cap."""
     jitter: float = 0.0
-    """Largest share by which a wait is shortened at random, from 0 (never) to 1, kept to six places."""
+    """Largest share by which a wait is shortened at random, from 0 (never) to 1, rounded to six decimals."""
     count: int
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
         _check_delay("initial", self.initial_delay_ms)
         _check_retries(self.count)
         object.__setattr__(self, "multiplier", _real("multiplier", self.multiplier, 1.0, MAX_MULTIPLIER))
@@ -184,10 +153,8 @@ class Exponential(Schedule):
         if self.max_delay_ms is not None:
             _check_delay("cap", self.max_delay_ms)
             if self.max_delay_ms < self.initial_delay_ms:
-                cap = format_duration_ms(self.max_delay_ms)
-                raise InvalidPolicyError(
-                    "cap", cap, f"below the first delay of {format_duration_ms(self.initial_delay_ms)}"
-                )
+                cap, first = format_duration_ms(self.max_delay_ms), format_duration_ms(self.initial_delay_ms)
+                raise InvalidPolicyError("cap", cap, f"below the first delay of {first}")
         if self.all_nominal_ms[-1] > MAX_DURATION_MS:
             raise InvalidPolicyError("cap", None, f"{self.count} delays without a cap grow beyond ten years; give one")
 
@@ -243,35 +210,12 @@ def _plain(number: float) -> str:
 
 
 def sequence(*delays: str | timedelta) -> Sequence:
-    """Make a schedule of explicit delays.
-
-    Args:
-        delays: one for each retry, as ``"5m"`` or a ``timedelta``.
-
-    Raises:
-        InvalidDurationError: one is no duration.
-        InvalidPolicyError: there is none, or more than ``MAX_RETRIES``.
-
-    >>> sequence("5m", "300s", "1h").text
-    '5m*2 1h'
-    """
+    """Make a schedule of explicit delays, one for each retry, as ``"5m"`` or a ``timedelta``."""
     return Sequence(tuple(parse_duration_ms(delay) for delay in delays))
 
 
 def fixed(delay: str | timedelta, retries: int) -> Fixed:
-    """Make a schedule of equal delays.
-
-    Args:
-        delay: the wait before each retry.
-        retries: how many, from 1 to ``MAX_RETRIES``.
-
-    Raises:
-        InvalidDurationError: ``delay`` is no duration.
-        InvalidPolicyError: ``retries`` is out of range.
-
-    >>> fixed("30s", 5).text
-    'fixed(30s, 5)'
-    """
+    """Make a schedule of equal delays; `retries` is from 1 to ``MAX_RETRIES``."""
     return Fixed(parse_duration_ms(delay), retries)
 
 
@@ -283,22 +227,7 @@ def exp(
     jitter: float = 0.0,
     retries: int,
 ) -> Exponential:
-    """Make a schedule of growing delays.
-
-    Args:
-        initial: wait after the first failure.
-        multiplier: factor from one wait to the next, from 1 to ``MAX_MULTIPLIER``.
-        cap: longest wait; None for no cap.
-        jitter: largest share by which a wait is shortened at random, from 0 to 1.
-        retries: how many, from 1 to ``MAX_RETRIES``.
-
-    Raises:
-        InvalidDurationError: a length is no duration.
-        InvalidPolicyError: a number is out of range.
-
-    >>> exp("1s", cap="5s", retries=4).all_nominal_ms
-    (1000, 2000, 4000, 5000)
-    """
+    """Make a schedule of growing delays, 1 to ``MAX_RETRIES``; for the other arguments see `Exponential`."""
     return Exponential(
         initial_delay_ms=parse_duration_ms(initial),
         multiplier=multiplier,
@@ -311,12 +240,10 @@ def exp(
 def parse_schedule(text: str) -> Schedule:
     """Read a schedule from its text.
 
-    Args:
-        text: ``5m*2 30m*3 1h``, ``fixed(30s, 5)`` or ``exp(1s, x2, cap=10m, jitter=0.2, 8)``. In ``exp`` the factor,
-            the cap and the jitter may be left out; the last part is the number of retries.
+    In ``exp`` factor, cap and jitter are optional; the last part is the number of retries.
 
     Raises:
-        InvalidPolicyError: anything else; the message names the part that is wrong.
+        InvalidPolicyError: the message names the part that is wrong.
     """
     given: object = text  # callers without type checks pass numbers here
     if not isinstance(given, str) or not given.strip():
@@ -364,7 +291,7 @@ def _parse_exp(text: str, parts: list[str]) -> Exponential:
             ("x", part[1:]) if part.startswith("x") else (part.partition("=")[0].strip(), part.partition("=")[2])
         )
         if name not in {"x", "cap", "jitter"} or name in options:
-            raise InvalidPolicyError("schedule", text, f"{form}; {part!r} is unknown or stands twice")
+            raise InvalidPolicyError("schedule", text, f"{form}; {part!r} is unknown or occurs twice")
         options[name] = value.strip()
     for name in options.keys() & {"x", "jitter"}:
         if not _DECIMAL.fullmatch(options[name]):

@@ -1,19 +1,17 @@
-"""How far the broker's clock is from ours, by the append times that it puts into acknowledgements.
+"""The difference between the broker's clock and ours, from the append times in acknowledgements.
 
-A record that we sent at ``a`` and whose acknowledgement we had at ``b`` was appended between the two. So the broker's
-time of append less ``b`` bounds from below how far the broker is ahead of us, and less ``a`` from above (Cristian 1989,
-"Probabilistic clock synchronization"; here with both bounds instead of their middle). Bounds of many records are met
-with each other, and loosen with time as crystals drift.
+A record sent at ``a`` and acknowledged at ``b`` was appended between the two. So the broker's append time less ``b``
+is a lower bound of how far the broker is ahead of us, and less ``a`` an upper bound (Cristian 1989, "Probabilistic
+clock synchronization"; here with both bounds instead of their middle). Bounds of many records are intersected, and
+loosen with time as crystals drift.
 
-The correction stays while it lies within the bounds: records that were acknowledged late do not pull it about. Where it
-does not, it becomes the lower bound. The broker's time is then never taken for later than it is, or the records of a
-machine whose clock is ahead would fire early, by as long as its acknowledgements take (found by the campaign of real
-faults: 3 ms). What a wait is counted from is the opposite case: on a machine whose clock was found wrong a failure
-counts from the latest that it may be, or records would be due early elsewhere (found by the simulation).
+The correction stays while it is within the bounds; else it becomes the lower bound. The broker's time is then never
+overestimated: the records of a machine whose clock is ahead would fire early, by as long as its acknowledgements take.
+A wait on a machine with a corrected clock counts from the latest possible time (``late_ms``), or records would be due
+early elsewhere.
 
-An acknowledgement that contradicts what was known by more than ``DOUBT_MS`` is not believed at once: nobody can tell
-whether our clock jumped or the broker's. Until ``AGREEING`` of them in a row agree with each other, or one agrees with
-what was known, the correction stays and is doubted.
+An acknowledgement that contradicts the bounds by more than ``DOUBT_MS`` means that our clock jumped or the broker's.
+Until ``AGREEING`` in a row agree with each other, or one agrees with the bounds, the correction stays and is doubted.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ DRIFT: Final = 0.000_5
 DOUBT_MS: Final = 1_000
 """Contradictions up to this are drift, or another broker; larger ones are a clock that jumped."""
 AGREEING: Final = 3
-"""So many acknowledgements in a row that agree with each other overrule what was known."""
+"""Number of acknowledgements in a row that must agree with each other to replace the bounds."""
 
 
 class BrokerSkew:
-    """Bounds of the broker's time less our own, and the correction within them. Milliseconds; pure arithmetic."""
+    """Bounds of the broker's time less our own, and the correction within them, in milliseconds."""
 
     def __init__(self) -> None:
         self.correction_ms = 0.0
-        """Added to our own time it is the broker's, within the bounds."""
+        """The broker's time less our own."""
         self.known = False
-        """At least one acknowledgement was seen."""
+        """At least one acknowledgement was observed."""
         self._low_ms = self._high_ms = 0.0
         self._at_s = 0.0
         self._rivals: list[tuple[float, float]] = []
@@ -47,24 +45,19 @@ class BrokerSkew:
 
     @property
     def error_ms(self) -> float:
-        """Return how wrong the correction may be, at the last acknowledgement; 0 before the first."""
+        """Return the largest error of the correction at the last acknowledgement; 0 before the first."""
         return max(self._high_ms - self.correction_ms, self.correction_ms - self._low_ms)
 
     @property
     def late_ms(self) -> float:
-        """Return how much later the broker's time may be than the correction makes of ours.
+        """Return how much later the broker's time may be than our corrected time.
 
-        0 while there is no correction: a clock that no acknowledgement has contradicted is taken at its word, here and
-        on other machines, and due times are not put off by what the acknowledgements take.
+        0 without a correction: due times are not delayed by the acknowledgements' latency where the clocks agree.
         """
         return max(0.0, self._high_ms - self.correction_ms) if self.correction_ms else 0.0
 
     def observe(self, *, sent_ms: float, acked_ms: float, appended_ms: int, at_s: float) -> bool:
-        """Take an acknowledgement into account.
-
-        Returns:
-            Whether the correction, or the trust in it, has changed by more than ``DOUBT_MS``: worth a word.
-        """
+        """Add an acknowledgement; return whether correction or trust has changed by more than ``DOUBT_MS``."""
         low, high = appended_ms - acked_ms, appended_ms + 1 - sent_ms
         if high < low:
             return False  # our own time went back in between
@@ -86,7 +79,7 @@ class BrokerSkew:
         return self._meet(agreeing, at_s)
 
     def _meet(self, bounds: list[tuple[float, float]], at_s: float) -> bool:
-        """Take what all bounds have in common; the newest, which come first, where they have nothing."""
+        """Intersect the bounds; if they have nothing in common, take the newest, which come first."""
         low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
         return self._take(*((low, high) if low <= high else bounds[0]), at_s=at_s)
 

@@ -1,4 +1,4 @@
-r"""Text that has to fit into a header: cut to a number of bytes, and written in ASCII.
+r"""Text in headers: cut to a number of bytes, and encoded in ASCII.
 
 Free text is percent-encoded (RFC 3986) so that any URL decoder reads it back: ``%``, ``+``, control characters and
 everything outside ASCII become ``%XX`` of their UTF-8 bytes, the rest stays readable. Lone surrogates, which UTF-8 has
@@ -29,39 +29,25 @@ def _percent(found: re.Match[bytes]) -> bytes:
 
 
 def cut_text(text: str, max_bytes: int) -> str:
-    """Keep the beginning of a text: at most ``max_bytes`` of UTF-8, cut on a character's boundary.
-
-    >>> cut_text("naive", 3)
-    'nai'
-    """
+    """Keep the beginning of a text: at most ``max_bytes`` of UTF-8, cut on a character's boundary."""
     return _well_formed(text)[: max(0, max_bytes)].decode("utf-8", "ignore")
 
 
 def cut_tail(text: str, max_bytes: int) -> str:
-    """Keep the end of a text: at most ``max_bytes`` of UTF-8, cut on a character's boundary.
-
-    >>> cut_tail("naive", 3)
-    'ive'
-    """
+    """Keep the end of a text: at most ``max_bytes`` of UTF-8, cut on a character's boundary."""
     return _well_formed(text)[-max_bytes:].decode("utf-8", "ignore") if max_bytes > 0 else ""
 
 
 def escape_text(text: str, max_bytes: int, *, in_list: bool = False) -> bytes:
-    """Cut a text and percent-encode it. Short ones are remembered: most are names, the same in each record.
+    """Cut a text to `max_bytes` and percent-encode it, up to three times as long; `in_list`: commas and colons too.
 
-    Args:
-        text: anything.
-        max_bytes: bound before encoding; encoded it is at most three times as long.
-        in_list: encode commas and colons too, which part the entries of a list and their fields.
-
-    >>> escape_text("100% sure", 64)
-    b'100%25 sure'
+    Short texts are cached: most are names, the same in each record.
     """
     return (_escaped_once if len(text) <= _SHORT else _escape)(text, max_bytes, in_list)
 
 
 def unescape_text(raw: bytes) -> str | None:
-    """Read percent-encoded text back; None where it is not that, or its bytes are not UTF-8."""
+    """Decode percent-encoded text; None if it is not, or its bytes are not UTF-8."""
     return (_unescaped_once if len(raw) <= _SHORT else _unescape)(raw)
 
 

@@ -1,12 +1,8 @@
-"""All topics of a handler, as data: names, roles, settings and why each setting is what it is.
+"""All topics of a handler, as data: names, roles, settings and the reason of each setting.
 
-Invariants:
-
-* Every name is made from group and main topic, so it stands within the prefix ``{group}.`` (one ACL prefix) and the
-  same handler always has the same topics.
-* All topics of a handler have the main topic's partition count: partition p of each is placed on one worker.
-* Record topics carry the broker's time of arrival: retention by time would delete a waiting copy that carried its old
-  timestamp.
+* Every name has the prefix ``{group}.{main}.``: one ACL prefix for a group, and the same topics in each version.
+* All topics of a handler have the main topic's partition count: partition p of each is assigned to one worker.
+* Record topics use the broker's time of arrival: retention would delete a waiting copy with its old timestamp.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, N
 
 DAY_MS: Final = 86_400_000
 DEFAULT_DOWNTIME_MS: Final = 7 * DAY_MS
-"""Longest time that all workers of a group may be down: what lies in the retry topics then is still there."""
+"""Longest time that all workers of a group may be down without losing records of the retry topics."""
 DEFAULT_DLQ_RETENTION_MS: Final = 30 * DAY_MS
 """How long dead letters are kept."""
 DEFAULT_EVENTS_RETENTION_MS: Final = 7 * DAY_MS
@@ -73,14 +69,13 @@ class HandlerTopology:
     delays_ms: tuple[int, ...] = ()
     """Distinct nominal delays of the policy, in milliseconds; they name the topics with ``Tiers.PER_DELAY``."""
     seen_window_ms: int | None = None
-    """How long events are remembered to tell duplicates, in milliseconds; None: they are not."""
+    """How long events are remembered to detect duplicates, in milliseconds; None: no deduplication."""
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Topics that are ours: all but main."""
 
     def __post_init__(self) -> None:
-        """Sort the delays; make the names once, every record asks for them; refuse illegal ones."""
         object.__setattr__(self, "tiers", Tiers(self.tiers))
         object.__setattr__(self, "delays_ms", tuple(sorted(set(self.delays_ms))))
         retry_topics = tuple(f"{self.prefix}.retry.{format_duration_ms(delay_ms)}" for delay_ms in self.delays_ms)
@@ -96,11 +91,11 @@ class HandlerTopology:
 
     @property
     def prefix(self) -> str:
-        """``{group}.{main}``: how each of our names starts."""
+        """``{group}.{main}``."""
         return f"{self.group}.{self.main}"
 
     def retry_topic_for(self, delay_ms: int) -> str:
-        """Return the retry topic for a wait: that of the nearest delay, of the shorter one when two are as near."""
+        """Return the retry topic of the nearest delay, of the shorter one when two are as near."""
         topics = self.retry_topics
         if len(topics) == 1:
             return topics[0]
@@ -128,7 +123,7 @@ class HandlerTopology:
 
     @property
     def seen_changelog(self) -> str:
-        """Changelog of the table of seen events; there is one where the handler deduplicates."""
+        """Changelog of the table of seen events, if the handler deduplicates."""
         return f"{self.prefix}.seen.changelog"
 
     @property
@@ -139,7 +134,7 @@ class HandlerTopology:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it should be."""
+    """The required state of a topic."""
 
     name: str
     role: TopicRole
@@ -151,12 +146,7 @@ class TopicSpec:
 
 
 def check_name(name: str) -> None:
-    """Refuse a topic or group name that Kafka would refuse.
-
-    Raises:
-        InvalidTopicNameError: empty, ``.``, ``..``, over 249 characters, or with characters other than
-            ``a-z A-Z 0-9 . _ -``.
-    """
+    """Raise `InvalidTopicNameError` for a topic or group name that Kafka would refuse."""
     if not name:
         raise InvalidTopicNameError(name, "it is empty")
     if name in {".", ".."}:
@@ -174,7 +164,7 @@ def owner_mark(topology: HandlerTopology) -> str:
 
 
 def check_names(topologies: Iterable[HandlerTopology]) -> None:
-    """Refuse handlers whose topics cannot stand side by side.
+    """Check that the topics of several handlers can exist together.
 
     Raises:
         DuplicateHandlerError: two handlers in one group have the same main topic.
@@ -208,11 +198,7 @@ def _claim(claims: dict[str, tuple[str, str]], name: str, owner: str) -> None:
 
 
 def min_insync_replicas(replication: int) -> int:
-    """Return how many replicas must have a record before it counts: 1 up to two replicas, else 2, so one may be away.
-
-    >>> [min_insync_replicas(n) for n in (1, 2, 3, 5)]
-    [1, 1, 2, 2]
-    """
+    """Return ``min.insync.replicas``: 1 up to two replicas, else 2, so that one may be down."""
     return 2 if replication >= _MANY_REPLICAS else 1
 
 
@@ -230,11 +216,7 @@ def topic_specs(
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS,
     events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS,
 ) -> tuple[TopicSpec, ...]:
-    """Return every topic that a handler owns as it should be.
-
-    Returns:
-        One spec for each of ``topology.owned``, in that order.
-    """
+    """Return the required state of each of ``topology.owned``, in that order."""
     down, wait = format_duration_ms(downtime_ms), format_duration_ms(longest_wait_ms)
     hours = -(-(downtime_ms + longest_wait_ms) // _HOUR_MS)  # up: a small edit of the policy asks for nothing new
     flow = (hours * _HOUR_MS, f"all workers may be down for {down}, plus the longest wait of {wait}, in full hours")

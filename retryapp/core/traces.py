@@ -1,12 +1,10 @@
 """Names, tracebacks and fingerprints of errors, without reading source files.
 
 * A shortened traceback has one line for each frame (file's base name, line, function) and the type and text of each
-  error, causes first, as Python prints them; its last lines are kept when it is too long. Source lines are left out:
-  that would read files.
-* A fingerprint groups failures with the same cause: a hash of the error types along ``__cause__`` and of the frames of
-  the user's code as file base name and function. No line numbers and no messages, so an edit elsewhere in the file or
-  an id in the text does not split a group; frames of retryapp, Faust and the standard library do not count, nor do
-  installed packages, as long as a frame of the user's own is left.
+  error, causes first, as Python prints them; if it is too long its last lines are kept.
+* A fingerprint groups failures with the same cause: a hash of the error types along ``__cause__`` and of the user's
+  frames as file base name and function. Line numbers and messages do not count; nor do frames of retryapp, Faust and
+  the standard library, nor of installed packages if a frame of the user's own is left.
 """
 
 from __future__ import annotations
@@ -23,13 +21,9 @@ from retryapp.core.text import cut_tail, cut_text
 
 MAX_FRAMES: Final = 30
 """Frames of one error that are shown, the last ones."""
-
 MAX_CHAIN: Final = 10
 """Errors of one chain that are shown and hashed, outermost first."""
-
 FINGERPRINT_CHARS: Final = 12
-"""Hex digits of a fingerprint."""
-
 _TRACE_MESSAGE_BYTES: Final = 256
 _LEFT_OUT: Final = "...\n"
 _MACHINERY: Final = frozenset({"retryapp", "faust", "mode", "aiokafka"})
@@ -37,22 +31,14 @@ _USER_PACKAGES: Final = ("retryapp.demo",)
 
 
 def qualified_name(error_type: type) -> str:
-    """Return a type's name with its module; built-in types have no module.
-
-    >>> qualified_name(ValueError), qualified_name(Exception)
-    ('ValueError', 'Exception')
-    """
+    """Return a type's name with its module; built-in types have no module."""
     module = getattr(error_type, "__module__", None)
     name = error_type.__qualname__
     return name if module in {None, "builtins"} else f"{module}.{name}"
 
 
 def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str]) -> str | None:
-    """Return a traceback that fits into a header.
-
-    Returns:
-        At most ``MAX_TRACE_BYTES`` of UTF-8, or None when the error was never raised and has no cause.
-    """
+    """Return a traceback of at most ``MAX_TRACE_BYTES`` of UTF-8; None for an error never raised and without cause."""
     chain = tuple(_chain(error))
     if len(chain) == 1 and error.__traceback__ is None:
         return None

@@ -1,9 +1,4 @@
-"""What a handler may raise to say what is to happen to its record.
-
-``raise Reject("negative amount")`` sends it to the dead-letter topic at once; ``raise RetryLater(after="90s")`` sets
-the next wait. Any other exception is judged by the policy's rules. All of them are found through ``__cause__`` and
-exception groups too.
-"""
+"""Exceptions by which a handler decides about its record; also effective as a ``__cause__`` or in a group."""
 
 from __future__ import annotations
 
@@ -22,11 +17,7 @@ class Reject(Exception):  # noqa: N818 - a verdict that reads as one: raise Reje
     """The record is wrong for good: dead letter at once, reason ``rejected``, with this text as its message."""
 
     def __init__(self, text: str = "") -> None:
-        """Take the reason for people.
-
-        Args:
-            text: why, in a few words; no payload and no secrets, it is stored with the dead letter.
-        """
+        """Args: text: why, in a few words; no payload and no secrets, it is stored with the dead letter."""
         self.text = text
         super().__init__(text)
 
@@ -41,7 +32,7 @@ class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise 
     """
 
     def __init__(self, after: float | timedelta | str, text: str = "") -> None:
-        """Take the wait.
+        """Set the wait.
 
         Args:
             after: seconds from 0 (as soon as possible), a ``timedelta``, or text: a duration (``"1m30s"``) or digits,
@@ -54,7 +45,6 @@ class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise 
         super().__init__(text or f"retry after {self.after_ms} ms")
 
     def __reduce__(self) -> tuple[type[RetryLater], tuple[timedelta, str]]:
-        """Rebuild from the wait: the message that ``args`` holds is not what the constructor takes."""
         return type(self), (timedelta(milliseconds=self.after_ms), self.text)
 
 

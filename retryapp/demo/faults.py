@@ -1,8 +1,8 @@
 """How the service fails: pure functions of a flight and its attempt.
 
-Most flights meet no fault. A small share fails at its first one to three attempts and then succeeds; which, how often
-and how follows from a hash, so a restart of the service or of a worker changes nothing. In an outage every request is
-answered 503, and the answer asks for at least half of the outage's length: it costs a flight two attempts at most.
+A share of the flights fails at its first one to three attempts and then succeeds; a hash decides which, how often and
+how, so a restart changes nothing. In an outage every request is answered 503 with a `Retry-After` of at least half of
+the outage's length: it costs a flight two attempts at most.
 """
 
 from __future__ import annotations
@@ -36,12 +36,7 @@ def planned_failures(flight_id: int) -> int:
 
 
 def planned_fault(flight_id: int, attempt: int) -> Fault | None:
-    """Return how this attempt (1 is the first) at this flight fails, or None.
-
-    Example:
-        >>> planned_fault(7, MAX_PLANNED + 1) is None
-        True
-    """
+    """Return how this attempt (1 is the first) at this flight fails, or None."""
     if attempt > planned_failures(flight_id):
         return None
     draw = _draw(f"kind{attempt}", flight_id)
@@ -58,6 +53,5 @@ def outage_retry_after_s(flight_id: int, outage_s: float) -> int:
 
 
 def _draw(purpose: str, flight_id: int) -> float:
-    """Return a number in [0, 1) that only purpose and flight decide."""
     digest = blake2b(f"1/{purpose}/{flight_id}".encode(), digest_size=7).digest()
     return int.from_bytes(digest) / 2**56

@@ -1,9 +1,7 @@
-"""Feed flights to the main topic at a steady rate, whatever becomes of them (an open loop).
+"""Feed flights to the main topic at a steady rate (an open loop); `python -m retryapp.demo.feed` feeds a trickle.
 
-    python -m retryapp.demo.feed
-
-feeds a trickle to the broker of `RETRYAPP_DEMO_BROKER`, for the Procfile. A record's key is the tail number (none where
-it is missing), its value the flight as JSON. A flight counts as fed when the broker has acknowledged it.
+A record's key is the tail number (null where it is missing), its value the flight as JSON. A flight counts as fed when
+the broker has acknowledged it.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ class Feeder:
         return self._exhausted and len(self.fed) == self._handed_over
 
     def turn(self) -> None:
-        """Hand over the flights that are due by now, and take in acknowledgements.
-
-        Raises:
-            FeedError: the broker refused a flight.
-        """
+        """Hand over the flights that are due by now; raise `FeedError` if the broker refused one."""
         while not self._exhausted and self._handed_over < (time.monotonic() - self._began_s) * self._rate:
             flight = next(self._flights, None)
             if flight is None:

@@ -1,7 +1,6 @@
-"""The report at the end of a run: the pipeline on Spark goes over what has just happened.
+"""The report at the end of a run, by the pipeline on Spark in a process of its own.
 
-It runs as a process of its own, by the command that a user would type. The balance does not depend on it: without
-PySpark, Java, network or memory there is a reason instead of a page.
+The balance does not depend on it: without PySpark, Java, network or memory there is a reason instead of a page.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from retryapp.stage import ChildFailedError, Run
 from retryapp.terminal import LiveView
 
 PAGE: Final = "demo-report.html"
-"""Name of the page."""
 TIMEOUT_S: Final = 900.0
-"""A report that takes longer is given up."""
 
-# Compiled once over, the JVM is through with so short a job before a better compiler would have paid for itself.
+# A short job ends before the optimizing compiler pays for itself.
 _QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 _MEMORY: Final = "1g"
 _LONGEST_REASON: Final = 500
@@ -57,10 +54,7 @@ class Report:
 
 
 def make_report(run: Run, broker: str, balance: Balance, view: LiveView, *, cache_dir: Path, page: Path) -> Report:
-    """Archive what the run left on its topics, analyse it, and write the page; an older page there is removed.
-
-    The pipeline works in the run's folder, and the page is held against the balance.
-    """
+    """Archive the run's topics, analyse them, and compare the page with the balance; an older page is removed."""
     if find_spec("pyspark") is None:
         return Report(reason="PySpark is not installed. Install it: pip install 'retryapp[spark]' (565 MB)")
     began_s = time.monotonic()
@@ -100,7 +94,6 @@ def read_report(log: str, exit_code: int, balance: Balance, *, page: Path, secon
 
 
 def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the lines that are JSON objects, the last one first."""
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -110,7 +103,6 @@ def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _problems(result: Mapping[str, Any], balance: Balance) -> Iterator[str]:
-    """Yield where the page differs from balance and ledger, and the checks that failed."""
     totals, ledger = result["report"]["totals"], result["ledger"]
     expected = {"dead": balance.dead, "lost": balance.lost}
     if ledger["at_rest"]:  # else some were still on their way when it was counted
@@ -137,10 +129,7 @@ def _command(folder: Path, broker: str, page: Path) -> list[str]:
         "--memory": _MEMORY,
     }
     words = [word for pair in options.items() for word in pair]
-    words += [
-        "--conf",
-        f"spark.sql.warehouse.dir={folder / 'warehouse'}",
-    ]  # else a folder in the user's working directory
+    words += ["--conf", f"spark.sql.warehouse.dir={folder / 'warehouse'}"]  # else in the user's working directory
     return [sys.executable, "-m", "retryapp.cli.main", "pipeline", "analyse", *words, "--compare-ledger", "--json"]
 
 

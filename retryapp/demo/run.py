@@ -41,7 +41,7 @@ DEFAULT_RECORDS: Final = 20_000
 RATE: Final = 500.0
 """Flights a second, at most."""
 LEAST_FEED_S: Final = 12.0
-"""A small run is fed more slowly, over this time: outage and kill need their time in it."""
+"""A small run is fed more slowly: outage and kill need this time."""
 OUTAGE_AT: Final = 0.3
 """The outage begins when this share of the flights has been asked for."""
 KILL_AT: Final = 0.5
@@ -55,7 +55,7 @@ _TURN_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """The options of a run."""
+    """Options of `run_demo`."""
 
     cache_dir: Path
     records: int = DEFAULT_RECORDS
@@ -90,12 +90,7 @@ class DemoResult:
 def run_demo(
     options: DemoOptions, console: Console, *, progress: Progress | None, on_result: Callable[[DemoResult], None]
 ) -> DemoResult:
-    """Run the demo; `on_result` is called before `keep` lingers.
-
-    Raises:
-        EnvironmentFault: something is missing or failed; the logs are kept.
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything has been stopped and removed.
-    """
+    """Run the demo; `on_result` is called before `keep` lingers. After an error the logs are kept."""
     with Run() as run, LiveView(console, live=console.is_terminal) as view:
         try:
             run.kept = options.keep
@@ -222,11 +217,7 @@ class _Demo:
         return all("retryapp.lane_opened" in worker.log for worker in self._workers)
 
     def _check(self) -> None:
-        """Start a worker again that ended by itself.
-
-        Raises:
-            ChildFailedError: broker or service ended.
-        """
+        """Start a worker again that ended by itself; raise `ChildFailedError` if broker or service ended."""
         if self._service.ended():
             raise self._service.failure(f"ended with exit code {self._service.exit_code}")
         if self.broker.pid is None:

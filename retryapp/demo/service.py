@@ -1,7 +1,5 @@
 """The HTTP service that enriches a flight with its plane, and fails like real ones do.
 
-    python -m retryapp.demo.service --port 0 --log visits.jsonl
-
 `POST /enrich` takes a flight as JSON and answers, in this order of precedence:
 
 1. in the outage: 503 with `Retry-After`;

@@ -1,4 +1,4 @@
-"""What the demo's programs agree on, and the variables `RETRYAPP_DEMO_...` that its app and its feeder read.
+"""Constants of the demo's programs, and the variables `RETRYAPP_DEMO_...` of its app and its feeder.
 
 The policy survives the worst that the service plans: three planned failures and two in the outage are five, and six
 retries allow six. Its longest way is 1 + 2 + 4 + 8 + 8 + 8 s.

@@ -1,7 +1,6 @@
 """The service's own log of deliveries: one JSON line per request, written before its answer leaves.
 
-It owes nothing to the code under test: arrival and outcome are what the service saw itself; attempt and due time are
-what the worker claimed.
+Arrival and outcome are the service's own observations; attempt and due time are the worker's claims.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ DUE_HEADER: Final = "X-Retry-Due-Ms"
 
 
 def wall_ms() -> int:
-    """Return the time now as epoch milliseconds, rounded down."""
+    """Return the time now as epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 

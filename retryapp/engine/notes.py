@@ -3,7 +3,7 @@
 ===============  ================================================================================================
 source           what
 ===============  ================================================================================================
-main             a mark of who works behind the offset (`core.lives`), and what was counted before it (`core.tally`)
+main             a mark of who works behind the offset (`core.marks`), and what was counted before it (`core.marks`)
 redelivery       a mark
 retry topics     whose changelog has the rows of what is before it (`engine.recovery.check_changelog`)
 ===============  ================================================================================================
@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from retryapp.core.lives import Mark, Suspected, parse_mark, suspicion
-from retryapp.core.tally import Note, Tally, parse_tally, split_note
+from retryapp.core.marks import Mark, Note, Suspected, Tally, parse_mark, parse_tally, split_note, suspicion
 from retryapp.engine.site import LaneSite
 from retryapp.ports import Committed, LaneBatch, TopicPartition
 

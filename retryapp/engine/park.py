@@ -11,9 +11,8 @@ delivered. What a newer retryapp wrote is no damage: the partition stops until t
 from __future__ import annotations
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError, NewerRecordError, UnreadableRecordsError
-from retryapp.core.headers import RetryMetadata, decode_metadata, decode_waiting
+from retryapp.core.headers import RETRY_DUE_MS, RetryMetadata, decode_metadata, decode_waiting
 from retryapp.core.hops import to_redelivery, waiting_size
-from retryapp.core.names import RETRY_DUE_MS
 from retryapp.core.record import Record
 from retryapp.core.rows import encode_row, row_key, row_of
 from retryapp.engine.damage import bury_damaged, bury_too_large, unreadable

@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from retryapp.core.errors import LaneClosedError, MembershipLapsedError
-from retryapp.core.lives import Suspected
+from retryapp.core.marks import Suspected, Tally
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
-from retryapp.core.tally import Tally
 from retryapp.engine.duplicates import TURN_ROWS, Duplicates
 from retryapp.engine.firing import Firing
 from retryapp.engine.lane import Lane

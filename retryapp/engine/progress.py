@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from retryapp.core.lifecycle import Progress
-from retryapp.core.tally import Tally
+from retryapp.core.marks import Tally
 from retryapp.engine.handler import Handler
 from retryapp.engine.turn import Turn, to_event
 from retryapp.ports import TopicPartition

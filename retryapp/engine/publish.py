@@ -27,8 +27,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from retryapp.core.errors import DestinationError, InvalidTopicNameError, LatePublishError, PublishRefusedError
 from retryapp.core.hops import record_size
-from retryapp.core.partitioner import partition_of
-from retryapp.core.publication import Destination, Publication
+from retryapp.core.publication import Destination, Publication, partition_of
 from retryapp.core.record import Headers
 from retryapp.core.topology import check_name
 from retryapp.ports import Clock, DestinationReader, Event, Observation, Random

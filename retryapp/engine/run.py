@@ -29,7 +29,7 @@ class DeliveryContext:
     max_bytes: int
     """Largest record that our topics take."""
     life: str = "?"
-    """Names this process among all that ever were; see `core.lives`."""
+    """Names this process among all that ever were; see `core.marks`."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
     """Tells whether the group may have given the partition to another worker without this one having heard of it."""
     alone: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)

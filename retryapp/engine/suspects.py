@@ -1,7 +1,7 @@
 """Records that may have killed their worker run one at a time, each with a durable mark before it starts (rule 15).
 
 Without it a record that ends its process would do so for ever: nobody is left to count. The mark is written by the
-record's own lane, beside the offset that has not passed it yet (`core.lives`); only one suspect runs in a worker at a
+record's own lane, beside the offset that has not passed it yet (`core.marks`); only one suspect runs in a worker at a
 time, so the mark that the next life finds names the one that it was.
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from retryapp.core.errors import LaneClosedError
-from retryapp.core.lives import Mark, Suspected
+from retryapp.core.marks import Mark, Suspected
 from retryapp.engine.deliver import crashed
 from retryapp.engine.lane import Lane
 from retryapp.engine.run import DeliveryContext, Run

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from retryapp.core import marks
 from retryapp.core.errors import OffsetsGoneError, RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lives import Suspected
-from retryapp.core.tally import Tally
+from retryapp.core.marks import Suspected, Tally
 from retryapp.engine.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.notes import Notes
 from retryapp.engine.recovery import apply_seen, catch_up, check_changelog, recover_seen, written_down

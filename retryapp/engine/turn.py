@@ -12,8 +12,8 @@ from typing import Any
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import LifecycleEvent
+from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
-from retryapp.core.tally import Tally
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Event, Observation, Removal, Row, TopicPartition
 

@@ -19,10 +19,7 @@ from typing import Final, NamedTuple
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, UnreadableRecordsError
-from retryapp.core.headers import HeaderReader
-from retryapp.core.lifecycle import Progress, Skipped, Succeeded, decode_event
-from retryapp.core.metadata import MAX_COUNT
-from retryapp.core.names import (
+from retryapp.core.headers import (
     OUR_HEADERS,
     RETRY_ATTEMPT,
     RETRY_ERROR_MESSAGE,
@@ -30,7 +27,10 @@ from retryapp.core.names import (
     RETRY_GROUP,
     RETRY_REASON,
     RETRY_REPLAYS,
+    HeaderReader,
 )
+from retryapp.core.lifecycle import Progress, Skipped, Succeeded, decode_event
+from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.record import Headers, Origin, Record, parse_failure_id
 from retryapp.core.rows import RowKey, decode_row
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
-from retryapp.core.headers import decode_metadata
+from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.names import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON
 from retryapp.core.record import Headers, Origin, Record, failure_id
 from retryapp.core.rows import PendingRow, decode_row, parse_row_key
 from retryapp.core.topology import HandlerTopology

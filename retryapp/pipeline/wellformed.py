@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from retryapp.core import names
+from retryapp.core import headers
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import FORMAT_VERSION, MAX_COUNT, MAX_EPOCH_MS, MAX_HISTORY
 from retryapp.pipeline.schemas import EVENT, METADATA, READING
@@ -44,49 +44,49 @@ _NO_VALUE: Final = "cast(X'00FF00FF' as binary)"
 """No header says this; searching it finds nulls."""
 
 _NUMBERS: Final = {
-    "origin_timestamp_ms": (names.RETRY_ORIGIN_TIMESTAMP_MS, -1, MAX_EPOCH_MS),
-    "attempt": (names.RETRY_ATTEMPT, 0, MAX_COUNT),
-    "started_ms": (names.RETRY_STARTED_MS, 0, MAX_EPOCH_MS),
-    "first_failed_ms": (names.RETRY_FIRST_FAILED_MS, 0, MAX_EPOCH_MS),
-    "last_failed_ms": (names.RETRY_LAST_FAILED_MS, 0, MAX_EPOCH_MS),
-    "due_at_ms": (names.RETRY_DUE_MS, 0, MAX_EPOCH_MS),
-    "replays": (names.RETRY_REPLAYS, 0, MAX_COUNT),
+    "origin_timestamp_ms": (headers.RETRY_ORIGIN_TIMESTAMP_MS, -1, MAX_EPOCH_MS),
+    "attempt": (headers.RETRY_ATTEMPT, 0, MAX_COUNT),
+    "started_ms": (headers.RETRY_STARTED_MS, 0, MAX_EPOCH_MS),
+    "first_failed_ms": (headers.RETRY_FIRST_FAILED_MS, 0, MAX_EPOCH_MS),
+    "last_failed_ms": (headers.RETRY_LAST_FAILED_MS, 0, MAX_EPOCH_MS),
+    "due_at_ms": (headers.RETRY_DUE_MS, 0, MAX_EPOCH_MS),
+    "replays": (headers.RETRY_REPLAYS, 0, MAX_COUNT),
 }
 """Field → header, least and greatest value."""
 _ELSE: Final = {"replays": 0}
 """What a number is where its header is missing."""
 _NAMES: Final = {
-    "group": names.RETRY_GROUP,
-    "handler": names.RETRY_HANDLER,
-    "policy": names.RETRY_POLICY,
-    "error_type": names.RETRY_ERROR_TYPE,
-    "fingerprint": names.RETRY_FINGERPRINT,
-    "tier": names.RETRY_TIER,
-    "reason": names.RETRY_REASON,
-    "original_reason": names.RETRY_ORIGINAL_REASON,
-    "replay_id": names.RETRY_REPLAY_ID,
+    "group": headers.RETRY_GROUP,
+    "handler": headers.RETRY_HANDLER,
+    "policy": headers.RETRY_POLICY,
+    "error_type": headers.RETRY_ERROR_TYPE,
+    "fingerprint": headers.RETRY_FINGERPRINT,
+    "tier": headers.RETRY_TIER,
+    "reason": headers.RETRY_REASON,
+    "original_reason": headers.RETRY_ORIGINAL_REASON,
+    "replay_id": headers.RETRY_REPLAY_ID,
 }
-_TEXTS: Final = {"error_message": names.RETRY_ERROR_MESSAGE, "error_trace": names.RETRY_ERROR_TRACE}
+_TEXTS: Final = {"error_message": headers.RETRY_ERROR_MESSAGE, "error_trace": headers.RETRY_ERROR_TRACE}
 _OTHERS: Final = {
-    "version": names.RETRY_VERSION,
-    "origin": names.RETRY_ORIGIN,
-    "history": names.RETRY_HISTORY,
-    "null_value": names.RETRY_NULL_VALUE,
+    "version": headers.RETRY_VERSION,
+    "origin": headers.RETRY_ORIGIN,
+    "history": headers.RETRY_HISTORY,
+    "null_value": headers.RETRY_NULL_VALUE,
 }
 _OPTIONAL: Final = frozenset({"due_at_ms", "replays", "tier", "reason", "original_reason", "replay_id", "error_trace"})
 _RAW: Final = {**{field: header for field, (header, _, _) in _NUMBERS.items()}, **_NAMES, **_TEXTS, **_OTHERS}
 """Field → header."""
 
 _ORDER: Final = (
-    names.RETRY_VERSION, names.RETRY_NULL_VALUE, names.RETRY_GROUP, names.RETRY_HANDLER, names.RETRY_ORIGIN,
-    names.RETRY_ORIGIN_TIMESTAMP_MS, names.RETRY_ATTEMPT, names.RETRY_DUE_MS, names.RETRY_STARTED_MS,
-    names.RETRY_POLICY, names.RETRY_TIER, names.RETRY_FIRST_FAILED_MS,
-    names.RETRY_LAST_FAILED_MS, names.RETRY_ERROR_TYPE, names.RETRY_ERROR_MESSAGE, names.RETRY_ERROR_TRACE,
-    names.RETRY_REASON, names.RETRY_ORIGINAL_REASON, names.RETRY_FINGERPRINT, names.RETRY_HISTORY,
-    names.RETRY_REPLAY_ID, names.RETRY_REPLAYS,
+    headers.RETRY_VERSION, headers.RETRY_NULL_VALUE, headers.RETRY_GROUP, headers.RETRY_HANDLER, headers.RETRY_ORIGIN,
+    headers.RETRY_ORIGIN_TIMESTAMP_MS, headers.RETRY_ATTEMPT, headers.RETRY_DUE_MS, headers.RETRY_STARTED_MS,
+    headers.RETRY_POLICY, headers.RETRY_TIER, headers.RETRY_FIRST_FAILED_MS,
+    headers.RETRY_LAST_FAILED_MS, headers.RETRY_ERROR_TYPE, headers.RETRY_ERROR_MESSAGE, headers.RETRY_ERROR_TRACE,
+    headers.RETRY_REASON, headers.RETRY_ORIGINAL_REASON, headers.RETRY_FINGERPRINT, headers.RETRY_HISTORY,
+    headers.RETRY_REPLAY_ID, headers.RETRY_REPLAYS,
 )  # fmt: skip
 """In which ours are written."""
-_STRANGERS: Final = rf"(?:(?!retry-(?!{names.SHIELD[6:]}|{names.ESCAPED[6:]}))[^\n]*+\n)*+"
+_STRANGERS: Final = rf"(?:(?!retry-(?!{headers.SHIELD[6:]}|{headers.ESCAPED[6:]}))[^\n]*+\n)*+"
 _IN_ORDER: Final = rf"\A{_STRANGERS}" + "".join(rf"(?:{name}\n)?" for name in _ORDER) + rf"{_STRANGERS}\z"
 """Header names, each with a line's end behind it: none of ours is there twice."""
 

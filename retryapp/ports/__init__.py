@@ -1,12 +1,6 @@
-"""What the engine needs from the world, as protocols.
+"""The engine's dependencies, as protocols: it awaits nothing else, so Faust and a simulator drive the same code.
 
-The engine (the retry protocol) awaits nothing but these ports, so that Faust, Spark and a simulator can drive the same
-code. Back ends import this module and `retryapp.core`, never each other.
-
-* Time comes from `Clock`, jitter from `Random`.
-* `ports.broker` is Kafka's clients, `ports.tables` the local tables.
-* `Observer` sees what happened, one record at a time; logs and metrics are observers.
-* `WorkerView` is what the web pages may ask a worker.
+Back ends import this package and `retryapp.core`, never each other.
 """
 
 from __future__ import annotations

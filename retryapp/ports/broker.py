@@ -1,4 +1,4 @@
-"""What the engine needs of Kafka's clients."""
+"""Kafka's clients, as the engine uses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retryapp.ports.flow import TopicPartition
 
 
 class Standing(StrEnum):
-    """What the group's coordinator answers a heartbeat with the generation and member id of an assignment."""
+    """The coordinator's answer to a heartbeat with the generation and member id of an assignment."""
 
     MEMBER = "member"
     REBALANCING = "rebalancing"
@@ -32,11 +32,9 @@ class Acks(Protocol):
 
     async def offsets(self) -> Sequence[int]:
         """Wait until all are acknowledged and return their offsets, in order; raise what a broker refused one with."""
-        ...
 
     def on_appended(self, tell: Callable[[int], None]) -> bool:
         """Have `tell` called with the broker's time when it appended the first of them; False when there are none."""
-        ...
 
 
 Sink = Callable[[list[Any], int], bool | None]
@@ -47,54 +45,43 @@ class TopicReader(Protocol):
     """Reads partitions up to their ends, committed records only, for all lanes of a worker."""
 
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the first and the end offset (of committed records) of partitions."""
-        ...
+        """Return the first and the end offset (after the last committed record) of partitions."""
 
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
-        """Read from `start`, or the first offset, to the present end; return it, also when the sink had enough.
-
-        What the sink has taken stays taken, also when the reading ends with an error. `background`: without haste.
-        """
-        ...
+        """Read from `start`, or the first offset, to the present end; return it, also when the sink had enough."""
 
 
 class Passage(Protocol):
-    """What stands for offsets that cannot be passed: the reader of a partition stops at it."""
+    """A placeholder of offsets that must not be passed: the reader of a partition stops at it."""
 
     @property
     def offset(self) -> int:
         """The first of them."""
-        ...
 
     @property
     def problem(self) -> str:
         """What is wrong, without payload."""
-        ...
 
 
 class Flow(Protocol):
-    """What the intake asks of the consumer that fills it."""
+    """Flow control of the consumer that fills the intake."""
 
     def on_buffer_full(self, tp: Any) -> None:
         """Stop fetching a partition."""
-        ...
 
     def on_buffer_drop(self, tp: Any) -> None:
         """Fetch a partition again."""
-        ...
 
 
 class Way(Protocol):
-    """The way of batches of one topic to their engine."""
+    """Hands batches of one topic to their engine."""
 
     def put_now(self, batch: Any) -> bool:
-        """Send a batch on; False while nobody would take it."""
-        ...
+        """Hand a batch on; False while it cannot be accepted."""
 
 
 class DestinationReader(Protocol):
-    """Looks at topics that are not ours and that handlers publish to."""
+    """Reads the state of topics that handlers publish to."""
 
     async def look(self, topic: str) -> TopicLook | None:
-        """Return how a topic is now; None: there is none. Never creates one; raises when the client cannot tell."""
-        ...
+        """Return a topic's state, or None if it does not exist. Never creates one; raises if the client fails."""

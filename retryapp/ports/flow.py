@@ -1,4 +1,4 @@
-"""What the retry protocol needs of its surroundings: time, randomness, observers; and what a lane hands over."""
+"""Time, randomness and observers of the retry protocol, and the batch that a lane commits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.tally import Tally
+from retryapp.core.marks import Tally
 from retryapp.core.values import keyword_value_type
 
 
@@ -20,41 +20,33 @@ class TopicPartition(NamedTuple):
 
 
 class Clock(Protocol):
-    """Time. Due times use wall time, budgets and time-outs use monotonic time; never mix the two."""
+    """Due times use wall time, budgets and time-outs use monotonic time; never mix the two."""
 
     def wall_ms(self) -> int:
         """Return the epoch time in milliseconds, UTC."""
-        ...
 
     def latest_ms(self) -> int:
-        """Return the latest that the wall time may be: what a wait is counted from must not be taken for earlier."""
-        ...
+        """Return the latest that the wall time may be: waits are counted from it."""
 
     def monotonic_s(self) -> float:
         """Return seconds that only grow; the zero is arbitrary."""
-        ...
 
     @property
     def trusted(self) -> bool:
-        """Tell whether wall time may decide what is due; while it is doubted nothing fires."""
-        ...
+        """Tell whether wall time is trusted; while it is not, nothing fires."""
 
     @property
     def known(self) -> bool:
         """Tell whether an acknowledgement has told the broker's time."""
-        ...
 
     def counted_ms(self) -> float:
         """Return this machine's own epoch milliseconds, uncorrected; for `anchor`."""
-        ...
 
     def anchor(self, *, sent_ms: float, acked_ms: float, appended_ms: int) -> None:
         """Learn the broker's time from an acknowledgement; the first two are `counted_ms` before and after."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` of monotonic time."""
-        ...
 
 
 class Random(Protocol):
@@ -62,11 +54,10 @@ class Random(Protocol):
 
     def random(self) -> float:
         """Return a float in [0, 1)."""
-        ...
 
 
 class Event(StrEnum):
-    """What observers see."""
+    """Kinds of observations."""
 
     SUCCEEDED = "succeeded"
     SKIPPED = "skipped"
@@ -86,7 +77,7 @@ class Event(StrEnum):
 
 @keyword_value_type
 class Observation:
-    """One thing that happened. Facts that do not apply stay None. Never holds payloads."""
+    """One event. Facts that do not apply stay None. Never holds payloads."""
 
     event: Event
     handler: str
@@ -111,11 +102,10 @@ class Observation:
 
 
 class Observer(Protocol):
-    """Sees what happened, after it is durable. Must not raise and must not block."""
+    """Receives events after they are durable. Must not raise and must not block."""
 
     def observe(self, observation: Observation) -> None:
         """Take one observation."""
-        ...
 
 
 class Row(NamedTuple):
@@ -135,7 +125,7 @@ class Removal(NamedTuple):
 
 @dataclass(slots=True)
 class LaneBatch:
-    """What one transaction of a lane holds: everything in it becomes visible together, or nothing does."""
+    """The content of one transaction of a lane: all of it becomes visible together, or nothing does."""
 
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     publishes: list[Outgoing] = field(default_factory=list)
@@ -144,18 +134,18 @@ class LaneBatch:
     notes: dict[TopicPartition, str] = field(default_factory=dict)
     """Metadata of an offset, where it is not the usual mark."""
     tally: Tally | None = None
-    """What is counted of the main topic once this has taken effect; None: nothing else than before."""
+    """The main topic's counts after this; None: unchanged."""
     size: int = 0
 
     @property
     def changes(self) -> int:
-        """Records in it, beside offsets."""
+        """Number of its records."""
         return len(self.publishes) + len(self.puts) + len(self.removes)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReceipt:
-    """What a committed batch got from the broker."""
+    """The broker's answer to a committed batch."""
 
     published_offsets: Sequence[int]
     """Offset of each of `LaneBatch.publishes`, in order."""

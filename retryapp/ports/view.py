@@ -1,4 +1,4 @@
-"""What the web pages may ask a worker."""
+"""The pages' view of a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from retryapp.core.record import Record
 from retryapp.ports.tables import DeadRow
 
 PAGES_PREFIX: Final = "/retries"
-"""Where the pages are, on every worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,6 @@ class HandlerInfo:
     concurrency: int
     timeout_ms: int
     topics: Mapping[str, str]
-    """Role to topic name."""
     partitions: int
     retry_topics: tuple[str, ...]
 
@@ -46,29 +44,23 @@ class PartitionInfo:
     dead: int
     in_flight: int
     release_lag_ms: int = 0
-    """Age of the oldest record in flight: what finished behind it waits for it before offsets move."""
+    """Age of the oldest record in flight: offsets move only when it has finished."""
     looked_ms: int | None = None
-    """When its scheduler last looked for what is due, epoch milliseconds; None while the lane is not open."""
+    """Last scan for due rows, epoch milliseconds; None while the lane is not open."""
     pending_behind: int = 0
     """Offsets of the changelog that its pending table has yet to read before the lane opens."""
     dead_behind: int = 0
     """Offsets of the dead-letter topic that its look-up table has yet to read."""
     session: int = 0
-    """How often its lane has opened since this worker got it; 0 before the first time."""
     since_ms: int | None = None
-    """Since when it has been in this state; None when not known."""
     last_error: str | None
-    """Why its lane is not open, or was closed last; stays when the lane is open again."""
+    """Why its lane is not open, or was closed last; kept when the lane is open again."""
     last_error_ms: int | None = None
-    """When that was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLag:
-    """How far one partition of a handler is behind, in offsets; what is not due yet is left out.
-
-    Offsets count transaction marks too, so each number is "at most"; 0 is exact.
-    """
+    """Lag of one partition of a handler, in offsets, without waiting records; an upper bound, and 0 is exact."""
 
     partition: int
     committed: int | None
@@ -99,61 +91,48 @@ class DeadEntry:
 
 
 class WorkerView(Protocol):
-    """What the pages of a worker may ask. Everything is bounded by `limit`; only partitions owned here are listed.
+    """Answers are bounded by `limit`; only partitions owned here are listed.
 
     `due_times`, `pending_page` and `dead_page` may be called from other threads than the event loop's.
     """
 
     def handlers(self) -> Sequence[HandlerInfo]:
         """Return the handlers of this app."""
-        ...
 
     def url(self) -> str:
         """Return the address under which this worker has its pages, without our prefix."""
-        ...
 
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
-        """Return all partitions of the handler, those of other workers with their owner's address."""
-        ...
+        """Return all partitions of the handler, other workers' with their owner's address."""
 
     def partition(self, main: str, number: int) -> PartitionInfo | None:
         """Return one of them, or None when there is no such partition."""
-        ...
 
     async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """Return how far the partitions owned here are behind; asks the broker, or raises `BrokerUnreachableError`."""
-        ...
+        """Ask the broker for the lag of the partitions owned here; may raise `BrokerUnreachableError`."""
 
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
         """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
-        ...
 
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
         """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
-        ...
 
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
         """Return the waiting record of this first delivery, or None."""
-        ...
 
     def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
         """Return dead letters of one partition, newest first, with offsets below `before`."""
-        ...
 
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
         """Return the newest dead letter of a failure id, or None."""
-        ...
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""
-        ...
 
     def ready(self) -> bool:
         """Tell whether every lane that belongs to this worker is open."""
-        ...
 
     def metrics_text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
-        ...

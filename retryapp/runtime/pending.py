@@ -24,8 +24,7 @@ from rocksdict import WriteBatch
 from typing_extensions import override
 
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
-from retryapp.core.headers import HeaderReader
-from retryapp.core.names import RETRY_TIER
+from retryapp.core.headers import RETRY_TIER, HeaderReader
 from retryapp.core.rows import ORIGIN_OFFSET_AT, ROW_KEY_BYTES, due_bound, parse_row_key, row_header
 from retryapp.ports import PendingTable, Removal, Row
 from retryapp.runtime.store import RocksTable, Store, StoreIdentity

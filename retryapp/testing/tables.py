@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
-from retryapp.core.headers import failure_id_of
-from retryapp.core.names import RETRY_TIER
+from retryapp.core.headers import RETRY_TIER, failure_id_of
 from retryapp.core.rows import ROW_KEY_BYTES, due_bound, parse_row_key, row_header
 from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Removal, Row, SeenTable
 

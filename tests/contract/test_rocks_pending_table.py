@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retryapp.core.errors import StoreBrokenError
-from retryapp.core.names import RETRY_TIER
+from retryapp.core.headers import RETRY_TIER
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key
 from retryapp.ports import Removal, Row
 from retryapp.runtime.pending import RocksPendingTable, tier_of

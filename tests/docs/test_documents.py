@@ -19,7 +19,7 @@ from retryapp.cli.console import ExitCode
 from retryapp.cli.main import cli
 from retryapp.core.classify import DeadReason
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.names import OUR_HEADERS, SHIELD
+from retryapp.core.headers import OUR_HEADERS, SHIELD
 from retryapp.core.topology import HandlerTopology
 from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings

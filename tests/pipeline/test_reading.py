@@ -13,10 +13,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from retryapp.core.errors import RetryAppError
-from retryapp.core.headers import decode_metadata, encode_metadata
+from retryapp.core.headers import OUR_HEADERS, decode_metadata, encode_metadata
 from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
-from retryapp.core.names import OUR_HEADERS
 from retryapp.core.record import Headers, Origin
 from retryapp.pipeline.reading import NO_HEADERS, read_batch, read_columns
 from retryapp.pipeline.schemas import EVENT, HEADERS

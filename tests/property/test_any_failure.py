@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from retryapp.core.classify import DeadReason, classify
 from retryapp.core.decide import Dead, RetryAt
 from retryapp.core.foreign import escape_names
-from retryapp.core.headers import decode_metadata, decode_waiting
+from retryapp.core.headers import ESCAPED, OUR_HEADERS, SHIELD, decode_metadata, decode_waiting
 from retryapp.core.hops import Outgoing, after_failure, arriving, restore, to_dead_letter, to_redelivery, to_tier
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
-from retryapp.core.names import ESCAPED, OUR_HEADERS, SHIELD
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import decode_row, encode_row, row_of
 from retryapp.core.salvage import last_words

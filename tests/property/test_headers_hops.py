@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from retryapp.core import foreign
 from retryapp.core import headers as h
-from retryapp.core import names as n
+from retryapp.core import headers as n
 from retryapp.core.classify import DeadReason, classify
 from retryapp.core.decide import Dead, RetryAt
 from retryapp.core.errors import DamagedMetadataError

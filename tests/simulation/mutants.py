@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
-from retryapp.core.lives import Mark
+from retryapp.core.marks import Mark
 from retryapp.engine import deliver, firing, pool, suspects, transport
 from retryapp.engine.duplicates import Duplicates
 from retryapp.engine.lane import Lane

@@ -1,8 +1,7 @@
 """The exception tree: every error that retryapp raises by name.
 
-Each class carries what it is about as typed attributes and builds its own message: what happened, to which thing, with
-which value, what was expected and what to do. ``exit_code`` is what a command ends with when the error reaches its
-edge:
+Each class has its facts as typed attributes and builds its own message: what happened, to which thing, with which
+value, what was expected and what to do. ``exit_code`` is a command's exit code when the error ends it:
 
 * 1: a finding about records (``RecordError``),
 * 2: the caller's program or settings are wrong (``ConfigurationError``),
@@ -38,12 +37,10 @@ from retryapp.core.errors.environment import (
     UnreadableTopicError,
 )
 from retryapp.core.errors.lanes import (
+    ChangelogReplacedError,
     LaneClosedError,
     LaneError,
     MembershipLapsedError,
-)
-from retryapp.core.errors.offsets import (
-    ChangelogReplacedError,
     OffsetsGoneError,
     OffsetsMissingError,
     PositionGoneError,

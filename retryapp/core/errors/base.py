@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 MAX_SHOWN_CHARS = 200
-"""A value quoted in a message is cut to this many characters: messages travel in logs and in record headers."""
+"""Bound of a value in a message: messages are in logs and in record headers."""
 
 
 def shown(value: object) -> str:
-    """Quote a value for a message, cut to ``MAX_SHOWN_CHARS`` characters.
-
-    >>> shown("5x")
-    "'5x'"
-    """
+    """Quote a value for a message, cut to ``MAX_SHOWN_CHARS`` characters."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}... ({len(text)} characters)"
 
@@ -33,11 +29,9 @@ class RetryAppError(Exception):
     """What a command exits with when this error ends it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Name the package as the home of the errors in here, as of the root."""
         super().__init_subclass__(**options)
         if cls.__module__.startswith(f"{__package__}."):
             cls.__module__ = __package__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from message and attributes: constructors take facts, not the message that ``args`` holds."""
         return _rebuild, (type(self), str(self), dict(self.__dict__))

@@ -8,10 +8,7 @@ from retryapp.core.errors.base import RetryAppError, shown
 
 
 class ConfigurationError(RetryAppError):
-    """The program, a policy or a setting is wrong.
-
-    Nothing was started. Operator action: correct what the message names.
-    """
+    """The program, a policy or a setting is wrong; nothing was started. Operator action: correct it."""
 
     exit_code: ClassVar[int] = 2
 
@@ -52,10 +49,7 @@ class InvalidTopicNameError(ConfigurationError):
 
 
 class NameClashError(ConfigurationError):
-    """Two handlers would own one topic, or topics that Kafka cannot tell apart.
-
-    Operator action: rename one group or topic.
-    """
+    """Two handlers would own one topic, or topics that Kafka cannot distinguish. Operator action: rename one."""
 
     def __init__(self, name: str, other_name: str, first: str, second: str) -> None:
         self.name = name
@@ -87,10 +81,7 @@ class DuplicateHandlerError(ConfigurationError):
 
 
 class NoHandlersError(ConfigurationError):
-    """An app without a single handler was started.
-
-    Operator action: decorate a function with ``@retries.handler(topic)``.
-    """
+    """An app has no handlers. Operator action: decorate a function with ``@retries.handler(topic)``."""
 
     def __init__(self, app: str) -> None:
         self.app = app

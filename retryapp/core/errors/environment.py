@@ -36,10 +36,7 @@ class TopicMissingError(EnvironmentFault):
 
 
 class TopicMismatchError(EnvironmentFault):
-    """A topic exists and differs from what is needed.
-
-    Operator action: change the setting, or the topic, that is named.
-    """
+    """A topic differs from what is needed. Operator action: change the setting, or the topic, that is named."""
 
     def __init__(self, topic: str, what: str, actual: object, expected: object, why: str) -> None:
         self.topic = topic
@@ -84,10 +81,9 @@ class DiskFullError(EnvironmentFault):
 
 
 class StoreBrokenError(EnvironmentFault):
-    """A local store cannot be read or written.
+    """A local store cannot be read or written. Operator action: see the message.
 
-    Operator action: none is needed if it is rebuilt; else what the message says. Never remove a store that a running
-    process has open.
+    Never remove a store that a running process has open.
     """
 
     def __init__(self, path: str, problem: str, remedy: str | None = None) -> None:

@@ -1,14 +1,16 @@
-"""A lane cannot go on."""
+"""A lane cannot go on, or does not open: its offsets do not fit its topics, and going on could skip records."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from retryapp.core.errors.base import RetryAppError
+from retryapp.core.errors.environment import EnvironmentFault
 
 
 class LaneError(RetryAppError):
-    """A lane cannot go on with what it was doing; its turns were dropped and nothing of them was committed."""
+    """A lane cannot go on; its turns were dropped and nothing of them was committed."""
 
     exit_code: ClassVar[int] = 4
 
@@ -19,17 +21,99 @@ class LaneError(RetryAppError):
 
 
 class LaneClosedError(LaneError):
-    """A turn was handed to a lane that is not open.
-
-    The caller's work is given back, not lost: it will be read again.
-    """
+    """A turn was handed to a lane that is not open. The caller's records are not lost: they are read again."""
 
 
 class MembershipLapsedError(LaneError):
-    """The group's coordinator was silent for a whole session: another worker may have the lane's records by now.
-
-    None of them starts here until it has been asked. The lane closes and opens again.
-    """
+    """The group's coordinator was silent for a whole session: another worker may have the lane. It opens again."""
 
     def __init__(self, lane: str) -> None:
         super().__init__(lane, "the group's coordinator was silent for a whole session, so it may be another's by now")
+
+
+class OffsetsGoneError(EnvironmentFault):
+    """A committed offset is outside of its topic's offsets. Operator action: set the group's offset."""
+
+    def __init__(self, topic: str, partition: int, committed: int, first: int, end: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.committed = committed
+        self.first = first
+        self.end = end
+        what = (
+            f"up to {first - committed} records were deleted unread (retention.ms, DeleteRecords)"
+            if committed < first
+            else "the topic was cut or made again"
+        )
+        super().__init__(
+            f"{topic}[{partition}]: the group is at offset {committed}, but the topic has {first} to {end}: "
+            f"{what}. Find out why, then accept it by setting the group's offset "
+            f"(kafka-consumer-groups.sh --reset-offsets)"
+        )
+
+
+class PositionGoneError(EnvironmentFault):
+    """The next offset of an open lane is not on its topic any more; the lane opens again.
+
+    Operator action: none; if records are gone, `OffsetsGoneError` follows and the lane stays closed.
+    """
+
+    def __init__(self, topic: str, partition: int, position: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.position = position
+        super().__init__(
+            f"{topic}[{partition}]: offset {position}, where reading was to go on, is not on the topic any more "
+            f"(retention.ms, DeleteRecords, or the topic was cut)"
+        )
+
+
+class OffsetsMissingError(EnvironmentFault):
+    """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
+
+    def __init__(self, lane: str, rows: int, topics: Sequence[str]) -> None:
+        self.lane = lane
+        self.rows = rows
+        self.topics = tuple(topics)
+        super().__init__(
+            f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} or "
+            f"more records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or "
+            f"skip records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin "
+            f"anew"
+        )
+
+
+class ChangelogReplacedError(EnvironmentFault):
+    """A lane's changelog was recreated without the waiting records.
+
+    Operator action: stop the workers and set the group's offsets on the retry topics, as the message says.
+    """
+
+    def __init__(self, lane: str, changelog: str, topics: Sequence[str]) -> None:
+        self.lane = lane
+        self.changelog = changelog
+        self.topics = tuple(topics)
+        super().__init__(
+            f"lane {lane}: topic {changelog} was deleted and made again, and what waited is not on it. Nothing is "
+            f"delivered until somebody decides; stop the workers first. To have all that is still on "
+            f"{', '.join(topics)} wait once more, with what has been redelivered since: kafka-consumer-groups.sh "
+            f"--reset-offsets --to-earliest on it; to go on without: --to-current. 'retryapp ledger' names what is "
+            f"missing then"
+        )
+
+
+class StoreAheadError(EnvironmentFault):
+    """A local store is past the end of its changelog: the topic was truncated.
+
+    Operator action: find out why; stop the worker and remove the local store to accept it.
+    """
+
+    def __init__(self, lane: str, store: int, end: int) -> None:
+        self.lane = lane
+        self.store = store
+        self.end = end
+        super().__init__(
+            f"lane {lane}: the local store has read its changelog up to offset {store}, but it ends at {end}. It "
+            f"was truncated, or made anew; to accept the changelog as it is, stop the worker, remove the local store "
+            f"and start it again"
+        )

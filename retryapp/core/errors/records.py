@@ -19,10 +19,7 @@ class UndecodableError(RecordError):
 
 
 class DamagedMetadataError(RecordError):
-    """A record's ``retry-*`` headers cannot be trusted.
-
-    Reason ``damaged``: they never reset a counter or mean "no delay".
-    """
+    """A record's ``retry-*`` headers cannot be trusted. Reason ``damaged``."""
 
     def __init__(self, header: str, value: object, expected: str) -> None:
         self.header = header

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from retryapp.core import names
+from retryapp.core import headers
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
 from retryapp.core.foreign import strip
 from retryapp.core.headers import decode_metadata, encode_metadata
@@ -161,6 +161,6 @@ def test_strip_takes_a_copied_dead_letter_for_a_new_record() -> None:
 
 def test_every_header_name_is_listed_once() -> None:
     """A constant that is not in the set of ours would be taken for a foreign header."""
-    constants = {value for name, value in vars(names).items() if name.startswith("RETRY_")}
-    assert constants == names.OUR_HEADERS
+    constants = {value for name, value in vars(headers).items() if name.startswith("RETRY_")}
+    assert constants == headers.OUR_HEADERS
     assert all(name.startswith("retry-") and name.isascii() for name in constants)

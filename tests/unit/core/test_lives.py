@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp.core.lives import Mark, Suspected, Suspicion, parse_mark
-from retryapp.core.lives import suspicion as judged
+from retryapp.core.marks import Mark, Suspected, Suspicion, parse_mark
+from retryapp.core.marks import suspicion as judged
 
 
 def runs(count: int, life: str = "old") -> Mark:

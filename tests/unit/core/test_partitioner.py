@@ -7,7 +7,7 @@ from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retryapp.core.partitioner import murmur2, partition_of
+from retryapp.core.publication import murmur2, partition_of
 
 
 @given(st.binary(max_size=40), st.integers(1, 1_000))

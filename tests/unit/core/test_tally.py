@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import marks
-from retryapp.core.lives import Mark, parse_mark
-from retryapp.core.tally import MAX_NOTE_CHARS, Note, Tally, parse_tally, split_note
+from retryapp.core.marks import MAX_NOTE_CHARS, Mark, Note, Tally, parse_mark, parse_tally, split_note
 
 LARGEST = 2**63 - 1
 """Kafka's offsets and times are signed 64-bit numbers."""

@@ -10,9 +10,8 @@ from doubles import USER_HEADERS, BankDownError, again, down, failing, make_cont
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import NewerRecordError
-from retryapp.core.headers import decode_metadata, encode_metadata
+from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, decode_metadata, encode_metadata
 from retryapp.core.hops import Outgoing, record_size
-from retryapp.core.names import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION
 from retryapp.core.record import Damage, Headers, Record
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.core.verdicts import Reject
@@ -166,7 +165,7 @@ async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     said = decode_metadata(letter.headers)
     assert said is not None
     assert (said.reason, said.attempt, said.origin.text) == ("damaged", 1, "orders@kq8G0bTz/0/42")
-    assert (said.error_type, said.error_message) == ("OddError", "its failure could not be told: OddError: ?")
+    assert (said.error_type, said.error_message) == ("OddError", "its failure could not be encoded: OddError: ?")
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
     assert [o.event for o in turn.observations] == [Event.DAMAGED, Event.DEAD]
 

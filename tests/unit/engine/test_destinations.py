@@ -57,7 +57,7 @@ async def test_a_topic_that_is_not_there_fails_the_attempt_and_is_found_once_it_
     async with MemoryPartition(publish, "5s", destinations=topics) as orders:
         await orders.send(b"1", b"other 2", b"3")
         assert orders.waiting == {"5s": 2}
-        assert problems(orders) == [f"publish to {OUT!r}: there is no such topic; create it, nothing here does"] * 2
+        assert problems(orders) == [f"publish to {OUT!r}: there is no such topic; create it first"] * 2
         assert topics.looked == [OUT, "other"]
         topics.topics = {OUT: 1}
         await orders.advance(int(PROBLEM_S * 1_000))

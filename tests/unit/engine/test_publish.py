@@ -16,9 +16,8 @@ from pydantic import BaseModel, Field
 
 from retryapp.core.errors import LatePublishError, PublishRefusedError
 from retryapp.core.lifecycle import Progress, Succeeded, decode_event
-from retryapp.core.partitioner import partition_of
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.publication import TopicLook
+from retryapp.core.publication import TopicLook, partition_of
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
 from retryapp.ports import Event

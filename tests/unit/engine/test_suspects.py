@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.lives import Suspected
+from retryapp.core.marks import Suspected
 from retryapp.engine.handler import Delivery
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step

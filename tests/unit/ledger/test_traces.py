@@ -8,9 +8,8 @@ import pytest
 from samples import WAITING, dead, waiting
 
 from retryapp.core.errors import DamagedEventError, UnreadableRecordsError
-from retryapp.core.headers import encode_metadata
+from retryapp.core.headers import RETRY_ATTEMPT, RETRY_ORIGIN, encode_metadata
 from retryapp.core.lifecycle import PolicyUsed, Progress, Skipped, Succeeded
-from retryapp.core.names import RETRY_ATTEMPT, RETRY_ORIGIN
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, RowKey, encode_row
 from retryapp.ledger.traces import Station, Trace, pack, told_by, told_by_event, told_by_row, unpack

@@ -12,7 +12,7 @@ from lane_clients import CHANGELOG, MAIN, REDELIVERY, RETRY, MakeLane
 
 from retryapp.core import marks
 from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
-from retryapp.core.lives import Suspected
+from retryapp.core.marks import Suspected
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.ports import LaneBatch, TopicPartition
 from retryapp.runtime.publisher import KafkaTransport
