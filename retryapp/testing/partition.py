@@ -267,14 +267,11 @@ class MemoryPartition:
         return self.transport.read(TopicPartition(topic, self._site.partition if partition is None else partition))
 
     def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
-        transport, pending = self.transport, self.transport.pending
-        if pending is None:
-            raise RuntimeError("the lane opened without its table")
         self._next = dict(starts)
-        self.engine.begin(session, starts, pending, transport.suspicions, transport.seen, transport.tally)
+        self.engine.begin(session, starts, self.transport)
 
     def _on_room(self) -> None:
-        self.engine.on_room()
+        self.engine.firing.room()
         self._feed()
 
     def _feed(self) -> None:
