@@ -109,7 +109,7 @@ async def _fence_late(self: LaneProtocol) -> None:
     lane: Any = self
     broker, sources = lane.worker.broker, list(lane.place.sources)
     lane.worker.early[lane.place.name] = await lane.worker.wire.request("committed", lambda: broker.offsets_of(sources))
-    await asyncio.sleep(1.0)  # whatever else an opening may do in between
+    await asyncio.sleep(3.0)  # whatever else an opening may do in between
     await lane.start_producer()
 
 
