@@ -1,16 +1,16 @@
-"""What becomes of a record that cannot go on its way: a dead letter.
+"""Dead-letter records that cannot be processed any further.
 
-* The client library could not read it: reason `damaged`, one dead letter for the range of offsets, with no payload.
-* Its own `retry-*` headers cannot be trusted: reason `damaged`. Key, value and foreign headers are kept; of the
-  metadata, what can still be read (`core.salvage`).
-* It does not fit into the topic that is next: reason `too-large`. What does not fit into the dead letter either is
-  dropped, the value first; the coordinates of the first delivery stay.
-* Its failure cannot be written down, for a reason that nobody foresaw: reason `damaged`, with the least that is known.
+* Unreadable by the client library: `damaged`, one dead letter without payload for the range of offsets.
+* Damaged `retry-*` headers: `damaged`, with key, value, foreign headers and the metadata that `core.salvage` can read.
+* Too large for the next topic: `too-large`. If the dead letter does not fit either, the value is dropped first; the
+  coordinates of the first delivery stay.
+* A failure that cannot be written down: `damaged`, with the little that is known.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from retryapp.core.errors import RecordError, UnreadableRecordsError
 from retryapp.core.hops import arriving, to_dead_letter, too_large_to_wait
@@ -23,39 +23,16 @@ from retryapp.ports import Event
 
 
 def bury_damaged(context: DeliveryContext, record: Record, error: RecordError, now_ms: int) -> Turn:
-    """Return the turn that sends a damaged record, as read from a topic of ours or a row, to the dead letters."""
-    handler = context.handler
-    metadata = salvage(
-        record,
-        error,
-        group=handler.group,
-        handler=handler.name,
-        topic_id=context.topic_id,
-        policy_digest=handler.policy_digest,
-        now_ms=now_ms,
-    )
-    return _with_damage(_bury(context, record, metadata))
+    """Return the turn that dead-letters a damaged record of one of our topics or rows."""
+    return _with_damage(_bury(context, record, salvage(record, error, **_facts(context, now_ms))))
 
 
 def last_resort(
     context: DeliveryContext, record: Record, error: BaseException, fault: BaseException, now_ms: int
 ) -> Turn:
-    """Return the turn of a record whose failure (`error`) could not be written down because of `fault`.
-
-    Without one it would block its partition. It can always be built; if need be, of nothing but the coordinates.
-    """
-    handler = context.handler
-    new = record.topic == handler.main
-    metadata = last_words(
-        replace(record, headers=()) if new else record,
-        error,
-        fault,
-        group=handler.group,
-        handler=handler.name,
-        topic_id=context.topic_id,
-        policy_digest=handler.policy_digest,
-        now_ms=now_ms,
-    )
+    """Dead-letter a record whose failure (`error`) cannot be written down because of `fault`: it must not block."""
+    new = record.topic == context.handler.main
+    metadata = last_words(replace(record, headers=()) if new else record, error, fault, **_facts(context, now_ms))
     try:
         turn = _bury(context, arriving(record) if new else record, metadata)
     except Exception:  # noqa: BLE001 - whatever it is, it must not block a partition
@@ -64,7 +41,7 @@ def last_resort(
 
 
 def unreadable(record: Record) -> UnreadableRecordsError | None:
-    """Return what to bury a record for that stands for offsets which could not be read; None for a real record."""
+    """Return the error of a record that stands for a range of unreadable offsets; None for a real record."""
     if record.damage is None:
         return None
     return UnreadableRecordsError(
@@ -73,12 +50,22 @@ def unreadable(record: Record) -> UnreadableRecordsError | None:
 
 
 def bury_too_large(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> Turn:
-    """Return the turn that sends a record that was to wait, and does not fit, to the dead letters."""
+    """Return the turn that dead-letters a record too large for a waiting row."""
     return _bury(context, record, too_large_to_wait(metadata))
 
 
+def _facts(context: DeliveryContext, now_ms: int) -> dict[str, Any]:
+    handler = context.handler
+    return {
+        "group": handler.group,
+        "handler": handler.name,
+        "topic_id": context.topic_id,
+        "policy_digest": handler.policy_digest,
+        "now_ms": now_ms,
+    }
+
+
 def _with_damage(turn: Turn) -> Turn:
-    """Let observers see the damage too."""
     (dead,) = turn.observations
     turn.observations = (replace(dead, event=Event.DAMAGED, reason=None), dead)
     return turn

@@ -1,4 +1,4 @@
-"""The dead-letter table only answers questions, so it is filled behind an open lane."""
+"""Fill the dead-letter table after its lane has opened: it only answers queries."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ _REFILL_S = 5.0
 class DeadLetterKeeper:
     """Fills a dead-letter table from its topic and forgets what retention deletes, as long as the lane is open.
 
-    Letters that the lane publishes meanwhile are written at once but do not move `next_offset` before the table is
-    filled: it would pass letters that are not read yet. Those behind the end that the reading aimed at are in the table
-    by then, since nobody else publishes here.
+    Letters that the lane publishes meanwhile are written at once, but move `next_offset` only once the table is filled:
+    before, it would pass letters that are not read yet.
     """
 
     def __init__(
         self, lane: str, table: DeadLetterTable, *, dlq: TopicPartition, reader: TopicReader, clock: Clock
     ) -> None:
         self.filled = False
-        """The table has all letters of its topic up to its `next_offset` and those written since."""
         self.fault: DiskFullError | StoreBrokenError | None = None
-        """The table's local store cannot be trusted any more."""
         self.task = asyncio.create_task(self._keep(), name=f"dead-{lane}")
         self._lane = lane
         self._table = table
@@ -65,7 +62,6 @@ class DeadLetterKeeper:
         self._table.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
 
     async def _forget_before(self, first_offset: int) -> None:
-        """Forget all letters before an offset, a few at a time."""
         gone = True
         while gone:
             gone = self._table.forget_before(first_offset) > 0
@@ -73,7 +69,7 @@ class DeadLetterKeeper:
 
 
 def dead_rows(dlq: TopicPartition, batch: LaneBatch, receipt: LaneReceipt) -> list[DeadRow]:
-    """Return the dead letters of a batch, as the table keeps them."""
+    """Return the dead letters of a committed batch."""
     return [
         DeadRow(offset, outgoing.headers)
         for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)

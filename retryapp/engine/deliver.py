@@ -43,15 +43,15 @@ from retryapp.ports import Event, Observation
 
 
 class HandlerTimeoutError(RetryAppError):
-    """A handler ran longer than its policy allows; the run was cancelled and counts as a retryable failure."""
+    """A handler ran longer than its policy allows: a retryable failure."""
 
-    def __init__(self, handler: str, timeout_ms: int) -> None:
-        self.timeout_ms = timeout_ms
-        super().__init__(f"handler {handler} did not finish within {timeout_ms} ms (RetryPolicy(timeout=…))")
+    def __init__(self, handler: Handler) -> None:
+        self.timeout_ms = handler.policy.timeout_ms
+        super().__init__(f"handler {handler.name} did not finish within {self.timeout_ms} ms (RetryPolicy(timeout=…))")
 
 
 class WorkerCrashedError(RetryAppError):
-    """A record was running alone each time that a worker ended without a word; it is not tried again."""
+    """Several workers died while this record ran alone; it is not run again."""
 
     def __init__(self, handler: str, times: int) -> None:
         self.times = times
@@ -62,7 +62,7 @@ class WorkerCrashedError(RetryAppError):
 
 
 class UnprintableError(RetryAppError):
-    """A handler raised an error that cannot even be looked at; it counts as a retryable failure."""
+    """A handler raised an error that cannot be inspected: a retryable failure."""
 
     def __init__(self, handler: str) -> None:
         self.handler = handler
@@ -70,10 +70,7 @@ class UnprintableError(RetryAppError):
 
 
 async def deliver(run: Run) -> Outcome:
-    """Deliver a record of the main or the redelivery topic once, in the current task; return what settles it.
-
-    Raises `RunAbortedError` or `GivenUpError` where there is no outcome.
-    """
+    """Deliver a record once, in the current task; raise `RunAbortedError` or `GivenUpError` without an outcome."""
     context, record = run.context, run.record
     handler = context.handler
     if record.damage is None and record.topic == handler.main:
@@ -95,12 +92,12 @@ async def deliver(run: Run) -> Outcome:
 
 
 def timed_out(run: Run) -> Turn:
-    """Return the turn of a run that goes on after its time-out."""
-    return _failed(run, _too_long(run.context.handler), run.context.clock.latest_ms())
+    """Return the turn of a run that ignores its time-out."""
+    return _failed(run, HandlerTimeoutError(run.context.handler), run.context.clock.latest_ms())
 
 
 def crashed(run: Run, times: int) -> Turn:
-    """Return the turn of a record that has ended so many workers while it ran alone; it is not run again."""
+    """Return the turn of a record that ended `times` workers while it ran alone; it is not run again."""
     context, record = run.context, run.record
     if record.topic == context.handler.main:
         run.shown = arriving(record) if record.headers else record
@@ -112,7 +109,6 @@ def crashed(run: Run, times: int) -> Turn:
 
 
 def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
-    """Return the turn of a failed run; a failure that we cannot write down must not stop its partition for ever."""
     context = run.context
     try:
         return _failed_turn(run, failed_ms, _judge(error, context.handler))
@@ -121,14 +117,14 @@ def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
 
 
 def delivery_of(run: Run) -> Delivery:
-    """Return what the handler is told of a run that has begun."""
+    """Return the delivery of a run that has begun, for its handler."""
     if run.delivery is None:
         run.delivery = _delivery(run)
     return run.delivery
 
 
 def _begin_again(run: Run) -> Turn | None:
-    """Read the metadata of a redelivered record; return the turn that buries one that cannot be delivered."""
+    """Read the metadata of a redelivered record; return the turn that dead-letters an unreadable one."""
     context, record = run.context, run.record
     try:
         if (damage := unreadable(record)) is not None:
@@ -149,18 +145,20 @@ def _delivery(run: Run) -> Delivery:
         origin = Origin(run.record.topic, context.topic_id, run.record.partition, run.record.offset)
     else:
         origin = metadata.origin
-    common: dict[str, Any] = {
-        "failure_id": failure_id(context.handler.group, origin),
-        "origin": origin,
-        "timestamp_ms": shown.timestamp_ms,
-        "key": shown.key,
-        "raw_value": shown.value,
-        "headers": shown.headers,
-        "started_ms": run.started_ms,
-    }
+    delivery = Delivery(
+        failure_id=failure_id(context.handler.group, origin),
+        attempt=1,
+        origin=origin,
+        timestamp_ms=shown.timestamp_ms,
+        key=shown.key,
+        raw_value=shown.value,
+        headers=shown.headers,
+        started_ms=run.started_ms,
+    )
     if metadata is None:
-        return Delivery(attempt=1, **common)
-    return Delivery(
+        return delivery
+    return replace(
+        delivery,
         attempt=metadata.attempt + 1,
         due_at_ms=metadata.due_at_ms,
         first_failed_ms=metadata.first_failed_ms,
@@ -168,15 +166,11 @@ def _delivery(run: Run) -> Delivery:
         last_error_type=metadata.error_type,
         last_error_message=metadata.error_message,
         replays=metadata.replays,
-        **common,
     )
 
 
 async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
-    """Wait for what must be before a handler is called: no attempt begins and no time-out runs meanwhile.
-
-    The due time: another worker, whose clock runs ahead, may have fired the record. Room: see `Orphans`.
-    """
+    """Wait for the due time (a worker whose clock is ahead may have fired the record) and for room (`Orphans`)."""
     clock, orphans = run.context.clock, run.context.handler.orphans
     while due_at_ms > clock.wall_ms() or orphans.full:
         if run.aborted:
@@ -194,7 +188,7 @@ async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
 
 
 async def _call(run: Run) -> BaseException | None:
-    """Decode and call, bounded in time; return what was raised, unless there was no attempt or has no outcome."""
+    """Decode and call, bounded in time; return what was raised."""
     context, watch = run.context, run.watch
     handler = context.handler
     if watch is None:
@@ -218,21 +212,16 @@ async def _call(run: Run) -> BaseException | None:
             run.outbox.close()
     try:
         await watch.over(run)
-        return _too_long(handler) if run.overdue else error
+        return HandlerTimeoutError(handler) if run.overdue else error
     finally:
         del error  # this frame is in its traceback: a ring, which only the garbage collector would take apart
 
 
 def _opened(run: Run) -> Delivery:
-    """Return what the handler is given, with a way to publish if it can see it."""
     delivery, context = delivery_of(run), run.context
     if context.handler.takes_delivery:
         delivery.outbox = run.outbox = Outbox(context.handler.destinations, delivery.failure_id, context.max_bytes)
     return delivery
-
-
-def _too_long(handler: Handler) -> HandlerTimeoutError:
-    return HandlerTimeoutError(handler.name, handler.policy.timeout_ms)
 
 
 def _judge(error: BaseException, handler: Handler) -> Failure:
@@ -244,7 +233,6 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
 
 
 def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
-    """Return the turn of a first delivery that was fine and published something."""
     record, handler = run.record, run.context.handler
     return settling(
         record,
@@ -300,7 +288,6 @@ def _observation(
 
 
 def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision | None = None) -> Turn:
-    """Return the turn of a failed delivery; `decision` where it is made already."""
     context = run.context
     handler, delivery, record = context.handler, delivery_of(run), run.record
     decision = decision or decide(

@@ -1,14 +1,11 @@
-"""Duplicates: records of the main topic that tell of an event once more are passed over.
+"""Skip records of the main topic whose event was seen before. Redeliveries and replays are not checked.
 
-1. A record comes in. Whoever was there first with its event id is in the table, or still on its way here; a record that
-   meets another one there is a duplicate. The record that the table names is none: it is read again after a crash.
-2. A duplicate is settled at once, by a turn that says so. The window holds that turn back until everything before it
-   has an outcome (`engine.progress`), so it is never durable before the first one's outcome: if that fails, both are
-   read again.
-3. The turn that settles a first delivery, whatever its outcome, also publishes the row, to the changelog of the table:
-   one transaction with the offset.
-
-Redeliveries and replays come on other topics and are not looked at.
+1. The first record of an event id is in the table, or still in flight; another record with that id is a duplicate. The
+   record that the table names is none: it is read again after a crash.
+2. A duplicate is settled at once, by a turn with a `skipped` event. The window (`engine.progress`) holds that turn back
+   until everything before it has an outcome: if the first record's is lost, both are read again.
+3. The turn that settles a first delivery, whatever its outcome, also publishes the row to the table's changelog: one
+   transaction with the offset.
 """
 
 from __future__ import annotations
@@ -28,11 +25,11 @@ from retryapp.ports import Event, SeenTable, TopicPartition
 logger = logging.getLogger("retryapp.events")
 
 TURN_ROWS = 500
-"""Records that were fine at once in one turn: each brings a row into the turn's transaction."""
+"""Records that succeeded at once in one turn: each adds a row to the transaction."""
 
 
 class Duplicates:
-    """The events of one session. Bound: what is in flight and what waits in the lane."""
+    """The events of one session; bounded by the records in flight and the lane's backlog."""
 
     def __init__(
         self, rule: Deduplicate, context: DeliveryContext, table: SeenTable, changelog: TopicPartition
@@ -47,7 +44,7 @@ class Duplicates:
         """Events whose row is not in the table yet, and the offset of the first record."""
 
     def skip(self, record: Record, now_ms: int) -> Turn | None:
-        """Return the turn that passes a duplicate over; of any other record take note, and return None."""
+        """Return the turn that skips a duplicate; remember any other record and return None."""
         identity = self._identity(record)
         if identity is None:
             return None
@@ -78,7 +75,7 @@ class Duplicates:
             return None
 
     def note(self, turn: Turn, now_ms: int) -> None:
-        """Put the rows of the records that a turn settles into it; turns come in the order of offsets."""
+        """Add the rows of the records that a turn settles to it; turns come in offset order."""
         rows: list[Outgoing] = []
         identities: list[bytes] = []
         while self._open and self._open[0][0] <= turn.next_offset:

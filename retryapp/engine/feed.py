@@ -1,7 +1,6 @@
-"""From the intake through the agents into the engines: one batch of a partition at a time, as there is room.
+"""Hand records from the intake through the agents to the engines, one batch per partition at a time.
 
-A batch that is on its way holds its partition up until it has arrived. One of an older session or assignment, which an
-agent may still have in its queue, is not the batch that is on its way any more, and is ignored: its records are read
+A batch of an older session or assignment, which may still be in an agent's queue, is ignored: its records are read
 again.
 """
 
@@ -34,20 +33,19 @@ class Batch:
 
 
 class Feed:
-    """Feeds the engines of this worker. See the module's text."""
+    """Feeds the engines of this worker."""
 
     def __init__(self, intake: Intake, to_record: Callable[[Any], Record]) -> None:
         self.placed: dict[TopicPartition, Placed] = {}
-        """Who takes the records of a partition."""
         self.channels: dict[str, Way] = {}
         """The way to the agent of each topic."""
         self._intake = intake
         self._to_record = to_record
         self._handing: dict[TopicPartition, Batch | None] = {}
-        """The batch of a partition that is on its way; None: nothing more goes before the lane opens again."""
+        """The batch in transit of a partition; None: stopped until the lane opens again."""
 
     def pump(self, tp: TopicPartition) -> None:
-        """Hand records of a partition to its agent, as many as the engine has room for."""
+        """Hand records of a partition to its agent, up to the engine's room."""
         placed = self.placed.get(tp)
         if placed is None or tp in self._handing or not self._intake.waiting(tp):
             return
@@ -64,7 +62,7 @@ class Feed:
             self._fail(tp, placed, RuntimeError(f"the agent of {tp.topic} is not running"))
 
     def accept(self, batch: Batch) -> None:
-        """Give a batch that has come through its agent to the engine."""
+        """Give a batch from an agent to its engine."""
         placed = self.placed.get(batch.tp)
         if placed is None or self._handing.get(batch.tp) is not batch:
             return
@@ -78,7 +76,7 @@ class Feed:
         self.pump(batch.tp)
 
     def forget(self, tp: TopicPartition) -> None:
-        """Forget what is on its way: a lane has opened, and reads it again."""
+        """Forget the batch in transit: a lane has opened and reads it again."""
         self._handing.pop(tp, None)
 
     def clear(self) -> None:
@@ -87,11 +85,10 @@ class Feed:
         self._handing.clear()
 
     def catch_up(self) -> None:
-        """Settle positions that no record tells of, where everything before them is settled.
+        """Settle positions after the last record (transaction markers), where everything before them is settled.
 
-        A transaction marker lies behind the last record of a topic that is written in transactions. Without this the
-        group stays before it for ever, and once retention has deleted the record the topic begins behind the group's
-        offset, as if something had been deleted unread.
+        Without this the committed offset stays before the marker. Once retention has deleted the record, it would look
+        as if something had been deleted unread.
         """
         for tp, placed in self.placed.items():
             if tp in self._handing or not placed.engine.idle(tp):
@@ -101,7 +98,7 @@ class Feed:
                 _submit(placed, Turn(source=tp, next_offset=position))
 
     def _stop_at(self, stuck: Passage, tp: TopicPartition, placed: Placed) -> None:
-        """Close the lane over what cannot be passed, once everything before it is committed."""
+        """Fail the lane over an unreadable record, once everything before it is committed."""
         if not placed.engine.idle(tp):
             return  # the engine asks again when it has settled something
         error = UnreadableTopicError(tp.topic, tp.partition, stuck.offset, stuck.problem)

@@ -1,9 +1,8 @@
-"""Firing: due rows leave the pending table for the redelivery topic, in due order, never early.
+"""Fire due rows: from the pending table to the redelivery topic, in due order, never early.
 
-A task of each session sleeps until the next row is due, and queues what is due as far as there is room. A row is
-claimed when its turn is queued, so no row is in two turns; the claim ends when the turn is settled, or with the
-session. Firing stays a bounded number of records ahead of the handler: a flood waits in the table, where it can still
-be cancelled or rescheduled, not in a topic.
+A task of each session sleeps until the next row is due, and queues due rows while there is room. A row is claimed from
+the queueing of its turn until that is settled, so no row is in two turns. Firing stays a bounded number of records
+ahead of the handler: a flood waits in the table, where it can still be cancelled or rescheduled, not in a topic.
 """
 
 from __future__ import annotations
@@ -31,52 +30,24 @@ from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, PendingTable, Removal
 
 FIRE_LIMIT = 500
-"""Rows in one firing."""
 FIRE_BYTES = 1 << 20
 """Bytes of rows in one firing; a larger row fires alone."""
 FIRE_QUEUED_BYTES = 8 << 20
-"""Bytes of rows in firings that are not committed yet; the last firing may pass it."""
+"""Bytes of rows in uncommitted firings; the last firing may exceed it."""
 FIRE_AHEAD = 2_000
-"""Fired records that the handler may have before it."""
+"""Fired records that the handler has not finished."""
 NEVER_MS = 1 << 62
 MAX_SLEEP_S = 60.0
-"""Longest sleep of the firing task; it wakes earlier for an earlier row."""
 BLOCKED_SLEEP_S = 0.25
-"""The same while there is no room for what is due."""
-
-
-class Ahead:
-    """How many fired records the handler has not finished yet."""
-
-    def __init__(self) -> None:
-        self._queued = 0
-        self._fired: deque[int] = deque()
-
-    def __len__(self) -> int:
-        """Return the number of records in queued turns and on the redelivery topic."""
-        return self._queued + len(self._fired)
-
-    def queued(self, count: int) -> None:
-        """Count records of a turn that was queued."""
-        self._queued += count
-
-    def fired(self, count: int, offsets: Sequence[int]) -> None:
-        """Exchange queued records for their offsets on the redelivery topic (none when the turn was dropped)."""
-        self._queued -= count
-        self._fired.extend(offsets)
-
-    def finished(self, next_offset: int) -> None:
-        """Forget the records before this offset: the handler is done with them."""
-        while self._fired and self._fired[0] < next_offset:
-            self._fired.popleft()
+"""Longest sleep of the firing task without room for due rows."""
 
 
 def fire(context: DeliveryContext, rows: Sequence[tuple[bytes, bytes]], *, partition: int, now_ms: int) -> Turn:
-    """Return the turn that fires rows `(key, value)`, all due. A row that no longer fits our topics is dead.
+    """Return the turn that fires rows `(key, value)`, all due. A row that no longer fits our topics is dead-lettered.
 
     Raises:
-        ValueError: a row is not due yet: firing early is a broken promise, whatever caused it.
-        NewerRecordError: a newer retryapp wrote a row. It stays where it is, and so does everything after it.
+        ValueError: a row is not due yet.
+        NewerRecordError: a newer retryapp wrote a row; it stays, and so does everything after it.
     """
     handler = context.handler
     changelog = handler.topology.pending_changelog
@@ -86,7 +57,7 @@ def fire(context: DeliveryContext, rows: Sequence[tuple[bytes, bytes]], *, parti
         if place.due_at_ms > now_ms:
             raise ValueError(f"row due at {place.due_at_ms} ms would fire at {now_ms} ms")
         tier = "?"
-        row = PendingRow(key, value, (), -1)  # what is buried where the bytes are no row
+        row = PendingRow(key, value, (), -1)  # for bytes that are no row
         try:
             row = decode_row(value)
             waiting = decode_waiting(row.headers)
@@ -128,18 +99,20 @@ def _fired(main: str, out: Outgoing, waiting: Waiting | None, *, due_at_ms: int,
 
 
 class Firing:
-    """See the module's text."""
+    """The firing task of one session."""
 
     def __init__(
         self, context: DeliveryContext, lane: Lane, partition: int, session: int, pending: PendingTable | None
     ) -> None:
         self.claimed: set[bytes] = set()
-        """Keys of rows in firings that are not settled yet."""
+        """Keys of rows in unsettled firings."""
         self.claimed_bytes = 0
-        self.ahead = Ahead()
+        self._queued = 0
+        """Records to be delivered in queued turns."""
+        self._fired: deque[int] = deque()
+        """Offsets on the redelivery topic of fired records that the handler has not finished."""
         self.wake = asyncio.Event()
         self.over = False
-        """The session is over, or drains: nothing fires any more."""
         self._context = context
         self._lane = lane
         self._partition = partition
@@ -147,28 +120,33 @@ class Firing:
         self._pending = pending
         self._blocked = False
         self.looked_ms = context.clock.wall_ms()
-        """When what is due was last looked for, epoch milliseconds; at first, when the session began."""
+        """Time of the last scan for due rows; at first, of the session's begin."""
         self._next_due_ms = 0
-        """What the task sleeps towards: an earlier row wakes it."""
+
+    @property
+    def ahead(self) -> int:
+        """Records that the handler has not finished, those in queued turns included."""
+        return self._queued + len(self._fired)
 
     def parked(self, due_at_ms: int) -> None:
-        """Take note of a row that has been committed."""
+        """Note a committed row."""
         if due_at_ms < self._next_due_ms:
             self._next_due_ms = due_at_ms
             self.wake.set()
 
     def delivered(self, next_offset: int) -> None:
-        """Take note of redelivered records that are done, before this offset."""
-        self.ahead.finished(next_offset)
+        """Note that the redelivered records before this offset are done."""
+        while self._fired and self._fired[0] < next_offset:
+            self._fired.popleft()
         self.room()
 
     def room(self) -> None:
-        """There may be room for what waited."""
+        """Wake a task that waits for room."""
         if self._blocked:
             self.wake.set()
 
     async def run(self) -> None:
-        """Fire until the session is over, which `LaneClosedError` says."""
+        """Fire until the session is over (`LaneClosedError`)."""
         clock = self._context.clock
         while not self.over:
             await self._lane.ready()  # one look and one turn for all that is due by then
@@ -196,10 +174,10 @@ class Firing:
                 await asyncio.sleep(0)
 
     async def _fire_due(self) -> int | None:
-        """Queue what is due, as far as there is room; return the next due time."""
+        """Queue due rows while there is room; return the next due time."""
         context, pending = self._context, self._pending
         while pending is not None and not self.over:
-            limit = min(FIRE_LIMIT, FIRE_AHEAD - len(self.ahead), self._lane.room)
+            limit = min(FIRE_LIMIT, FIRE_AHEAD - self.ahead, self._lane.room)
             if self.claimed_bytes >= FIRE_QUEUED_BYTES:
                 limit = 0
             self._blocked = limit <= 0
@@ -215,7 +193,7 @@ class Firing:
             turn.on_settled = self._on_fired(keys, size, redelivered)
             self.claimed.update(keys)
             self.claimed_bytes += size
-            self.ahead.queued(len(redelivered))
+            self._queued += len(redelivered)
             self._lane.submit(self._session, turn)
             if next_due_ms is None or next_due_ms > now_ms:
                 return next_due_ms
@@ -228,7 +206,9 @@ class Firing:
         def settled(committed: bool, offsets: tuple[int, ...]) -> None:
             self.claimed.difference_update(keys)
             self.claimed_bytes -= size
-            self.ahead.fired(len(redelivered), [offsets[n] for n in redelivered] if committed else ())
+            self._queued -= len(redelivered)
+            if committed:
+                self._fired.extend(offsets[n] for n in redelivered)
             self.room()
 
         return settled

@@ -1,7 +1,4 @@
-"""The handler's record: the user's function, its policy, its value type and its topics.
-
-Lives in the engine so that a test kit can run it without Faust.
-"""
+"""A handler: the user's function, its policy, its value type and its topics."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class HandlerSignatureError(ConfigurationError):
 
 
 class HandlerResultError(RetryAppError):
-    """A handler returned something that still has to run: a generator, or an awaitable within an awaitable."""
+    """A handler returned a generator, or an awaitable within an awaitable: its work was not done."""
 
     def __init__(self, handler: str, result: object) -> None:
         self.handler = handler
@@ -55,10 +52,7 @@ class HandlerResultError(RetryAppError):
 
 @keyword_value_type
 class Delivery(Publishing):
-    """What a handler may know of the record beside its value: pass a second argument to get it.
-
-    It is also how a handler publishes: see `publish`.
-    """
+    """What a handler may know of the record: declare a second argument to get it. It also publishes: see `publish`."""
 
     failure_id: str
     """`group/topic@id/partition/offset` of the first delivery; the same at every attempt. See `idempotency_key`."""
@@ -76,7 +70,7 @@ class Delivery(Publishing):
     due_at_ms: int | None = None
     """When this attempt was due, epoch milliseconds; None at the first attempt."""
     started_ms: int = 0
-    """When this attempt began, epoch milliseconds."""
+    """Begin of this attempt, epoch milliseconds."""
     first_failed_ms: int | None = None
     last_failed_ms: int | None = None
     last_error_type: str | None = None
@@ -86,10 +80,10 @@ class Delivery(Publishing):
 
     @property
     def idempotency_key(self) -> str:
-        """36 ASCII characters (a UUID) that are the same at every attempt and in every replay, on every worker.
+        """36 ASCII characters (a UUID), the same at every attempt and in every replay, on every worker.
 
-        Give it to whatever the handler changes outside: then an attempt that runs again, or whose outcome was never
-        seen, changes nothing twice. To act once more in each replay, put `replays` behind it.
+        Pass it to the services that the handler calls, so that a repeated attempt changes nothing twice. To act again
+        in each replay, append `replays`.
         """
         return idempotency_key(self.failure_id)
 
@@ -133,7 +127,6 @@ class Handler:
     threads: Threads = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look at the signature and prepare the decoder once."""
         object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
@@ -151,7 +144,7 @@ class Handler:
 
     @property
     def main(self) -> str:
-        """The main topic."""
+        """Main topic."""
         return self.topology.main
 
     @property
@@ -160,21 +153,18 @@ class Handler:
         return self.topology.group
 
     def decode(self, value: bytes | None) -> Any:
-        """Turn the record's value into what the function takes, or raise `UndecodableError`."""
+        """Decode a record's value, or raise `UndecodableError`."""
         if self._adapter is None:
             return value
         try:
             return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
         except (ValidationError, ValueError, RecursionError) as exc:
-            raise UndecodableError(self._type_name, _problem(exc)) from None  # the cause quotes the value
-
-    @property
-    def _type_name(self) -> str:
-        return getattr(self.value_type, "__name__", str(self.value_type))
+            type_name = getattr(self.value_type, "__name__", str(self.value_type))
+            raise UndecodableError(type_name, _problem(exc)) from None  # the cause quotes the value
 
 
 def _problem(exc: Exception) -> str:
-    """Say what is wrong with a value without repeating the value: messages travel in logs and headers."""
+    """Describe what is wrong without the value: messages travel in logs and headers."""
     if isinstance(exc, ValidationError):
         errors = exc.errors(include_url=False, include_input=False, include_context=False)
         shown = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in errors[:5])
@@ -189,13 +179,11 @@ def _unwrapped(function: HandlerFunction) -> HandlerFunction:
 
 
 def _body(function: HandlerFunction) -> HandlerFunction:
-    """Return what a call runs: of a partial its function, of a callable object its `__call__`."""
     function = _unwrapped(function)
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _name(function: HandlerFunction) -> str:
-    """Return a name that is the same in every process: never an address in memory."""
     function = _unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
@@ -220,11 +208,10 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
 async def call(handler: Handler, value: Any, delivery: Delivery | None) -> None:
     """Run the function once: coroutine functions here, plain ones in a thread.
 
-    What it returns is awaited if it can be. A plain function that is given up (time-out, shutdown) cannot be stopped:
-    its thread runs on as an orphan, its result is ignored.
+    A plain function that is given up (time-out, shutdown) cannot be stopped: its thread goes on as an orphan.
 
     Raises:
-        HandlerResultError: what it returned would still have to be run.
+        HandlerResultError: it returned something that would still have to run.
         NoThreadError: the system has no further thread; the function was not started.
     """
     if delivery is None:
@@ -261,13 +248,12 @@ def _discard_result(run: asyncio.Future[Ended]) -> None:
 
 
 def _discard(result: object) -> None:
-    """Close a coroutine that will not run: Python complains of those that nobody awaits."""
-    if inspect.iscoroutine(result):
+    if inspect.iscoroutine(result):  # Python warns of coroutines that were never awaited
         result.close()
 
 
 def abandon(handler: Handler, run: asyncio.Future[Any], delivery: Delivery) -> None:
-    """Leave a run that does not end to itself, and say so."""
+    """Make a run that does not end an orphan, and log it."""
     orphans = handler.orphans
     orphans.adopt(run)
     logger.warning("retryapp.run_abandoned", extra=_facts(handler, delivery, "was given up and goes on"))

@@ -1,10 +1,10 @@
-"""Records of our topics between the fetcher and the engine: bounded, and none from before a hold.
+"""Buffer records of our topics between the fetcher and the engine: bounded, and none from before a hold.
 
 A fetch that was under way while a partition was held comes back late. So every fetch carries the epochs of its
-partitions (`Stamped`), every hold raises one, and the intake drops what is older: it is read again after the seek.
+partitions (`Stamped`), every hold raises one, and the intake drops older records: they are read again after the seek.
 
-It carries positions as well, taken in the same step: all records before one have left the fetcher by this fetch at the
-latest, so they were here when it was noted. Transaction marks move a position, and no record tells of them.
+A fetch also carries positions, taken in the same step: all records before one came with this fetch at the latest.
+Transaction markers move a position without a record.
 """
 
 from __future__ import annotations
@@ -17,51 +17,46 @@ from retryapp.core.record import held_bytes
 from retryapp.ports import Flow, Passage, TopicPartition
 
 HIGH_WATER = 4_000
-"""Records of one partition in the intake above which its fetching stops; the bound is this plus one fetch."""
+"""Records of one partition above which its fetching stops; the bound is this plus one fetch."""
 HIGH_WATER_BYTES = 8 * 1024 * 1024
-"""The same in bytes of keys, values and headers."""
 LOW_WATER = 1_000
-"""Records below which fetching goes on, when a quarter of `HIGH_WATER_BYTES` is not exceeded either."""
+"""Records below which fetching resumes, if a quarter of `HIGH_WATER_BYTES` is not exceeded either."""
 
 
 class Stamped(dict[Any, Any]):
-    """What one fetch returned, with what was true of its partitions at that moment, taken in the consumer's thread."""
+    """The records of one fetch, with the state of its partitions at that moment, taken in the consumer's thread."""
 
     stamp: Mapping[TopicPartition, int]
-    """Their epochs."""
+    """Epochs."""
     positions: Mapping[TopicPartition, int]
-    """Positions of those that are not held; may be missing from most fetches."""
+    """Positions of those that are not held; missing from most fetches."""
 
 
 class Intake:
-    """Records of our topics between the fetcher and the engine, one bounded buffer per partition."""
+    """One bounded buffer per partition."""
 
     def __init__(self) -> None:
         self.topics: frozenset[str] = frozenset()
-        """All topics that the engine consumes."""
         self.epoch: dict[TopicPartition, int] = defaultdict(int)
-        """Rises whenever a partition is held; written in the consumer's thread only. Records with an older one are
-        dropped."""
+        """Rises with each hold; written in the consumer's thread only. Records with an older one are dropped."""
         self.on_records: Callable[[TopicPartition], None] = lambda _tp: None
-        """Called when a partition has new records."""
         self.on_assigned: Callable[[int, str, set[TopicPartition]], Awaitable[None]] | None = None
-        """Called with generation, member id and active partitions when the group gave them to us."""
+        """Called with generation, member id and active partitions after an assignment."""
         self.on_revoked: Callable[[], Awaitable[None]] | None = None
         """Called before the group takes partitions away; must be bounded in time."""
         self.on_out_of_range: Callable[[TopicPartition, int], None] = lambda _tp, _position: None
-        """Called when a partition has not what follows its last record; it stays as it is until its lane opens
-        again."""
+        """Called when a partition's position is out of range; it stays so until its lane opens again."""
         self.dropped_stale = 0
         self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
         self._bytes: dict[TopicPartition, int] = defaultdict(int)
         self._next: dict[TopicPartition, int] = {}
-        """Offset after the last record that came in, or where the records begin."""
+        """Offset after the last record that came in; at first, the start."""
         self._reached: dict[TopicPartition, int] = {}
         """Position before which all records came in."""
         self._flow: Flow | None = None
 
     def attach(self, flow: Flow) -> None:
-        """Tell the intake who fills it."""
+        """Set the consumer that fills it."""
         self._flow = flow
 
     @property
@@ -85,7 +80,7 @@ class Intake:
         stamp: Mapping[TopicPartition, int],
         positions: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """Take what a fetch returned; what belongs to an older epoch is thrown away (it will be read again)."""
+        """Take a fetch; records of an older epoch are dropped (they will be read again)."""
         for raw_tp, found in records.items():
             tp = TopicPartition(raw_tp.topic, raw_tp.partition)
             if self._is_stale(tp, stamp):
@@ -112,7 +107,7 @@ class Intake:
             self.flow.on_buffer_full(tp)
 
     def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Any]:
-        """Take records out, in order: at most `limit`, none once `max_bytes` are passed, none that is stuck."""
+        """Take records out, in order: at most `limit`, none once `max_bytes` are exceeded, none that is stuck."""
         buffer = self._buffers[tp]
         stuck = _ends_stuck(buffer)
         limit = min(limit, len(buffer) - stuck)
@@ -128,12 +123,12 @@ class Intake:
         return taken
 
     def stuck(self, tp: TopicPartition) -> Passage | None:
-        """Return what cannot be passed, once nothing is before it here."""
+        """Return the unreadable record that blocks the partition, once nothing is before it here."""
         buffer = self._buffers[tp]
         return buffer[0] if len(buffer) == 1 and _ends_stuck(buffer) else None
 
     def take_passed(self, tp: TopicPartition) -> int | None:
-        """Return the position of an empty partition if no record tells of it, once."""
+        """Return, once, the position of an empty partition if it is past its last record."""
         reached = self._reached.get(tp)
         if reached is None or self._buffers[tp] or reached <= self._next.get(tp, reached):
             return None
@@ -141,7 +136,7 @@ class Intake:
         return reached
 
     def clear(self, tps: Iterable[TopicPartition]) -> None:
-        """Throw buffered records away; between a hold and a seek, never after the seek."""
+        """Drop buffered records; between a hold and a seek, never after the seek."""
         for tp in tps:
             self._buffers[tp].clear()
             self._bytes[tp] = 0
@@ -155,5 +150,4 @@ def _size(record: Any) -> int:
 
 
 def _ends_stuck(buffer: deque[Any]) -> bool:
-    """Tell whether the last one cannot be passed; nothing comes after such a one."""
     return bool(buffer) and getattr(buffer[-1], "stuck", False)

@@ -1,17 +1,17 @@
-"""A lane: the turns of one handler and partition become transactions, in order, one at a time.
+"""Carry the turns of one handler and partition in transactions, in order, one at a time.
 
 Life of a lane (DESIGN section 4, rules 2 to 5):
 
 1. open: prove membership, take a new producer (fences the former owner), prove again, read committed offsets and the
    tail of the changelog, set the consumer back, let records flow;
 2. serve: everything queued meanwhile joins the next transaction; offsets alone wait for a tick. After a transaction
-   the lane rests about as long as it took, unless enough for a full one waits: where lanes compete for broker and
-   processor, fewer and larger transactions bring each record through sooner;
-3. on *any* error: drop all turns, hold the partition, give producer and store up, and open again. What was in an
-   unknown commit is settled by reading, never by repeating;
-4. finish (revoke, shutdown): commit what is queued, then give up.
+   the lane rests about as long as it took, unless a full one waits: where lanes compete for broker and processor,
+   fewer and larger transactions have the lower latency;
+3. on *any* error: drop all turns, hold the partition, close producer and store, and open again. The outcome of an
+   unknown commit is found by reading, never by repeating;
+4. finish (revoke, shutdown): commit what is queued, then close.
 
-No turn outlives its producer: turns carry the session in which they were made, and those of an older one are refused.
+No turn outlives its producer: turns of an older session are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LaneState(StrEnum):
 
 
 class Lane:
-    """Carries the turns of one handler and partition. See the module's text."""
+    """The lane of one handler and partition."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class Lane:
 
     @property
     def room(self) -> int:
-        """How many turns the lane takes before it is full."""
+        """Turns that the lane takes before it is full."""
         if self.state is not LaneState.OPEN or self._queued_bytes >= self._limits.backlog_size:
             return 0
         return self._limits.backlog - len(self._queue)
 
     def submit(self, session: int, turn: Turn) -> None:
-        """Queue a turn; `LaneClosedError`: its session is over, and its records will be read again."""
+        """Queue a turn, or raise `LaneClosedError`: its session is over, and its records will be read again."""
         if self.state is not LaneState.OPEN or session != self.session:
             raise LaneClosedError(self.name, f"session {session} is over")
         self._queue.append(turn)
@@ -109,7 +109,7 @@ class Lane:
             self._timer = asyncio.get_running_loop().call_later(self._limits.tick_s, self._tick)
 
     async def ready(self) -> None:
-        """Wait until the lane neither commits nor rests: what may as well be decided later, as what fires, waits."""
+        """Wait until the lane neither commits nor rests."""
         await self._ready.wait()
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ class Lane:
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
-        """Make the lane give up and open again: something outside it went wrong with its records."""
+        """Close and open again: something outside the lane went wrong with its records."""
         self._failure = error
         self._wake.set()
 
@@ -148,14 +148,11 @@ class Lane:
         finally:
             await self._close()
 
-    def _failed(self) -> bool:
-        return self._failure is not None
-
     def _ending(self) -> bool:
         return self._finishing
 
     def _was_steady(self) -> bool:
-        """Tell whether the session that failed was sound; one that only opened proves nothing."""
+        """Tell whether the failed session was sound; one that only opened proves nothing."""
         if self._opened_s is None:
             return False
         lasted_s = self._clock.monotonic_s() - self._opened_s
@@ -214,7 +211,7 @@ class Lane:
             self._report(Event.LANE_CLOSED)
 
     def _drop(self) -> bool:
-        """Forget every turn that is not committed (its record is read again); tell whether that ended a session."""
+        """Drop uncommitted turns (their records are read again); tell whether that ended a session."""
         was_open = self.state is LaneState.OPEN
         turns, self._queue = self._queue, deque()
         self._urgent = self._queued_bytes = 0
@@ -240,14 +237,14 @@ class Lane:
         self._wake.set()
 
     def _renew(self) -> None:
-        """Use the lane's name with the broker, if nothing did since the last time."""
+        """Use the transactional id, if it was idle, so that the broker does not forget it."""
         self._renewal = asyncio.get_running_loop().call_later(self._limits.renew_s, self._renew)
         idle, self._idle = self._idle, True
         if idle:
             self._repeat_offset()
 
     def _confirm(self) -> None:
-        """Use the producer once more: the broker refuses it if its last transaction was rolled back."""
+        """Use the producer once more: the broker refuses it if its last transaction was rolled back (F4)."""
         self._confirmation = None
         self._repeat_offset()
 
@@ -262,8 +259,8 @@ class Lane:
         asyncio.get_running_loop().call_soon(self._wake.set)  # behind those who waited for it: their turns come along
 
     def _wanted(self) -> bool:
-        """Tell whether there is something to do now."""
-        return self._failed() or self._ending() or (self._rest is None and (self._urgent > 0 or self._tick_due))
+        idle = self._rest is not None or not (self._urgent or self._tick_due)
+        return self._failure is not None or self._ending() or not idle
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -284,7 +281,11 @@ class Lane:
 
     async def _transact(self) -> bool:
         """Commit what fits into one transaction; tell whether there was more."""
-        self._begin()
+        for timer in (self._rest, self._confirmation):
+            if timer is not None:
+                timer.cancel()
+        self._rest = self._confirmation = None
+        self._ready.clear()
         began_s = self._clock.monotonic_s()
         turns, batch = self._take()
         more = bool(self._queue)
@@ -293,7 +294,7 @@ class Lane:
                 receipt = await self._transport.commit(batch)
             self._transport.apply(batch, receipt)
         except BaseException:
-            # the outcome is unknown: nobody may believe in these turns until the topics were read again
+            # the outcome is unknown until the topics were read again
             self._queue.extendleft(reversed(turns))
             raise
         self._committed = True
@@ -305,14 +306,6 @@ class Lane:
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more
-
-    def _begin(self) -> None:
-        """End a rest that was cut short, and be busy."""
-        for timer in (self._rest, self._confirmation):
-            if timer is not None:
-                timer.cancel()
-        self._rest = self._confirmation = None
-        self._ready.clear()
 
     def _begin_rest(self, took_s: float) -> None:
         limits = self._limits

@@ -1,4 +1,4 @@
-"""Bounds of a lane, as data."""
+"""Bounds of a lane."""
 
 from __future__ import annotations
 
@@ -14,42 +14,40 @@ class LaneLimits:
 
     turns: int = 5_000
     changes: int = 2_000
-    """Records in one transaction: writing them to the local stores holds the event loop."""
+    """Records in one transaction: writing them to the local stores blocks the event loop."""
     size: int = 4 * 1024 * 1024
-    """Bytes in one transaction, about."""
+    """Approximate bytes in one transaction."""
     backlog: int = 10_000
-    """Turns that may wait; beyond it there is no room for records."""
+    """Waiting turns; beyond it there is no room for records."""
     backlog_size: int = 16 * 1024 * 1024
-    """Bytes of turns that may wait, the same."""
+    """Bytes of waiting turns, the same."""
     tick_s: float = 0.25
-    """Longest wait of an offset that comes with nothing else."""
+    """Longest wait of an offset without other changes."""
     rest: float = 1.0
-    """Rest after a transaction, as a multiple of its own length. Measured with 8 lanes on one processor at 1,000
-    retries a second when that was all it could do: lateness p99 408 ms without, 189 ms with 1, 178 ms with 2."""
+    """Rest after a transaction, as a multiple of its own length. Measured with 8 lanes on one saturated processor at
+    1,000 retries a second: lateness p99 408 ms without, 189 ms with 1, 178 ms with 2."""
     longest_rest_s: float = 0.02
     """Longest such rest. Measured with a fifth of the processor to spare: p99 112 ms with 0.05, 79 ms with 0.02."""
     renew_s: float = 86_400.0
-    """A lane that had nothing to commit for so long, or up to twice that, commits an offset that it has committed: the
-    broker forgets transactional ids that nobody uses (`transactional.id.expiration.ms`, a week by default)."""
+    """An idle lane repeats a committed offset after this time, or up to twice that: the broker forgets unused
+    transactional ids (`transactional.id.expiration.ms`, a week by default)."""
     confirm_s: float = 10.0
-    """A lane that has handed something off, and then had nothing to commit for so long, commits an offset that it has
-    committed. A broker that ended meanwhile may have taken the last transaction back although it had
-    acknowledged it (docs/reliability.md, F4). It refuses the next one of that producer, and the lane opens again;
-    without one, what was taken back would wait for the next record."""
+    """Time from a hand-off to a repeated offset, if nothing else is committed. A broker that stopped may have rolled
+    back the acknowledged transaction (docs/reliability.md, F4); it then refuses the producer, and the lane reopens."""
     open_s: float = 30.0
     commit_s: float = 30.0
     """Deadline of one transaction; must be above the producer's request time-out to let it report its own error."""
     first_backoff_s: float = 0.1
     """Wait after a failure, doubled by each further one."""
     last_backoff_s: float = 5.0
-    """Longest such wait. A session that committed something and lasted longer than this ends the doubling."""
+    """Longest such wait. A session that committed something and lasted this long ends the doubling."""
     steady_s: float = 60.0
-    """Any session that lasted this long does so too."""
+    """So does any session that lasted this long."""
 
 
 @asynccontextmanager
 async def within(seconds: float, what: str) -> AsyncIterator[None]:
-    """End the block after so long, with a TimeoutError that says what took longer, or what the inner one says."""
+    """Bound the block in time, with a TimeoutError that names `what`, unless an inner one has its own text."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -1,15 +1,18 @@
-"""Metadata of the committed offsets of a lane's sources, which Kafka keeps with each.
+"""Metadata of the committed offsets of a lane's sources.
 
-===============  ================================================================================================
 source           what
 ===============  ================================================================================================
 main             a mark of who works behind the offset (`core.marks`), and what was counted before it (`core.marks`)
 redelivery       a mark
 retry topics     whose changelog has the rows of what is before it (`engine.recovery.check_changelog`)
 ===============  ================================================================================================
+=======
+* main: a mark of who works after the offset (`core.marks`), and what was counted before it (`core.marks`);
+* redelivery: a mark;
+* retry topics: the id of the changelog that has the rows of what is before it (`engine.recovery.check_changelog`).
 
-It moves with the offset, whole or not at all, so it is always about this one. A commit that does not move an offset
-leaves our own mark there alone: it is about the record behind it, which may be running.
+It moves with the offset. A commit that does not move an offset keeps our own mark there: it is about the record after
+it, which may be running.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ from retryapp.ports import Committed, LaneBatch, TopicPartition
 
 @dataclass(slots=True)
 class Notes:
-    """Those of one lane. A commit that fails ends the session, and the next one reads them again."""
+    """The metadata of one lane. A failed commit ends the session, and the next one reads it again."""
 
     site: LaneSite
     life: str
     tally: Tally | None = None
-    """What was counted of the main topic before its offset; None: nothing says it."""
+    """What was counted of the main topic before its offset; None: unknown."""
     _counted: str = ""
     _marks: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
     """Offset and mark of each delivering source."""
@@ -41,10 +44,10 @@ class Notes:
         ends: Mapping[TopicPartition, int],
         written_down: str,
     ) -> tuple[dict[TopicPartition, Suspected], dict[TopicPartition, str]]:
-        """Take in what a lane finds where it opens; `written_down` is what the changelog says was counted.
+        """Read the metadata at opening; `written_down` is the changelog's tally.
 
         Returns:
-            What may have ended a worker, by source; and the marks that have to be there before a record runs.
+            What may have ended a worker, by source; and the marks to be written before a record runs.
         """
         main, suspicions, marks = self.site.main, dict[TopicPartition, Suspected](), dict[TopicPartition, str]()
         note = split_note(offsets[main].note if main in offsets else "")
@@ -73,7 +76,7 @@ class Notes:
         return told
 
     def counted(self, batch: LaneBatch) -> str:
-        """Return what is counted before the main topic's offset once a batch is committed, as text."""
+        """Return the tally before the main topic's offset after a batch, as text."""
         self.tally = batch.tally or self.tally
         offset = batch.offsets.get(self.site.main)
         if offset is not None:
@@ -81,7 +84,7 @@ class Notes:
         return self._counted
 
     def counting(self) -> list[TopicPartition]:
-        """Return the sources whose mark holds something against what is behind the offset."""
+        """Return the sources whose mark counts against the record after the offset."""
         return [tp for tp, (_, text) in self._marks.items() if (mark := parse_mark(text)) is not None and mark.counts]
 
     def _going_on(self, tp: TopicPartition, offset: int) -> str:

@@ -1,8 +1,7 @@
-"""Runs of a handler that were given up and go on.
+"""Count and bound the runs of a handler that were given up and go on.
 
-A thread cannot be stopped, and a coroutine may refuse its cancellation. Such a run is an orphan: its record has its
-fate already (or will be read again), what the run still does counts for nothing, and nobody waits for it. Orphans are
-counted, and bounded: at the limit no new run of the handler begins until one has ended.
+A thread cannot be stopped, and a coroutine may refuse its cancellation. Such a run is an orphan: its record is settled
+(or will be read again) and its outcome ignored. At the limit no new run of the handler begins until one has ended.
 """
 
 from __future__ import annotations
@@ -12,26 +11,21 @@ from collections import deque
 from typing import Any, Final
 
 MIN_ORPHANS: Final = 16
-"""A handler may have as many orphans as it has `concurrency`, and at least so many: one record that hangs at every
-attempt must not stop the others."""
+"""Least limit whatever the `concurrency`: one record that hangs at every attempt must not stop the others."""
 
 
 class Orphans:
     """The orphans of one handler on one worker. Used in the event loop's thread only."""
 
     def __init__(self, limit: int) -> None:
-        """Let no new run begin while there are `limit` orphans.
-
-        With two shares of concurrency up to ``limit - 1 + 2 * concurrency`` may come together.
-        """
         self.limit = limit
+        """No new run begins while there are this many; up to ``limit - 1 + 2 * concurrency`` may come together."""
         self.total = 0
-        """How many there have been since the start."""
+        """Orphans since the start."""
         self._runs: set[asyncio.Future[Any]] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
-        """Return how many go on now."""
         return len(self._runs)
 
     @property
@@ -41,11 +35,11 @@ class Orphans:
 
     @property
     def waiting(self) -> int:
-        """How many deliveries wait for an orphan to end."""
+        """Deliveries that wait for an orphan to end."""
         return len(self._waiting)
 
     def adopt(self, run: asyncio.Future[Any]) -> None:
-        """Keep a run that was given up until it ends."""
+        """Count a run that was given up until it ends."""
         self.total += 1
         self._runs.add(run)
         run.add_done_callback(self._ended)

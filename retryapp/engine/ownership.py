@@ -1,9 +1,9 @@
 """What this worker owns: from an assignment of the group to its end.
 
-1. An assignment comes: one engine and one lane for each number of which this worker has *all* the handler's topics
-   (rule 1); a number that it has in part stays paused, and that is told. Lanes open once the rebalance is over.
+1. Assignment: one engine and one lane for each number of which this worker has *all* the handler's topics (rule 1); any
+   other number stays paused, and that is reported. Lanes open once the rebalance is over.
 2. Records go from the intake to the engines (`engine.feed`).
-3. A revoke or the end of the process comes: handlers get some time to finish, lanes commit what is done and close.
+3. Revoke or end of the process: handlers get some time to finish, lanes commit what is done and close.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from retryapp.engine.turn import Turn
 from retryapp.ports import Clock, Event, Observation, Observer, TopicPartition
 
 _FINISH_S = 5.0
-"""Longest wait for the last transactions; a short grace shortens it: without a broker they never end."""
+"""Longest wait for the last transactions (without a broker they never end); a short grace shortens it."""
 _LEAST_FINISH_S = 0.5
 
 
 class Ownership:
-    """The partitions of one worker. See the module's text."""
+    """The partitions of one worker."""
 
     def __init__(self, *, clock: Clock, observer: Observer, to_record: Callable[[Any], Record], drain_s: float) -> None:
         self.clock = clock
@@ -37,12 +37,11 @@ class Ownership:
         self.served: dict[str, Served] = {}
         self.placed: dict[tuple[str, int], Placed] = {}
         self.assigned = False
-        """Whether there is an assignment, which may be empty."""
+        """There is an assignment, which may be empty."""
         self._drain_s = drain_s
         self.feed = Feed(self.intake, to_record)
-        """The way of records to the engines."""
         self.placer: Placer | None = None
-        """Makes lanes; set before the first assignment."""
+        """Set before the first assignment."""
         self._suspending = asyncio.Lock()
         self.intake.on_records = self.feed.pump
         self.intake.on_assigned = self._on_assigned
@@ -92,7 +91,7 @@ class Ownership:
         await self.suspend(self._drain_s)
 
     async def suspend(self, deadline_s: float) -> None:
-        """Let handlers finish, commit what is done, close every lane. Bounded by the deadline and a few seconds."""
+        """Let handlers finish, commit, and close every lane, within the deadline and a few seconds."""
         async with self._suspending:
             placed = list(self.placed.values())
             if not placed:
@@ -115,10 +114,10 @@ class Ownership:
             self.feed.clear()
 
     def catch_up(self) -> bool:
-        """Settle positions that no record tells of, and ask for the broker's time while the clock is in doubt.
+        """Settle positions without records, and ask for the broker's time while the clock is in doubt.
 
-        To be called every few seconds, and every second while it returns True: nothing fires then, so there may be
-        nothing else to acknowledge.
+        Call it every few seconds, and every second while it returns True: nothing fires then, so there may be no other
+        acknowledgement.
         """
         self.feed.catch_up()
         if self.clock.trusted or not self.clock.known:

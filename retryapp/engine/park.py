@@ -1,11 +1,9 @@
-"""Park: a record of the retry topic becomes a row of the pending table.
+"""Park records: a record of the retry topic becomes a row of the pending table.
 
-A record whose metadata cannot be read is not parked: when it is due is not known, and "no delay" would be a lie. It
-goes to the dead-letter topic with reason `damaged`, bytes untouched. Neither is one whose row, or whose way back, would
-be larger than a record may be: it is dead with reason `too-large`.
-
-Only what waiting needs is read of the metadata (`decode_waiting`); damage of the rest is found before the record is
-delivered. What a newer retryapp wrote is no damage: the partition stops until this worker is upgraded.
+A record whose metadata cannot be read has no known due time and is dead-lettered as `damaged`, bytes untouched; one
+whose row or redelivery would be too large, as `too-large`. Only the metadata that waiting needs is read
+(`decode_waiting`); other damage is found before delivery. A newer format is no damage: the partition stops until this
+worker is upgraded.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from retryapp.ports import Event, Row
 
 
 def park(context: DeliveryContext, record: Record, now_ms: int) -> Turn:
-    """Return the turn that parks a record of a retry topic, or buries it when it is damaged or its row too large."""
+    """Return the turn that parks a record of a retry topic, or dead-letters a damaged or too large one."""
     topology = context.handler.topology
     try:
         if (damage := unreadable(record)) is not None:
@@ -55,7 +53,7 @@ def waiting_metadata(record: Record) -> RetryMetadata:
 
     Raises:
         NewerRecordError: a newer retryapp wrote it.
-        DamagedMetadataError: there is none, it cannot be read, or it has no due time.
+        DamagedMetadataError: it is missing, unreadable or without a due time.
     """
     try:
         metadata = decode_metadata(record.headers)

@@ -1,8 +1,8 @@
-"""One partition of one handler: its stations (deliver, park, fire) round one lane.
+"""One partition of one handler: deliver, park and fire over one lane, for the time of an assignment.
 
-The partition lives as long as an assignment. Each time its lane opens it begins a session: empty windows at the
-committed offsets, no claims, a firing task; each time the lane closes, the session ends: running handlers are given up,
-their outcomes ignored, and everything is read again by whoever opens next.
+Each time its lane opens, a session begins: empty windows at the committed offsets, no claims, a firing task. Each time
+the lane closes, the session ends: running handlers are given up, their outcomes ignored, and the next session reads
+their records again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from typing_extensions import override
+
 from retryapp.core.errors import LaneClosedError, MembershipLapsedError
-from retryapp.core.marks import Suspected, Tally
+from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
 from retryapp.engine.duplicates import TURN_ROWS, Duplicates
@@ -21,20 +23,21 @@ from retryapp.engine.lane import Lane
 from retryapp.engine.park import park
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.progress import Counting, OffsetWindow
-from retryapp.engine.run import DeliveryContext, Outcome, Run
+from retryapp.engine.run import DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.suspects import Suspects
+from retryapp.engine.transport import LaneProtocol
 from retryapp.engine.turn import Turn
-from retryapp.ports import Event, Observation, PendingTable, SeenTable, TopicPartition
+from retryapp.ports import Event, Observation, SeenTable, TopicPartition
 
 ABORT_WAIT_S = 2.0
-"""Longest wait of a drain for handlers that it has given up: the grace is what they had before."""
+"""Longest wait of a drain for handlers that it has given up."""
 PROGRESS_MS = 60_000
 """Longest time between two `progress` events of a partition that has traffic."""
 _RECORD_OVERHEAD_BYTES = 200
 
 
-class PartitionEngine:
-    """See the module's text."""
+class PartitionEngine(RunOwner):
+    """Delivers, parks and fires the records of one partition."""
 
     def __init__(
         self,
@@ -57,15 +60,13 @@ class PartitionEngine:
         self._first = first
         self._again = again
         self._wanted = wanted
-        """Called when there is room for records of a source again."""
         self._session = 0
         self._draining = False
         self._windows: dict[TopicPartition, OffsetWindow[Outcome]] = {}
         self._running: dict[Run, None] = {}
-        """In the order in which they began: whatever ends them all takes the same course each time."""
+        """In the order in which they began."""
         self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        """What goes on as long as the session: firing, and what runs alone."""
         self._suspects: dict[TopicPartition, Suspects] = {}
         self._duplicates: Duplicates | None = None
         self._progress_ms = progress_ms
@@ -76,12 +77,12 @@ class PartitionEngine:
 
     @property
     def sources(self) -> tuple[TopicPartition, ...]:
-        """Partitions whose records come here."""
+        """Partitions whose records are taken in."""
         return (self._main, *sorted(self._retry), self._redelivery)
 
     @property
     def delivering(self) -> tuple[TopicPartition, TopicPartition]:
-        """The sources whose records run in the handler."""
+        """Sources whose records run in the handler."""
         return self._main, self._redelivery
 
     @property
@@ -91,46 +92,38 @@ class PartitionEngine:
 
     @property
     def release_lag_ms(self) -> int:
-        """Age of the oldest record in flight; 0 without any. Offsets after it wait for it."""
+        """Age of the oldest record in flight, for which later offsets wait; 0 without any."""
         oldest = [window.oldest_ms for window in self._windows.values() if window.oldest_ms is not None]
         return max(0, self.context.clock.wall_ms() - min(oldest)) if oldest else 0
 
     @property
     def looked_ms(self) -> int | None:
-        """When the session last looked for what is due, epoch milliseconds; None while there is no session."""
+        """When the session last scanned for due rows, epoch milliseconds; None without a session."""
         return self.firing.looked_ms if self._session > 0 else None
 
+    @override
     def alive(self, run: Run) -> bool:
-        """See `run.RunOwner.alive`."""
         alive = self._alive(run.session)
-        if lapsed := alive and self.context.lapsed():  # stopped, cut off: another may have done since what is at hand
+        if lapsed := alive and self.context.lapsed():  # stopped or cut off: another worker may own the partition
             self.lane.fail(MembershipLapsedError(self.lane.name))
         return alive and not lapsed
 
     def _alive(self, session: int) -> bool:
         return session == self._session and not self._draining
 
-    def begin(
-        self,
-        session: int,
-        starts: Mapping[TopicPartition, int],
-        pending: PendingTable,
-        suspicions: Mapping[TopicPartition, Suspected] | None = None,
-        seen: SeenTable | None = None,
-        tally: Tally | None = None,
-    ) -> None:
+    def begin(self, session: int, starts: Mapping[TopicPartition, int], transport: LaneProtocol) -> None:
         """Begin a session; the lane has just opened."""
         self._session = session
         self._windows = {tp: OffsetWindow() for tp in starts}
         self._unreleased.clear()
-        self.firing = Firing(self.context, self.lane, self.partition, session, pending)
-        self._duplicates = self._begin_duplicates(seen)
+        self.firing = Firing(self.context, self.lane, self.partition, session, transport.pending)
+        self._duplicates = self._begin_duplicates(transport.seen)
         start = starts[self._main]
-        tally = tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
+        tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
         self._suspects = {
             tp: Suspects(self.context, self.lane, session, found=found, submit=self._pool(tp).submit)
-            for tp, found in (suspicions or {}).items()
+            for tp, found in transport.suspicions.items()
         }
         works = [self.firing.run, *(each.run for each in self._suspects.values())]
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
@@ -145,7 +138,7 @@ class PartitionEngine:
         return Duplicates(handler.deduplicate, self.context, seen, changelog)
 
     def end(self) -> None:
-        """End the session: nothing of it counts any more."""
+        """End the session; its outcomes are ignored."""
         self._session = -1
         self._windows = {}
         for run in list(self._running):
@@ -159,7 +152,7 @@ class PartitionEngine:
         self._tasks.clear()
 
     async def drain(self, deadline_s: float) -> None:
-        """Take nothing new, wait for running handlers, give up those that are not done by then and wait for them."""
+        """Take nothing new, wait for running handlers, then give up those that are not done and wait for them."""
         self._draining = True
         self._end_tasks()
         for run in list(self._running):
@@ -175,8 +168,7 @@ class PartitionEngine:
                 async with asyncio.timeout(min(deadline_s, ABORT_WAIT_S)):
                     await self._wait_idle()
             except TimeoutError:
-                pass  # a handler that swallows its cancellation: its outcome is ignored, the group must not wait for it
-
+                pass  # a handler that swallows its cancellation: its outcome is ignored
         self._release_all()
         self._note_progress(self._session)
 
@@ -198,12 +190,12 @@ class PartitionEngine:
         return max(0, min(handler.max_in_flight - len(window), self.lane.room))
 
     def idle(self, tp: TopicPartition) -> bool:
-        """Tell whether every record of `tp` that came in has given its turn to the lane, and more may come."""
+        """Tell whether the turns of all records of `tp` are in the lane, and more may come."""
         window = self._windows.get(tp)
         return window is not None and not len(window) and not self._draining
 
     def room_bytes(self, tp: TopicPartition) -> int:
-        """Return how many bytes of `tp` may come in now; the last record may pass it."""
+        """Return how many bytes of `tp` may come in now; the last record may exceed it."""
         window = self._windows.get(tp)
         return 0 if window is None else self.context.handler.max_in_flight_bytes - window.bytes
 
@@ -250,19 +242,19 @@ class PartitionEngine:
         if committed:
             self.firing.parked(due_at_ms)
 
+    @override
     def begun(self, run: Run) -> None:
-        """See `run.RunOwner.begun`."""
         self._running[run] = None
 
+    @override
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
-        """See `run.RunOwner.ended`."""
         self._running.pop(run, None)
         if not self._running:
             self._settled.set()
         if run.session == self._session:
             self._take(run, outcome, fault)
         if run.on_end is not None:
-            self._release_all()  # whoever waits for the end may move offsets: what has ended goes before
+            self._release_all()  # before `on_end`, which may move offsets
             run.on_end()
 
     def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
@@ -300,11 +292,10 @@ class PartitionEngine:
                 self._note_progress(session)
         elif tp == self._redelivery:
             self.firing.delivered(turns[-1].next_offset)
-        if len(window) <= self.context.handler.max_in_flight // 2:  # in batches: one event of Faust's costs as much
+        if len(window) <= self.context.handler.max_in_flight // 2:  # in batches: each is an event of Faust's
             self._wanted(tp)
 
     def _noted(self, duplicates: Duplicates, tp: TopicPartition, outcomes: Sequence[Outcome]) -> list[Turn]:
-        """Make turns that also tell which events were seen."""
         turns = [
             turn for at in range(0, len(outcomes), TURN_ROWS) for turn in self._turns(tp, outcomes[at : at + TURN_ROWS])
         ]
@@ -315,7 +306,7 @@ class PartitionEngine:
         return turns
 
     def _turns(self, tp: TopicPartition, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
-        """Make one turn of each row of records that were fine at once."""
+        """Make one turn of each run of records that succeeded at once."""
         fine = upto = 0
         for outcome in outcomes:
             if isinstance(outcome, int):
@@ -341,22 +332,17 @@ class PartitionEngine:
         return Turn(source=tp, next_offset=next_offset, settles=count, fine=True, observations=(seen,))
 
     def _note_progress(self, session: int) -> None:
-        """Say on the events topic what was counted since the last time."""
         try:
             if (turn := self._counting.say(self.context.clock.wall_ms())) is not None:
                 self.lane.submit(session, turn)
         except LaneClosedError:
             return  # who opens the lane next knows what is counted of what is durable
 
-    def on_room(self) -> None:
-        """The lane has committed: there may be room for what waited."""
-        self.firing.room()
-
     async def _guard(self, session: int, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except LaneClosedError:
             return
-        except Exception as exc:  # noqa: BLE001 - without it nothing would ever fire, or run, again, in silence
+        except Exception as exc:  # noqa: BLE001 - else nothing would fire or run again, silently
             if session == self._session:
                 self.lane.fail(exc)

@@ -1,7 +1,7 @@
-"""A handler's partition on this worker: its engine, its lane, and the watch over the lane's task.
+"""Place a handler's partition on this worker: its engine, its lane and the lane's task.
 
-A lane's task waits for the end of the rebalance, then runs the lane. A lane without a task, or one that idles although
-no assignment comes, would silently block its partition, so the process exits with the restart code.
+The task waits for the end of the rebalance, then runs the lane. A dead task, or a lane that idles although no
+assignment comes, would silently block its partition, so the process exits with the restart code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _REBALANCE_POLL_S = 0.01
 _UNSETTLED_S = 60.0
-"""A lane that has waited so long for the end of a rebalance says so, and again after as long."""
+"""Interval of warnings while a lane waits for the end of a rebalance."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What an assignment makes of this worker: lanes prove it before they touch anything."""
+    """This worker's place in the group, which lanes prove before they touch anything."""
 
     generation: int
     member_id: str
@@ -68,32 +68,31 @@ MakeTransport = Callable[[Served, PartitionEngine, Membership], LaneProtocol]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placer:
-    """Places partitions: makes engine and lane of one, and starts the lane's task. Holds what all lanes share."""
+    """Makes engine and lane of a partition, and starts the lane's task. Holds what all lanes share."""
 
     make_transport: MakeTransport
     settled: Callable[[], bool]
-    """Whether the group is at rest: the rebalance of the last assignment is over."""
+    """Whether the rebalance of the last assignment is over."""
     lapsed: Callable[[], bool]
-    """Whether the coordinator was silent for so long that it may have given our partitions to others."""
+    """Whether the coordinator was silent so long that it may have reassigned our partitions."""
     end_process: Callable[[str], None]
-    """Ends the process, which has to be started again; told why."""
+    """Ends the process with a reason; it must be started again."""
     patience_s: float
     """How long an idle lane waits for its next assignment."""
     clock: Clock
     random: Random
     observer: Observer
     tick_s: float
-    """Longest wait of an offset that comes with nothing else; the more lanes, the longer."""
+    """`LaneLimits.tick_s`; the more lanes, the longer."""
     life: str
-    """Names this process among all that ever were."""
+    """Unique id of this process."""
     progress_ms: int = PROGRESS_MS
-    """Longest time between two `progress` events of a partition that has traffic."""
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a record runs that may have killed a worker."""
     pump: Callable[[TopicPartition], None]
     """Called when an engine has room for records of a partition."""
     forget: Callable[[TopicPartition], None]
-    """Called when a lane has opened: batches that were on their way to its engine are of an older session."""
+    """Called when a lane has opened: batches in transit are of an older session."""
 
     def place(self, served: Served, partition: int, membership: Membership) -> Placed:
         """Make what a partition needs, and start it."""
@@ -122,22 +121,13 @@ class Placer:
 
     def _lane(self, handler: Handler, engine: PartitionEngine, transport: LaneProtocol) -> Lane:
         def begin(session: int, starts: Mapping[TopicPartition, int]) -> None:
-            if transport.pending is None:
-                raise RuntimeError(f"lane {transport.place.name} opened without its table")
-            engine.begin(
-                session,
-                starts,
-                transport.pending,
-                transport.suspicions,
-                transport.seen,
-                transport.tally,
-            )
+            engine.begin(session, starts, transport)
             for tp in engine.sources:
                 self.forget(tp)
             self._note_policy(handler, transport.place.partition, engine, session)
 
         def room() -> None:
-            engine.on_room()
+            engine.firing.room()
             for tp in engine.sources:
                 self.pump(tp)
 
@@ -155,7 +145,7 @@ class Placer:
         )
 
     def _note_policy(self, handler: Handler, partition: int, engine: PartitionEngine, session: int) -> None:
-        """Write the policy's text down once per start of a lane: headers carry its digest only."""
+        """Publish the policy's text once per start of a lane: headers carry its digest only."""
         event = PolicyUsed(
             group=handler.group,
             handler=handler.name,
@@ -192,7 +182,6 @@ class Placer:
                 )
 
     def _end_if_broken(self, lane: Lane, task: asyncio.Task[None]) -> None:
-        """End the process when a lane's task has died."""
         if not task.cancelled() and (exc := task.exception()) is not None:
             logger.error("Lane %s ended with an error", lane.name, exc_info=exc)
             self.end_process(f"Lane {lane.name} ended with an error that it could not handle ({exc!r})")

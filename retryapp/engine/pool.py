@@ -1,9 +1,9 @@
-"""Runs of handlers: `concurrency` at once, each bounded in time whatever the handler does.
+"""Run handlers: `concurrency` at once, each bounded in time whatever the handler does.
 
-A runner is a task that calls handlers one after the other *in itself*: a task of its own for each record would cost
-more than all the rest of a delivery. So a handler that cancels its task, leaves a cancellation behind or swallows one
-does that to its runner, and runners are made to be lost: `CANCEL_WAIT_S` after it was told to stop, a run that goes on
-is an orphan together with its runner, its record is settled without it, and a new runner takes the place.
+A runner is a task that calls handlers one after the other *in itself*: a task per record would cost more than the rest
+of a delivery. A handler that cancels its task, leaves a cancellation behind or swallows one does that to its runner, so
+runners are replaceable: `CANCEL_WAIT_S` after its cancellation, a run that goes on becomes an orphan together with its
+runner, its record is settled without it, and a new runner takes the place.
 
 A handler may leave context variables behind for the next one on its runner, as in any Faust agent.
 """
@@ -14,31 +14,33 @@ import asyncio
 from collections import deque
 from typing import Any, Final
 
+from typing_extensions import override
+
 from retryapp.engine.deliver import deliver, delivery_of, timed_out
 from retryapp.engine.handler import abandon
-from retryapp.engine.run import GivenUpError, Run, RunAbortedError, RunOwner
+from retryapp.engine.run import GivenUpError, Run, RunAbortedError, RunOwner, Watch
 
 CANCEL_WAIT_S: Final = 2.0
-"""How long a cancelled handler may clean up before it is left to itself."""
+"""How long a cancelled handler may clean up before it becomes an orphan."""
 BURST: Final = 64
-"""Handlers that end without ever waiting, in one go, before others in the event loop have their turn."""
+"""Handlers that end without waiting, before a runner yields to the event loop."""
 
 
-class DeliveryPool:
-    """Runs handlers, `concurrency` at once, for all partitions of a handler. One pool per share of concurrency."""
+class DeliveryPool(Watch):
+    """Runs handlers for all partitions of a handler. One pool per share of concurrency."""
 
     def __init__(self, concurrency: int, name: str) -> None:
         self._concurrency = concurrency
         self._name = name
         self._queues: dict[RunOwner, deque[Run]] = {}
         self._turns: deque[RunOwner] = deque()
-        """Owners that have runs queued, in the order of their turns: one that has many must not hold up the others."""
+        """Owners with queued runs, in the order of their turns: one with many must not delay the others."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._open: dict[Run, None] = {}
-        """Runs that go on, oldest first; all have the same time, so the first one's ends first."""
+        """Runs, oldest first; all have the same time-out, so the first one's ends first."""
         self._cancelled: dict[Run, float] = {}
-        """Runs that are being cancelled, and until when the pool waits for them."""
+        """Runs that are being cancelled, with their deadlines."""
         self._timer: asyncio.TimerHandle | None = None
         self.stopping = False
 
@@ -49,7 +51,7 @@ class DeliveryPool:
             self._add_runner()
 
     async def stop(self, wait_s: float = CANCEL_WAIT_S) -> None:
-        """End all runs; those that go on after `wait_s` are left to themselves."""
+        """End all runs; those that go on after `wait_s` become orphans."""
         self.stopping = True
         runners = set(self._runners)
         for runner in runners:
@@ -67,7 +69,7 @@ class DeliveryPool:
         self._runners.clear()
 
     def submit(self, run: Run) -> None:
-        """Queue a delivery; bounded by the windows of the partitions."""
+        """Queue a run; bounded by the windows of the partitions."""
         run.watch = self
         queue = self._queues.get(run.owner)
         if queue is None:
@@ -81,29 +83,29 @@ class DeliveryPool:
 
     # -- `run.Watch` --------------------------------------------------------------------------------------------
 
+    @override
     def begun(self, run: Run, timeout_s: float) -> None:
-        """See `run.Watch.begun`."""
         run.begun = True
         deadline_s = run.deadline_s = asyncio.get_running_loop().time() + timeout_s
         self._open[run] = None
         if self._timer is None:
             self._arm(deadline_s)
 
+    @override
     async def over(self, run: Run) -> None:
-        """See `run.Watch.over`."""
         self._forget(run)
         if run.given_up:
             raise GivenUpError
         if run.task is not None and run.task.cancelling():
             await settle_cancellation(run.task)
-            self._forget(run)  # told to stop in that very moment: its runner lives, and must not be given up later
+            self._forget(run)  # cancelled in that very moment: its runner lives, and must not be given up later
             if self.stopping:
                 raise asyncio.CancelledError
         if run.aborted:
             raise RunAbortedError
 
+    @override
     def cancel(self, run: Run) -> None:
-        """See `run.Watch.cancel`."""
         self._open.pop(run, None)
         if run.task is not None and run not in self._cancelled:
             run.task.cancel()
@@ -127,18 +129,17 @@ class DeliveryPool:
             self.cancel(run)
         while self._cancelled and self._cancelled[run := next(iter(self._cancelled))] <= now_s:
             self._give_up(run)
-        due = [self._cancelled[next(iter(self._cancelled))]] if self._cancelled else []
+        if self._cancelled:
+            self._arm(next(iter(self._cancelled.values())))
         if self._open:
-            due.append(next(iter(self._open)).deadline_s)
-        if due:
-            self._arm(min(due))
+            self._arm(next(iter(self._open)).deadline_s)
 
     def _forget(self, run: Run) -> None:
         self._open.pop(run, None)
         self._cancelled.pop(run, None)
 
     def _give_up(self, run: Run) -> None:
-        """Leave a run to itself, with its runner, and settle its record without it."""
+        """Make a run an orphan together with its runner, and settle its record without it."""
         self._forget(run)
         run.given_up = True
         if run.outbox is not None:
@@ -153,7 +154,7 @@ class DeliveryPool:
         if run.overdue and not run.aborted:
             try:
                 outcome = timed_out(run)
-            except Exception as exc:  # noqa: BLE001 - the owner is told of every fault of ours
+            except Exception as exc:  # noqa: BLE001 - the owner gets every fault of ours
                 fault = exc
         run.owner.ended(run, outcome, fault)
 
@@ -213,14 +214,13 @@ class DeliveryPool:
 
 
 async def _carry(run: Run) -> None:
-    """Deliver, and tell the owner what came of it."""
     outcome, fault = None, None
     try:
         outcome = await deliver(run)
     except RunAbortedError:
         pass
     except GivenUpError:
-        raise  # its owner was told when it was given up
+        raise  # its owner knows already
     except asyncio.CancelledError:
         run.owner.ended(run, None, None)
         raise
@@ -230,11 +230,11 @@ async def _carry(run: Run) -> None:
 
 
 async def settle_cancellation(task: asyncio.Task[Any]) -> None:
-    """Take back every cancellation of the current task: those that were raised, and one that is still to come."""
+    """Take back every cancellation of the current task, also one that the next await would raise."""
     while task.cancelling():
         task.uncancel()
     try:
-        await asyncio.sleep(0)  # `uncancel` does not take back the error that the next await would raise
+        await asyncio.sleep(0)  # `uncancel` does not take that one back
     except asyncio.CancelledError:
         while task.cancelling():
             task.uncancel()

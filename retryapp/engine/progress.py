@@ -1,8 +1,8 @@
-"""Which prefix of a partition's offsets has an outcome, and what was counted of it.
+"""Find the prefix of a partition's offsets that has outcomes, and count its records.
 
 Handlers finish in any order; offsets may only be committed as a prefix, and what a record publishes must not become
-visible before everything ahead of it is done, or a crash would repeat it. `OffsetWindow` holds outcomes back until all
-earlier records have theirs. Gaps in offsets (transaction markers, compaction) are normal: order is by arrival.
+visible before everything ahead of it is done, or a crash would repeat it. Gaps in offsets (transaction markers,
+compaction) are normal: order is by arrival.
 """
 
 from __future__ import annotations
@@ -31,52 +31,44 @@ class _Entry(Generic[T]):
 
 
 class OffsetWindow(Generic[T]):
-    """The records of one source partition that are being worked on, in offset order.
+    """The unreleased records of one source partition, in offset order.
 
-    Life of a record: `add` when it is taken in, `finish` with its outcome, and `release` hands outcomes out, oldest
-    first, once nothing before them is open.
+    Life of a record: `add` when it is taken in, `finish` with its outcome, `release` once nothing before it is open.
     """
 
-    __slots__ = ("_bytes", "_entries", "_index", "_last")
+    __slots__ = ("_entries", "_index", "_last", "bytes")
 
     def __init__(self) -> None:
+        self.bytes = 0
         self._entries: deque[_Entry[T]] = deque()
         self._index: dict[int, _Entry[T]] = {}
-        self._bytes = 0
         self._last = -1
 
     def __len__(self) -> int:
-        """Return how many records are not released yet."""
         return len(self._entries)
 
     @property
-    def bytes(self) -> int:
-        """Size of the records that are not released yet."""
-        return self._bytes
-
-    @property
     def oldest_ms(self) -> int | None:
-        """When the oldest record that is not released was taken in, or None. Its age is the release lag."""
+        """When the oldest record was taken in, or None. Its age is the release lag."""
         return self._entries[0].added_ms if self._entries else None
 
     def add(self, offset: int, size: int = 0, *, now_ms: int = 0) -> None:
-        """Take a record in; a ValueError: the source delivered something twice or out of order."""
+        """Take a record in; raise ValueError if the source delivered it twice or out of order."""
         if offset <= self._last:
             raise ValueError(f"offset {offset} after {self._last}: records of a partition must arrive in order")
         self._last = offset
         entry: _Entry[T] = _Entry(size, now_ms)
         self._entries.append(entry)
         self._index[offset] = entry
-        self._bytes += size
+        self.bytes += size
 
     def finish(self, offset: int, outcome: T, more: int = 0) -> None:
-        """Note the outcome of a record; `more`: bytes that it holds besides the record's."""
+        """Set the outcome of a record; `more`: bytes that it holds besides the record's."""
         entry = self._index.pop(offset)
         entry.outcome = outcome
         entry.done = True
-        if more:
-            entry.size += more
-            self._bytes += more
+        entry.size += more
+        self.bytes += more
 
     def release(self) -> list[T]:
         """Return the outcomes of the finished prefix, in offset order."""
@@ -84,16 +76,16 @@ class OffsetWindow(Generic[T]):
         entries = self._entries
         while entries and entries[0].done:
             entry = entries.popleft()
-            self._bytes -= entry.size
+            self.bytes -= entry.size
             out.append(entry.outcome)
         return out
 
 
 class Counting:
-    """Counts what one session settles of a partition of the main topic, and says it now and then.
+    """Counts what one session settles of a partition of the main topic, for `progress` events.
 
-    Each turn takes along what is counted once it has taken effect, and an event's turn that nothing is. The lane puts
-    that beside the offset (`engine.notes`): whoever opens it next goes on from there, in the next range.
+    Each turn carries the tally after it; the turn of an event, an empty one. The lane commits it with the offset
+    (`engine.notes`), and the next session continues from there.
     """
 
     def __init__(self, handler: Handler, main: TopicPartition, tally: Tally, next_offset: int) -> None:
@@ -114,9 +106,9 @@ class Counting:
         return now_ms - self._tally.since_ms >= every_ms
 
     def say(self, now_ms: int) -> Turn | None:
-        """Return the turn that says what was counted, and begin to count anew; None where that is nothing.
+        """Return the turn of a `progress` event, and count from zero; None if nothing was counted.
 
-        It moves no offset, but it takes one along: what stands beside that is not counted any more.
+        It commits the present offset again, with an empty tally.
         """
         tally, to_ms = self._tally, max(now_ms, self._tally.since_ms)
         if not tally.received:

@@ -1,18 +1,17 @@
-"""What handlers publish: it joins the turn of their record, or nothing of it does.
+"""Publish records of handlers in the turn of their record, all or none.
 
 Life of a publication:
 
-1. `Publishing.publish`, in the handler, from its task or from any thread: what can be checked at once is checked, and
-   an error is raised where the handler can see it; the record waits in the run's `Outbox`.
-2. The handler ends. Well: the outbox is closed and emptied (`Outbox.take`); topics that nobody has looked at lately
-   are looked at, outside any transaction; what does not fit into its topic fails the attempt. Not well: the outbox is
-   closed and what it holds is dropped.
+1. `Publishing.publish`, in the handler, from its task or from any thread, checks what can be checked at once; the
+   record waits in the run's `Outbox`.
+2. The handler fails: the outbox is closed and dropped. It succeeds: the outbox is closed and emptied (`Outbox.take`);
+   topics without a recent look are looked at, outside any transaction; a record that its topic does not take fails the
+   attempt.
 3. The records join the record's turn, so they become visible with its offset or not at all.
-4. The turn is dropped (the lane failed, the partition moved): the topics are doubted, since one of them may be why. The
-   next publish to them begins with a look.
+4. If the turn is dropped (the lane failed, the partition moved), their topics are doubted, since one of them may be the
+   cause: the next publish to them begins with a look.
 
-An outbox belongs to one run. After that has ended it takes nothing: what a task or thread that outlived its handler
-publishes would belong to no record.
+An outbox belongs to one run and takes nothing after its end: it would belong to no record.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ from retryapp.core.topology import check_name
 from retryapp.ports import Clock, DestinationReader, Event, Observation, Random
 
 MAX_RECORDS: Final = 10_000
-"""Records that one attempt may publish: they travel in one transaction."""
+"""Records that one attempt may publish, in one transaction."""
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of them together; a single record may be larger."""
+"""Their total size; a single record may be larger."""
 MAX_DESTINATIONS: Final = 10_000
-"""Topics that are remembered."""
 
 
 class Destinations:
-    """The topics that the handlers of a worker publish to, each looked at once in a while."""
+    """The topics that the handlers of a worker publish to, each looked at from time to time."""
 
     def __init__(self, reader: DestinationReader, clock: Clock, ours: Callable[[], Collection[str]]) -> None:
         self.lock = threading.Lock()
@@ -53,7 +51,7 @@ class Destinations:
         self._looks: dict[str, asyncio.Task[None]] = {}
 
     def of(self, topic: str) -> Destination:
-        """Return a destination, looked at or not, or raise `PublishRefusedError`. In any thread."""
+        """Return a destination, looked at or not, or raise `PublishRefusedError`. Thread-safe."""
         found = self._known.get(topic)
         if found is None:
             try:
@@ -69,7 +67,7 @@ class Destinations:
         return found
 
     def fresh(self, destination: Destination) -> bool:
-        """Tell whether what is known of a destination may be believed; raise a known problem as `DestinationError`."""
+        """Tell whether the last look is still valid; raise a known problem as `DestinationError`."""
         if not destination.fresh(self._clock.monotonic_s()):
             return False
         if destination.problem is not None:
@@ -77,18 +75,18 @@ class Destinations:
         return True
 
     async def look(self, destination: Destination) -> None:
-        """Look at a topic, or raise `DestinationError`; those who want the same look share it."""
+        """Look at a topic, or raise `DestinationError`; concurrent callers share one look."""
         topic = destination.topic
         task = self._looks.get(topic)
         if task is None:
             task = self._looks[topic] = asyncio.create_task(self._look(destination), name=f"look-at-{topic}")
             task.add_done_callback(lambda _: self._looks.pop(topic, None))
-        await asyncio.shield(task)  # one who gives up leaves the look to the others
+        await asyncio.shield(task)  # a cancelled caller leaves the look to the others
         if destination.problem is not None:
             raise DestinationError(topic, destination.problem)
 
     async def _look(self, destination: Destination) -> None:
-        """Look; where that fails, an earlier look that nothing contradicts is believed a little longer."""
+        """Look; on an error, an earlier look without contradiction stays valid a little longer."""
         try:
             seen = await self._reader.look(destination.topic)
         except Exception as exc:  # noqa: BLE001 - the edge of a client library: whatever it is, the attempt has failed
@@ -101,8 +99,6 @@ class Destinations:
 
 
 class _Wish(NamedTuple):
-    """What a handler wants to publish; the partition may be to be found."""
-
     destination: Destination
     partition: int | None
     key: bytes | None
@@ -112,14 +108,14 @@ class _Wish(NamedTuple):
 
 
 class Outbox:
-    """What one run of a handler publishes. See the module's text."""
+    """What one run of a handler publishes."""
 
     __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "name", "published")
 
     def __init__(self, destinations: Destinations | None, name: str, max_bytes: int) -> None:
         self.name = name
         self.published: tuple[Publication, ...] = ()
-        """What was in it, once its run has ended well."""
+        """Its content, once its run has succeeded."""
         self._destinations = destinations
         self._max_bytes = max_bytes
         self._wishes: list[_Wish] | None = None
@@ -127,13 +123,12 @@ class Outbox:
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Become None in a copy and in another process: there is one way into a turn."""
-        return type(None), ()
+        return type(None), ()  # None in a copy or another process
 
     def put(
         self, topic: str, value: Any, key: bytes | None, headers: Iterable[tuple[str, bytes | None]], partition: Any
     ) -> None:
-        """Take a record; in any thread. See `Publishing.publish`."""
+        """Take a record, in any thread. See `Publishing.publish`."""
         if self._destinations is None:
             raise PublishRefusedError(
                 topic, "this handler runs without a worker (retryapp.testing has MemoryPartition)"
@@ -163,7 +158,7 @@ class Outbox:
             self._size += wish.size
 
     def close(self) -> bool:
-        """Take nothing more; tell whether something is in it."""
+        """Take nothing more; tell whether there is content."""
         if self._destinations is None:
             return False
         with self._destinations.lock:
@@ -171,7 +166,7 @@ class Outbox:
         return self._wishes is not None
 
     async def take(self, random: Random) -> None:
-        """Make `published` of what is in the closed box, in order, each with its partition, or raise `PublishError`."""
+        """Set `published` from the closed box, in order, each with its partition, or raise `PublishError`."""
         wishes, self._wishes = self._wishes, None
         if self._destinations is None or wishes is None:
             return
@@ -182,11 +177,10 @@ class Outbox:
 
 
 class Publishing:
-    """What lets a handler publish: a part of its `Delivery`, none of its data."""
+    """The part of a `Delivery` that lets its handler publish; none of its data."""
 
     __slots__ = ("outbox",)
     outbox: Outbox | None
-    """Where `publish` puts records; given by the worker."""
 
     def publish(
         self,
@@ -197,22 +191,19 @@ class Publishing:
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
     ) -> None:
-        """Publish a record together with the success of this attempt, in the same transaction; else not at all.
-
-        Returns at once; in a plain function it may be called in its thread.
+        """Publish a record in the transaction of this attempt's success, or not at all. Returns at once; thread-safe.
 
         Args:
-            topic: an existing topic that is none of ours.
-            value: bytes; None for a null value (a tombstone); or what becomes JSON as `value=` of a handler reads it: a
-                pydantic model, a dict, a list. Text is refused: say `text.encode()`.
-            key: bytes, or None for none.
+            topic: an existing topic that is not retryapp's own.
+            value: bytes; None for a null value (a tombstone); or a pydantic model, dict or list, sent as the JSON that
+                `value=` of a handler reads. Text is refused: pass `text.encode()`.
+            key: bytes or None.
             headers: pairs of name and bytes.
-            partition: its number; None: that of the key (as Kafka's own default partitioner chooses), or any.
+            partition: its number; None: that of the key (as Kafka's default partitioner chooses), or any.
 
         Raises:
             PublishRefusedError: this record cannot be published.
-            DestinationError: the topic does not take it; also where that turns out after the handler has ended, which
-                fails the attempt all the same.
+            DestinationError: the topic does not take it. Found after the handler has ended, this fails the attempt.
             LatePublishError: the handler has ended.
         """
         outbox: Outbox | None = getattr(self, "outbox", None)
@@ -224,7 +215,7 @@ class Publishing:
 
 
 def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, ...]], None]:
-    """Return what to do once a turn with these records is settled (`Turn.on_settled`)."""
+    """Return the `Turn.on_settled` that doubts the topics of a dropped turn."""
 
     def settled(committed: bool, _offsets: tuple[int, ...]) -> None:
         if not committed:
@@ -235,7 +226,7 @@ def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, .
 
 
 def announced(handler: str, publications: Sequence[Publication]) -> tuple[Observation, ...]:
-    """Return what to tell of these records once their turn is committed: one observation for each topic."""
+    """Return one observation for each topic, for a committed turn."""
     counts = Counter(publication.topic for publication in publications)
     return tuple(
         Observation(event=Event.PUBLISHED, handler=handler, topic=topic, count=count) for topic, count in counts.items()

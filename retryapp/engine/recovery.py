@@ -1,9 +1,9 @@
-"""Bringing local tables up to the end of their changelogs, by position; whatever ends it, the next one goes on.
+"""Read local tables up to the end of their changelogs, by position; an interrupted recovery is continued by the next.
 
-What the table wrote last is looked for first. A commit that was acknowledged is final, but brokers have faults: Kafka
-4.3.1, stopped in good order while it is the only one, can leave a committed transaction without its markers, and the
-next fence rolls it back (docs/reliability.md, F4). Rows that the transaction took away are in the changelog again then,
-and not in the table: they would wait for ever.
+The table's last written record is looked for first. An acknowledged commit is final, but brokers have faults: Kafka
+4.3.1, shut down while it is the only broker, can leave a committed transaction without its markers, and the next fence
+rolls it back (docs/reliability.md, F4). Rows that the transaction removed are in the changelog again then, and not in
+the table: they would never be due.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
-    """Read on from where the table is.
-
-    Returns False when the changelog has no such record as the table wrote last: it is a copy of something else.
-    """
+    """Read on from where the table is; return False if the changelog does not have the table's last written record."""
     looked_for = table.last_written
     start = table.next_offset if looked_for is None else looked_for
     differs = False
@@ -48,22 +45,19 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
     if table.next_offset > reached:
         raise StoreAheadError(lane, table.next_offset, reached)
     if table.next_offset < reached:
-        table.recover((), reached)  # nothing is left of what was there
+        table.recover((), reached)  # compaction or retention has deleted the rest
     table.recovered()
     return True
 
 
 def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed]) -> list[TopicPartition]:
-    """Refuse a changelog that is not the one into which a lane has parked.
+    """Refuse a changelog other than the one with the lane's rows; return the retry topics without its id.
 
-    Beside each offset of a retry topic stands whose changelog has the rows of what is before it. Whoever sets such an
-    offset by hand leaves nothing there, and so decides that it counts for any changelog.
-
-    Returns:
-        The retry topics whose offsets do not say it yet.
+    The metadata of each retry topic's offset has the id of the changelog. An offset set by hand has none, and so counts
+    for any changelog.
 
     Raises:
-        ChangelogReplacedError: it was deleted and made again.
+        ChangelogReplacedError: the changelog was deleted and created again.
     """
     mine = site.changelog_id
     parked = {tp: each.note for tp, each in offsets.items() if tp not in site.delivering}
@@ -75,7 +69,7 @@ def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed])
 async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
 ) -> tuple[Mapping[TopicPartition, int], str]:
-    """Return where a lane was by its changelog, for sources without a committed offset, and what was counted."""
+    """Return the changelog's offsets for sources without a committed one, and its tally."""
     rows, last = 0, b""
 
     def look(records: list[Any], _position: int) -> None:
@@ -101,7 +95,7 @@ async def recover_seen(
     now_ms: int,
     rolled_back: bool = False,
 ) -> SeenTable:
-    """Open a table and bring it up to its changelog, which keeps hardly more than the window."""
+    """Open a table and read it up to the end of its changelog, which keeps little more than the window."""
     seen = open_seen()
     if rolled_back:
         seen.drop()
@@ -112,13 +106,13 @@ async def recover_seen(
 
     try:
         reached = await reader.read(changelog, seen.next_offset, take)
-        if reached < seen.next_offset:  # the topic has lost its end; what it has is all that can be known
+        if reached < seen.next_offset:  # the topic has lost its end
             logger.warning("The local copy of %s is ahead of it: dropped and rebuilt", changelog.topic)
             seen.drop()
             seen = open_seen()
             await reader.read(changelog, 0, take)
     except BaseException:
-        seen.close()  # or its folder would stay locked for the next try
+        seen.close()  # or its folder would stay locked
         raise
     if seen.dropped:
         logger.warning("The local copy of %s was dropped and rebuilt: %s", changelog.topic, seen.dropped)
@@ -126,7 +120,7 @@ async def recover_seen(
 
 
 def apply_seen(seen: SeenTable, changelog: TopicPartition, batch: LaneBatch, receipt: LaneReceipt, now_ms: int) -> None:
-    """Write the rows of a committed batch; on any error the table must not be trusted any more."""
+    """Write the rows of a committed batch; after an error the table cannot be trusted."""
     found = [
         (outgoing, offset)
         for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)

@@ -1,4 +1,4 @@
-"""One delivery on its way: what is known of it, and how it is told to stop."""
+"""One delivery: its state, and who owns and watches it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retryapp.engine.turn import Turn
 from retryapp.ports import Clock, Random
 
 Outcome = Turn | int
-"""What settles a record: a turn, or the offset behind a record that was fine at once and leaves nothing to say."""
+"""What settles a record: a turn, or the offset after a record that succeeded at once and has nothing to publish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,75 +29,68 @@ class DeliveryContext:
     max_bytes: int
     """Largest record that our topics take."""
     life: str = "?"
-    """Names this process among all that ever were; see `core.marks`."""
+    """Unique id of this process; see `core.marks`."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
-    """Tells whether the group may have given the partition to another worker without this one having heard of it."""
+    """Whether the group may have given the partition to another worker unnoticed."""
     alone: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
     """Held while a record runs that may have killed a worker; shared by all partitions of this one."""
 
 
 class RunAbortedError(Exception):
-    """The run was given up because its lane ended; its record will be read again by whoever owns it next."""
+    """The run was given up because its lane ended; its record will be read again."""
 
 
 class GivenUpError(Exception):
-    """The run ended after nobody waited for it any more; its runner has to end too."""
+    """The run ended as an orphan; its runner must end too."""
 
 
 class RunOwner(Protocol):
-    """Whose records are delivered: a partition."""
+    """Owns the records: a partition."""
 
     def alive(self, run: Run) -> bool:
         """Tell whether its outcome would still count."""
-        ...
 
     def begun(self, run: Run) -> None:
-        """Take note that a runner has it: from here on `ended` will be called."""
-        ...
+        """Note that a runner has it: from here on `ended` will be called."""
 
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
-        """Take the outcome; None when there is none, with what went wrong where that is a fault of ours."""
-        ...
+        """Take the outcome, or None with the fault, if it is one of ours."""
 
 
 class Watch(Protocol):
-    """Who sees to it that runs end."""
+    """Bounds runs in time: a pool."""
 
     def begun(self, run: Run, timeout_s: float) -> None:
         """Watch a run from here on."""
-        ...
 
     async def over(self, run: Run) -> None:
-        """Watch a run no longer, and let no cancellation that it caused or was sent reach anything after it.
+        """Stop watching a run, and take back its cancellations.
 
         Raises `GivenUpError` when it is too late, `RunAbortedError` when its outcome does not count.
         """
-        ...
 
     def cancel(self, run: Run) -> None:
-        """Tell a run to stop, and wait for that only so long."""
-        ...
+        """Cancel a run, and wait for its end for a bounded time."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One delivery on its way: queued, begun, ended or given up."""
+    """One delivery: queued, begun, ended or given up."""
 
     owner: RunOwner
     context: DeliveryContext
     record: Record
     source: Any = None
-    """For the owner: where it was read."""
     session: int = 0
     begun: bool = False
-    """The handler was called; before that a delivery may be given up at no cost."""
+    """The handler was called; before that a run may be aborted at no cost."""
     aborted: bool = False
     overdue: bool = False
     """It ran longer than the policy allows."""
     given_up: bool = False
-    """It went on after it was told to stop; its outcome does not count any more."""
+    """It ignored its cancellation; its outcome does not count."""
     on_end: Callable[[], None] | None = None
-    """Called when its owner knows of its end."""
+    """Called after its owner's `ended`."""
     watch: Watch | None = None
     task: asyncio.Task[Any] | None = None
     deadline_s: float = 0.0

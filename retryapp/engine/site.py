@@ -1,4 +1,4 @@
-"""Where a lane belongs: names and partitions, as data."""
+"""Names and partitions of a lane."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retryapp.ports import TopicPartition
 
 @dataclass(slots=True, kw_only=True)
 class LaneSite:
-    """Where a lane belongs and what it writes to."""
+    """What a lane reads and writes."""
 
     name: str
     group: str
@@ -20,12 +20,12 @@ class LaneSite:
     changelog: TopicPartition
     dlq: TopicPartition
     delivering: Sequence[TopicPartition] = ()
-    """The sources whose records run in handlers."""
+    """Sources whose records run in handlers."""
     seen: TopicPartition | None = None
-    """Changelog of the table of seen events; None where there is none."""
+    """Changelog of the table of seen events, if there is one."""
     topic_id: str = ""
-    """Id of the main topic: one that was made again has other offsets."""
+    """Id of the main topic: a recreated one has other offsets."""
     changelog_id: str = ""
-    """Id of the changelog: one that was made again does not have the rows that wait."""
+    """Id of the changelog: a recreated one does not have the waiting rows."""
     start_at_end: bool = False
-    """Where a main topic without committed offsets begins: the app's `consumer_auto_offset_reset`."""
+    """Start of a main topic without committed offsets: the app's `consumer_auto_offset_reset`."""

@@ -1,8 +1,8 @@
 """Records that may have killed their worker run one at a time, each with a durable mark before it starts (rule 15).
 
-Without it a record that ends its process would do so for ever: nobody is left to count. The mark is written by the
-record's own lane, beside the offset that has not passed it yet (`core.marks`); only one suspect runs in a worker at a
-time, so the mark that the next life finds names the one that it was.
+Else a record that kills its process would do so again and again, uncounted. The mark is committed by the record's own
+lane with the offset before it (`core.marks`); only one suspect runs in a worker at a time, so the mark that the next
+life finds names the culprit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retryapp.engine.turn import Turn
 
 
 class Suspects:
-    """The records of one source that were there when a life ended: as many of them as may have been running."""
+    """The records of one source that may have been running when a worker died."""
 
     def __init__(
         self, context: DeliveryContext, lane: Lane, session: int, *, found: Suspected, submit: Callable[[Run], None]
@@ -30,7 +30,7 @@ class Suspects:
         self._session = session
         self._crashes = found.crashes
         self._upto = found.upto
-        self._left = context.handler.max_in_flight  # those behind them cannot have run before
+        self._left = context.handler.max_in_flight  # those after them cannot have run before
         self._submit = submit
         self._queue: deque[Run] = deque()
         self._held: list[Run] = []
@@ -40,8 +40,7 @@ class Suspects:
     def add(self, run: Run) -> None:
         """Take a record, in offset order. One after the suspects waits until their outcomes are durable.
 
-        Beside them it could end the worker in their stead, life after life, and nothing would ever move the offset: it
-        may have run while what was before it had an outcome, and that was not committed yet.
+        Run at the same time, it could kill the worker in their place, life after life, and the offset would never move.
         """
         if self._left <= 0 or run.record.offset >= self._upto:
             if self._busy or self._queue:
@@ -54,9 +53,9 @@ class Suspects:
             self._wake.set()
 
     def passed(self, offset: int) -> None:
-        """Take note of a record that is not run: the mark may have been its own, and says nothing of the next one.
+        """Note a skipped record: the mark may have been its own, and does not count against the next one.
 
-        It does not count among those that may have been running: it was done before, and they ran behind it.
+        It was done before, so it is none of those that may have been running.
         """
         if offset < self._upto and not self._queue:
             self._crashes = 0
@@ -80,7 +79,7 @@ class Suspects:
     async def _run_alone(self, run: Run, crashes: int) -> None:
         owner = run.owner
         if crashes >= self._context.handler.max_crashes:
-            run.on_end = lambda: None  # its turn has to go before the next mark
+            run.on_end = lambda: None  # its turn must go before the next mark
             owner.begun(run)
             owner.ended(run, crashed(run, crashes), None)
             await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._context.life))
@@ -90,11 +89,11 @@ class Suspects:
         run.on_end = ended.set
         self._submit(run)
         await ended.wait()
-        # before another starts, or this one's mark would stand when that one ends the worker
+        # before another starts, or this mark would blame this record for a crash of that one
         await self._note(run, run.record.next_offset, Mark(alone=False, count=0, life=self._context.life))
 
     async def _note(self, run: Run, offset: int, mark: Mark) -> None:
-        """Write down durably how far the source has come and what runs there, after what was released before."""
+        """Commit an offset and a mark, after the turns released before."""
         marked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def settled(committed: bool, _offsets: tuple[int, ...]) -> None:

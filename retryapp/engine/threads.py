@@ -1,8 +1,8 @@
-"""Plain functions, each run in a daemon thread that it has for itself.
+"""Run plain functions, each in a daemon thread of its own.
 
-Not the event loop's executor: its few threads are shared by everything in the process, so handlers that hang would stop
-what has nothing to do with them, a queued call would use up its time before it begins, and the end of the process would
-wait for all of them. A run here begins at once, and never keeps a process alive.
+Not in the event loop's executor: its few threads are shared by everything in the process, so hanging handlers would
+block unrelated work, a queued call would use up its time before it begins, and the process could not end before all of
+them. A run here begins at once, and never keeps a process alive.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ class Ended:
 
     result: Any = None
     error: BaseException | None = None
-    """What it raised; any exception at all, `SystemExit` and `StopIteration` too."""
+    """Any exception, `SystemExit` and `StopIteration` too."""
+
+
+_Job = tuple[str, Callable[[], Any], Callable[[Ended], object]]
+"""Name, function, and what gets its end."""
 
 
 class Threads:
-    """Daemon threads for one handler: a run takes one that is free, or a new one; it never waits for one.
+    """Daemon threads for one handler: a run takes a free one or a new one, and never waits.
 
-    There are as many as ran at the same time, orphans included; of those that are free again, `keep` stay for the next
-    runs, so what a function keeps in a thread's locals (a connection, a session) is found again.
+    `keep` free threads stay for the next runs, which find what a function keeps in thread locals (a connection).
     """
 
     def __init__(self, keep: int) -> None:
@@ -51,7 +54,6 @@ class Threads:
         self._free: list[SimpleQueue[_Job | None]] = []
 
     def __del__(self) -> None:
-        """End the free threads."""
         for jobs in self._free:
             jobs.put(None)
 
@@ -73,15 +75,8 @@ class Threads:
                 jobs.put(None)
 
         call = partial(contextvars.copy_context().run, function, *arguments)
-        jobs.put(_Job(name, call, lambda how: loop.call_soon_threadsafe(settle, how)))
+        jobs.put((name, call, lambda how: loop.call_soon_threadsafe(settle, how)))
         return ended
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    name: str
-    call: Callable[[], Any]
-    tell: Callable[[Ended], object]
 
 
 def _start_thread() -> SimpleQueue[_Job | None]:
@@ -94,17 +89,17 @@ def _start_thread() -> SimpleQueue[_Job | None]:
 
 
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
-    """Run jobs until there is None. Between two jobs it keeps no reference to either."""
+    """Run jobs until there is None; keep no reference to the last one."""
     thread = threading.current_thread()
     while (job := jobs.get()) is not None:
-        thread.name = job.name
+        thread.name, call, tell = job
         try:
-            how = Ended(result=job.call())
+            how = Ended(result=call())
         except BaseException as exc:  # noqa: BLE001 - the edge to user code: whatever it is, it travels as a value
             how = Ended(error=exc)
         thread.name = "retryapp-free"
         try:
-            job.tell(how)
+            tell(how)
         except RuntimeError:
-            return  # the loop is closed: the process ends, nobody waits for this any more
-        del job, how
+            return  # the loop is closed: the process ends
+        del job, call, tell, how

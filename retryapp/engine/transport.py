@@ -1,17 +1,17 @@
-"""What a lane does with Kafka and its local stores, step by step, whatever client and disk are behind it.
+"""The steps of a lane with Kafka and its local stores, over the primitives of a client.
 
-`LaneProtocol` needs a few primitives (a heartbeat, a producer, a reader, stores). A lane calls `prove`, `fence`,
-`prove`, `committed`, `recover`, `release` to open, then `commit` and `apply`, one batch at a time; after any error
-`hold` and `close`, and it begins again. The order of the steps is what keeps records (DESIGN section 4):
+A lane calls `prove`, `fence`, `prove`, `committed`, `recover`, `release` to open, then `commit` and `apply`, one batch
+at a time; after any error `hold` and `close`, and it opens again. The order of the steps keeps records (DESIGN
+section 4):
 
-* the producer is new at every opening: with a transactional id its start ends and fences what the former owner had
-  open, and offsets read after it are stable; a producer that saw an error is never used again;
+* the producer is new at every opening: its start fences the former owner and ends its transaction, and offsets read
+  after it are stable; a producer that saw an error is never used again;
 * the changelog is read to its end by *position*: its last record is usually a transaction marker; what was read before
-  a deadline or a fault stays in the local store, and the next opening goes on from there;
-* every transaction that moves offsets also writes them down in the changelog (rule 11): the broker forgets those of a
-  group that was away for a week. Offsets that the group has go before: setting them is how an operator decides;
-* the local store is written after the commit only, and one that failed while it was written is dropped;
-* the dead-letter table only answers questions, so it is filled behind an open lane.
+  a deadline or a fault stays in the local store, and the next opening continues from there;
+* every transaction that moves offsets also writes them to the changelog (rule 11): the broker forgets those of a group
+  that was away for a week. The group's offsets, which an operator can set, take precedence;
+* the local store is written after the commit only, and one that failed during a write is dropped;
+* the dead-letter table only answers queries, so it is filled after the lane has opened.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from retryapp.ports import (
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 3.0
-"""Longest wait for what a closing lane gives up; a client ends within two seconds or is left to its own end."""
+"""Longest wait of a closing lane; a client ends within two seconds or is left alone."""
 
 
 class NotMemberError(RetryAppError):
-    """This process is no member of the assignment's generation any more: another worker may own the lane."""
+    """This process is no longer a member of the assignment's generation: another worker may own the lane."""
 
 
 class RebalancingError(RetryAppError):
@@ -60,7 +60,7 @@ class RebalancingError(RetryAppError):
 
 @dataclass(slots=True, kw_only=True)
 class LaneProtocol(ABC):
-    """Kafka and the local tables as one lane sees them. See the module's text."""
+    """Kafka and the local tables of one lane."""
 
     place: LaneSite
     reader: TopicReader
@@ -68,19 +68,19 @@ class LaneProtocol(ABC):
     generation: int
     member_id: str
     life: str = "?"
-    """Names this process among all that ever were."""
+    """Unique id of this process."""
     suspicions: dict[TopicPartition, Suspected] = field(default_factory=dict)
-    """What may have ended a worker, by source, as the last opening found."""
+    """What may have killed a worker, by source, as found by the last opening."""
     pending: PendingTable | None = None
     dead: DeadLetterTable | None = None
     seen: SeenTable | None = None
     _progress: dict[str, int] = field(default_factory=dict)
-    """Next offset of each source topic, as last written down."""
+    """Next offset of each source topic, as last written to the changelog."""
     _notes: Notes | None = None
     _doubted: bool = False
     _dead_keeper: DeadLetterKeeper | None = None
 
-    # -- what stands behind it ----------------------------------------------------------------------------------
+    # -- primitives ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def standing(self) -> Standing:
@@ -95,7 +95,7 @@ class LaneProtocol(ABC):
 
     @abstractmethod
     def end_producer(self) -> asyncio.Task[None] | None:
-        """Give the producer up without waiting for what it cannot deliver; return its end, None when there is none."""
+        """End the producer without flushing; return the task of its end, if any."""
 
     @abstractmethod
     async def begin(self) -> None:
@@ -103,11 +103,11 @@ class LaneProtocol(ABC):
 
     @abstractmethod
     async def send(self, records: Sequence[Outgoing]) -> Acks:
-        """Hand records to the producer; those of one partition keep their order."""
+        """Send records; those of one partition keep their order."""
 
     @abstractmethod
     async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Put offsets into the transaction."""
+        """Add offsets to the transaction."""
 
     @abstractmethod
     async def end_transaction(self) -> None:
@@ -123,25 +123,20 @@ class LaneProtocol(ABC):
 
     @abstractmethod
     async def hold(self) -> None:
-        """Stop the flow of this lane's partitions; what was fetched before is thrown away."""
+        """Stop the flow of this lane's partitions, and drop what was fetched before."""
 
     @abstractmethod
     def open_stores(self) -> tuple[PendingTable, DeadLetterTable]:
-        """Open the local stores, made anew where the old ones cannot be trusted."""
+        """Open the local stores, or new ones if they cannot be trusted."""
 
     def open_seen(self) -> SeenTable:
-        """Open the table of seen events, the same; asked only where `LaneSite.seen` names its changelog."""
+        """Open the table of seen events, the same; called only if `LaneSite.seen` names its changelog."""
         raise NotImplementedError(f"lane {self.place.name} has no table of seen events")
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     async def prove(self) -> None:
-        """Prove that this process is still a member of the assignment's generation.
-
-        Raises:
-            NotMemberError: it is not; it may not touch the lane's transactional id.
-            RebalancingError: it is, but this assignment is ending.
-        """
+        """Prove membership of the assignment's generation, or raise `NotMemberError` or `RebalancingError`."""
         standing = await self.standing()
         if standing is Standing.REBALANCING:
             raise RebalancingError(f"lane {self.place.name}: the group is rebalancing")
@@ -149,11 +144,11 @@ class LaneProtocol(ABC):
             raise NotMemberError(f"lane {self.place.name}: not a member of generation {self.generation} any more")
 
     async def fence(self) -> None:
-        """Start a new producer under the lane's transactional id: ends and fences the former owner's transactions."""
+        """Start a new producer, which fences the former owner."""
         await self.start_producer()
 
     async def committed(self) -> Mapping[TopicPartition, int]:
-        """Return the next offset of every source partition, stable because called after `fence`."""
+        """Return the next offset of every source partition, stable after `fence`."""
         sources = self.place.sources
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
@@ -176,21 +171,21 @@ class LaneProtocol(ABC):
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         ends = {tp: end for tp, (_, end) in bounds.items()}
         self.suspicions, told = self._beside().read(offsets, starts, ends, counted)
-        # a start that is not written down would be decided anew after a crash, and a mark comes before what it tells of
+        # a start that is not committed would be decided anew after a crash, and a mark must precede its record
         if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing or tp in unnamed}:
             await self.commit(LaneBatch(offsets=noted, notes=told))
         return starts
 
     async def recover(self) -> None:
-        """Open the local tables and bring them up to the end of their topics."""
+        """Open the local tables and read them up to the end of their topics."""
         changelog, name = self.place.changelog, self.place.name
         if rolled_back := not await catch_up(self._open_tables(), self.reader, changelog, name):
             if self.pending is not None and self.dead is not None:
                 self.pending.drop()
-                self.dead.drop()  # it has the letters of what was taken back
+                self.dead.drop()  # it has letters of the rolled-back transaction
             await catch_up(self._open_tables(), self.reader, changelog, name)
         if self.place.seen is not None:
-            await self._learn_time()  # which events have expired is not for a clock to say that may be hours wrong
+            await self._learn_time()  # expiry needs a trusted clock
             now_ms = self.clock.wall_ms()
             self.seen = await recover_seen(
                 self.open_seen, self.reader, self.place.seen, now_ms=now_ms, rolled_back=rolled_back
@@ -212,7 +207,7 @@ class LaneProtocol(ABC):
             self._dead_keeper = DeadLetterKeeper(name, self.dead, dlq=dlq, reader=self.reader, clock=self.clock)
 
     async def _learn_time(self) -> None:
-        """The first lane of a worker asks for the broker's time, by a record whose acknowledgement tells it."""
+        """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
         if not self.clock.trusted:
             receipt = await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
             if self.pending is not None and receipt.changelog_offset is not None:
@@ -221,23 +216,23 @@ class LaneProtocol(ABC):
     # -- serving ------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
-        """Carry a batch out in one transaction. Whatever it raises, the outcome is unknown and the lane must reopen.
+        """Commit a batch in one transaction. After any error the outcome is unknown and the lane must reopen.
 
-        Begin, publish hand-offs and changelog, offsets into the transaction, await every answer, commit.
+        Begin, publish hand-offs and changelog, add offsets, await every answer, commit.
         """
         await self.begin()
         sent_ms = self.clock.counted_ms()
         sent, logged = await self.send(batch.publishes), await self._log(batch)
         self._anchor(sent_ms, sent, logged)
         if batch.offsets:
-            await self.send_offsets(self._noted(batch))
+            await self.send_offsets(self._beside().beside(batch))
         published, written = await sent.offsets(), await logged.offsets()
         await self.end_transaction()
         return LaneReceipt(published, max(written, default=None))
 
     @property
     def tally(self) -> Tally | None:
-        """What was counted of the main topic before its committed offset, and is in no event."""
+        """What was counted of the main topic before its committed offset and not published."""
         return self._beside().tally
 
     def _beside(self) -> Notes:
@@ -245,15 +240,11 @@ class LaneProtocol(ABC):
             self._notes = Notes(self.place, self.life)
         return self._notes
 
-    def _noted(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
-        """Return the offsets of a batch with their metadata."""
-        return self._beside().beside(batch)
-
     async def rest(self) -> None:
-        """Note durably that nothing runs any more: the lane is let go in order.
+        """Remove the marks that count against a record, after a clean end.
 
-        A mark that counts nothing may stay: who finds it counts one, and only the second is held against a record. Most
-        lanes have no other, and a transaction for each would make every rebalance wait.
+        Others stay: the next life counts one for them, and only a second one has consequences. A transaction for each
+        lane would delay every rebalance.
         """
         if counting := self._beside().counting():
             offsets = {tp: self._progress[tp.topic] for tp in counting}
@@ -269,7 +260,7 @@ class LaneProtocol(ABC):
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
     def _anchor(self, sent_ms: float, *several: Acks) -> None:
-        """Learn the broker's time from the first acknowledgement of several, the moment it comes."""
+        """Learn the broker's time from the first acknowledgement."""
 
         def appended(appended_ms: int) -> None:
             self.clock.anchor(sent_ms=sent_ms, acked_ms=self.clock.counted_ms(), appended_ms=appended_ms)
@@ -279,7 +270,7 @@ class LaneProtocol(ABC):
                 return
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
-        """Write a committed batch to the local tables. On any error they must not be trusted again."""
+        """Write a committed batch to the local tables. After any error they cannot be trusted."""
         keeper = self._dead_keeper
         if self.pending is None or keeper is None:
             raise RuntimeError(f"lane {self.place.name} has no local store")
@@ -296,7 +287,7 @@ class LaneProtocol(ABC):
         self._doubted = False
 
     async def close(self) -> None:
-        """Give producer and tables up; never raises. A table that failed while written is dropped."""
+        """Close producer and tables; never raises. A table that failed during a write is dropped."""
         tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
@@ -307,7 +298,7 @@ class LaneProtocol(ABC):
             try:
                 if table is not None:
                     (table.drop if self._doubted else table.close)()
-            except Exception:  # whatever a disk may do: the rest has to be given up as well
+            except Exception:  # whatever a disk may do: the rest must be closed as well
                 logger.exception("A local store of lane %s did not close", self.place.name)
         self._doubted = False
         if (ending := self.end_producer()) is not None:  # the next owner ends its transaction

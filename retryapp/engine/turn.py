@@ -1,7 +1,7 @@
-"""A turn: the unit of change of one handler and partition.
+"""Turns: the unit of change of one handler and partition.
 
-A turn says which source offset it settles, what it publishes, and which rows it puts and removes. A lane carries turns
-in order, many in one transaction. A turn takes effect whole or not at all.
+A turn settles a source offset, publishes records, and puts and removes rows, all or nothing. A lane carries turns in
+order, many in one transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Event, Observation, Removal, Row, TopicPartition
 
 _RECORD_BYTES = 40
-"""What a record weighs beside its bytes, about."""
+"""Approximate overhead of a record."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,35 +30,35 @@ class Turn:
     next_offset: int = -1
     """Offset after the settled record; meaningful with `source`."""
     note: str | None = None
-    """Metadata of the offset, where it is not the usual mark."""
+    """Metadata of the offset, if not the usual mark."""
     publishes: tuple[Outgoing, ...] = ()
     puts: tuple[Row, ...] = ()
     removes: tuple[Removal, ...] = ()
     observations: tuple[Observation, ...] = ()
     """Reported once the turn is durable."""
     settles: int = 1
-    """Records that it settles, where it has a source."""
+    """Number of records that it settles, if it has a source."""
     fine: bool = False
-    """Whether it settles first deliveries whose handlers ended well: one that has published something, or several."""
+    """It settles first deliveries that succeeded: one that has published something, or several."""
     tally: Tally | None = None
-    """What is counted of the main topic once this turn has taken effect; None: what was counted before it."""
+    """What is counted of the main topic after this turn; None: unchanged."""
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False
-    """Whether it passes a record over that was never delivered."""
+    """It skips a duplicate."""
     patient: bool = False
-    """Whether what it publishes may wait as long as an offset."""
+    """What it publishes may wait as long as an offset."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def urgent(self) -> bool:
-        """Tell whether the turn changes more than an offset and so must not wait for the next offsets-only commit."""
+        """Whether the turn changes more than an offset and must not wait for a tick."""
         sent = self.publishes and not self.patient
         return bool(sent or self.puts or self.removes or self.note is not None)
 
     @property
     def size(self) -> int:
-        """Bytes that the turn adds to a transaction, about."""
+        """Approximate bytes that the turn adds to a transaction."""
         if self._size < 0:
             sent = sum(held_bytes(o.key, o.value, o.headers) + _RECORD_BYTES for o in self.publishes)
             rows = sum(len(row.key) + len(row.value) + _RECORD_BYTES for row in self.puts)

@@ -1,8 +1,8 @@
 """A Kafka broker in memory: partitions with transactions, and a group's committed offsets. Every call is one request.
 
 A transaction takes effect whole or not at all, and its marker takes an offset. Committed readers see nothing past the
-first record of an open transaction. A new producer of a transactional id aborts what the one before it had open, and
-fences it. There is one member of the group, and no rebalance: `tests/simulation/broker.py` adds those, time and faults.
+first record of an open transaction. A new producer of a transactional id fences the one before it. The group has one
+member and no rebalance: `tests/simulation/broker.py` adds those, time and faults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retryapp.ports import Committed, Standing, TopicPartition
 
 
 class FencedError(RuntimeError):
-    """The producer has an old epoch: another one has taken its transactional id, or the broker aborted for it."""
+    """The producer has an old epoch."""
 
 
 class OutOfRangeError(LookupError):
@@ -36,18 +36,17 @@ class Txn:
     first: dict[TopicPartition, int] = field(default_factory=dict)
     """First offset on each partition."""
     offsets: dict[TopicPartition, Committed] = field(default_factory=dict)
-    """Group offsets that move with it."""
 
 
 class Entry(NamedTuple):
-    """A record on a partition, and the transaction that it came in."""
+    """A record on a partition, and its transaction."""
 
     record: Record
     txn: Txn | None
 
     @property
     def visible(self) -> bool:
-        """Whether a committed reader sees it."""
+        """Committed readers see it."""
         return self.txn is None or self.txn.committed is True
 
 
@@ -63,27 +62,27 @@ class Log:
 
 @dataclass(slots=True)
 class Producer:
-    """What the broker knows of a transactional id."""
+    """The state of a transactional id."""
 
     epoch: int = 0
     txn: Txn | None = None
 
 
 class MemoryBroker:
-    """See the module's text."""
+    """The broker; `now_ms` is its clock."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
         self.logs: defaultdict[TopicPartition, Log] = defaultdict(Log)
         self.committed: dict[TopicPartition, int] = {}
         self.notes: dict[TopicPartition, str] = {}
-        """The metadata of the committed offsets."""
+        """Metadata of the committed offsets."""
         self._producers: defaultdict[str, Producer] = defaultdict(Producer)
 
     # -- partitions ---------------------------------------------------------------------------------------------
 
     def append(self, tp: TopicPartition, out: Outgoing, txn: Txn | None = None) -> int:
-        """Put a record at the end of a partition; return its offset."""
+        """Append a record; return its offset."""
         log = self.logs[tp]
         record = Record(tp.topic, tp.partition, log.end, self.now_ms(), out.key, out.value, out.headers)
         log.entries.append(Entry(record, txn))
@@ -96,17 +95,13 @@ class MemoryBroker:
         return record.offset
 
     def bounds(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the first offset and the last stable one of partitions."""
+        """Return the first and the last stable offsets."""
         return {tp: (self.logs[tp].start, self._stable(tp)) for tp in tps}
 
     def read(
         self, tp: TopicPartition, start: int, limit: int = 1 << 30, *, committed: bool = True
     ) -> tuple[list[Record], int]:
-        """Return records from an offset on, and the position after what was looked at.
-
-        Raises:
-            OutOfRangeError: the partition does not have this offset.
-        """
+        """Return records from an offset on, and the position after them, or raise `OutOfRangeError`."""
         log = self.logs[tp]
         if not log.start <= start <= log.end:
             raise OutOfRangeError(f"{tp} has {log.start} to {log.end}, not {start}")
@@ -126,7 +121,7 @@ class MemoryBroker:
     def _show(self, tp: TopicPartition, records: list[Record]) -> None:
         """Called when records become visible."""
 
-    # -- producers; each raises FencedError where a later one has the transactional id ----------------------------
+    # -- producers; each call raises FencedError once a later one has the transactional id -------------------------
 
     def init_producer(self, name: str) -> int:
         """Start a producer under a transactional id; return its epoch."""
@@ -136,12 +131,12 @@ class MemoryBroker:
         return producer.epoch
 
     def produce(self, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
-        """Append records in the transaction of a producer, which begins with them; return their offsets."""
+        """Append records in a producer's transaction; return their offsets."""
         txn = self._txn(name, epoch)
         return [self.append(TopicPartition(out.topic, out.partition), out, txn) for out in records]
 
     def add_offsets(self, name: str, epoch: int, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Have group offsets move with a transaction."""
+        """Add group offsets to a transaction."""
         self._txn(name, epoch).offsets.update(offsets)
 
     def end_transaction(self, name: str, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Time and randomness that a test decides.
+"""Time and randomness under a test's control.
 
 Wall time and monotonic time start at unlike values and can be moved apart, so that code that mixes them up fails.
 """
@@ -17,7 +17,7 @@ _NS = 1_000_000_000
 
 
 class VirtualClock(Clock):
-    """`ports.Clock` that moves when it is told to."""
+    """`ports.Clock` that moves by `advance`."""
 
     trusted = True
     known = True
@@ -52,7 +52,7 @@ class VirtualClock(Clock):
 
     @property
     def sleeping(self) -> int:
-        """How many tasks wait in `sleep`."""
+        """Number of tasks in `sleep`."""
         return sum(not sleeper.done() for _, _, sleeper in self._sleepers)
 
     @override
@@ -65,11 +65,7 @@ class VirtualClock(Clock):
         await sleeper
 
     def advance(self, ms: int) -> None:
-        """Let time pass: both times move, and tasks whose sleep is over wake at the next turn of the loop.
-
-        Raises:
-            ValueError: `ms` is negative; `jump_wall` sets the wall clock back.
-        """
+        """Let time pass: both times move, and tasks whose sleep is over wake at the next turn of the loop."""
         if ms < 0:
             raise ValueError(f"time cannot pass backwards ({ms} ms)")
         self._wall_ms += ms
@@ -80,7 +76,7 @@ class VirtualClock(Clock):
                 sleeper.set_result(None)
 
     def jump_wall(self, ms: int) -> None:
-        """Set the wall clock forward or, with a negative number, back; no time passes."""
+        """Move the wall clock, forward or back; no time passes."""
         self._wall_ms += ms
 
     def drive(self, loop: asyncio.AbstractEventLoop) -> None:

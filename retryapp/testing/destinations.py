@@ -21,9 +21,9 @@ class MemoryDestinations(DestinationReader):
     def __init__(self, topics: Mapping[str, int | TopicLook] | None = None) -> None:
         self.topics = None if topics is None else dict(topics)
         self.looked: list[str] = []
-        """Topics that were looked at, in order."""
+        """Looks, in order."""
         self.error: Exception | None = None
-        """What `look` raises."""
+        """Raised by `look`."""
 
     @override
     async def look(self, topic: str) -> TopicLook | None:

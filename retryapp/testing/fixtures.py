@@ -1,7 +1,4 @@
-"""A pytest fixture for tests of handlers; ``from retryapp.testing.fixtures import start_partition`` in ``conftest.py``.
-
-Needs pytest and pytest-asyncio, which retryapp itself does not.
-"""
+"""``from retryapp.testing.fixtures import start_partition`` in ``conftest.py``; needs pytest and pytest-asyncio."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ StartPartition = Callable[..., Awaitable[MemoryPartition]]
 
 @pytest_asyncio.fixture
 async def start_partition() -> AsyncIterator[StartPartition]:
-    """Start partitions in memory, whose time stands still until the test lets it pass; all end with the test."""
+    """Start partitions in memory, which end with the test."""
     async with AsyncExitStack() as stack:
 
         async def start(function: HandlerFunction, *args: Any, **options: Any) -> MemoryPartition:

@@ -1,6 +1,6 @@
-"""A lane on a broker in memory: the engine's own protocol; each of its steps can be made to fail or to wait.
+"""The engine's lane protocol on a broker in memory; each step can be made to fail or to wait.
 
-The local store stays on its disk when the lane closes or its worker dies. What a dead worker has sent may still arrive:
+The local store stays on its disk when the lane closes or its worker dies. Requests of a dead worker may still arrive:
 see `MemoryLaneTransport.pause`.
 """
 
@@ -27,11 +27,11 @@ from retryapp.testing.clock import VirtualClock
 from retryapp.testing.tables import Disk, MemoryDeadLetterTable, MemoryPendingTable, MemorySeenTable
 
 Request = Callable[[str, Callable[[], Any]], asyncio.Future[Any]]
-"""Sends a request: its name, and what it does at the broker. Gives the answer."""
+"""Sends a request (its name, and what it does at the broker) and returns the answer."""
 
 
 class Step(StrEnum):
-    """What a lane asks of Kafka and of its local store; see `engine.lane` for their order."""
+    """A step of a lane; see `engine.lane` for their order."""
 
     PROVE = "prove"
     FENCE = "fence"
@@ -39,7 +39,6 @@ class Step(StrEnum):
     RECOVER = "recover"
     RELEASE = "release"
     COMMIT = "commit"
-    """The end of a transaction: what belongs to it was sent before."""
     APPLY = "apply"
     HOLD = "hold"
     CLOSE = "close"
@@ -68,7 +67,7 @@ class MemoryAcks(Acks):
 
 @dataclass(frozen=True, slots=True)
 class MemoryReader(TopicReader):
-    """Reads a broker's partitions, a slice at a time."""
+    """Reads partitions, a slice at a time."""
 
     broker: MemoryBroker
     request: Request
@@ -92,7 +91,7 @@ class MemoryReader(TopicReader):
 
 @dataclass(slots=True, kw_only=True)
 class MemoryLane(LaneProtocol):
-    """The primitives of `engine.transport.LaneProtocol` on a broker in memory; requests may take time."""
+    """The primitives of `LaneProtocol` on a broker in memory; requests may take time."""
 
     broker: MemoryBroker
     disk: Disk
@@ -150,32 +149,27 @@ class MemoryLane(LaneProtocol):
 
 
 class Pause(asyncio.Event):
-    """A call of a step that waits until this is set, or fails with `error`.
-
-    Args:
-        durable: the call takes effect at once; only its answer waits or is lost.
-        error: what `MemoryLaneTransport.fail` was given.
-    """
+    """A call of a step that waits until this is set, or fails with `error`; if `durable`, it takes effect at once."""
 
     def __init__(self, *, durable: bool = False, error: BaseException | None = None) -> None:
         super().__init__()
         self.durable, self.error = durable, error
         self.reached = False
-        """The call has come."""
+        """The call was made."""
         self.arrive: Callable[[], None] = lambda: None
-        """What the call has sent; it arrives when this is set."""
+        """Lets the request arrive."""
 
     def set(self) -> None:
-        """Let the call go on. What it has sent takes effect now, also when the caller does not wait any more."""
+        """Let the call go on. Its request takes effect now, even if the caller is dead."""
         if not self.is_set():
             self.arrive()
         super().set()
 
 
 class MemoryLaneTransport(MemoryLane):
-    """Kafka and the local disk, which outlive workers, and the lane of the worker that runs.
+    """Kafka and the local disk, which outlive workers, and the lane of the running worker.
 
-    `fail` and `pause` inject faults, `calls` and `batches` record what was done.
+    `fail` and `pause` inject faults; `calls` and `batches` record steps and commits.
     """
 
     clock: VirtualClock
@@ -190,11 +184,11 @@ class MemoryLaneTransport(MemoryLane):
             place=place, reader=reader, clock=clock, generation=1, member_id="", broker=broker, disk=Disk()
         )
         self.calls: list[Step] = []
-        """Every step in order, failed ones included."""
+        """Every step, failed ones included."""
         self.batches: list[LaneBatch] = []
-        """Committed batches, in order."""
+        """Committed batches."""
         self.released: dict[TopicPartition, int] | None = None
-        """Where records flow from; None while they are held."""
+        """Positions from which records flow; None while they are held."""
         self._batch = LaneBatch()
         self._faults: defaultdict[str, deque[Pause | None]] = defaultdict(deque)
         self._attached: bool | None = None
@@ -202,30 +196,19 @@ class MemoryLaneTransport(MemoryLane):
     # -- faults ---------------------------------------------------------------------------------------------------
 
     def fail(self, step: Step, error: BaseException, *, after: int = 0, times: int = 1, durable: bool = False) -> None:
-        """Make a step fail.
-
-        Args:
-            step: which.
-            error: what it raises.
-            after: number of calls that succeed before.
-            times: number of calls that fail.
-            durable: it takes effect, only its answer is lost.
-        """
+        """Make `times` calls of a step fail, `after` others; a `durable` one takes effect, only its answer is lost."""
         self._faults[step].extend([None] * after + [Pause(durable=durable, error=error)] * times)
 
     def pause(self, step: Step, *, after: int = 0, durable: bool = False) -> Pause:
-        """Make a call of a step wait until what is returned is set: the moment to look at things, or to end the worker.
+        """Make a call of a step wait until the returned event is set: the moment to inspect, or to end the worker.
 
-        A `COMMIT` that waits is on its way to the broker. It takes effect when it is let go, also if the worker that
-        sent it is dead by then, unless the lane's next owner has fenced it. To have it never arrive, never let it go.
+        A waiting `COMMIT` takes effect when it is set, even if its worker is dead by then, unless the lane's next owner
+        has fenced it. To have it never arrive, never set it.
 
         Args:
-            step: which; `APPLY` is not asynchronous and cannot wait (a commit that is `durable` waits just before it).
+            step: any but `APPLY`, which is not asynchronous.
             after: number of calls that succeed before.
-            durable: it takes effect, only its answer waits.
-
-        Raises:
-            ValueError: the step cannot wait.
+            durable: it takes effect at once, only its answer waits.
         """
         if step is Step.APPLY:
             raise ValueError("apply is not asynchronous; pause a commit with durable=True: it waits just before")
@@ -234,11 +217,11 @@ class MemoryLaneTransport(MemoryLane):
         return pause
 
     def lose_store(self) -> None:
-        """Throw the local store away, as a worker that starts on another machine."""
+        """Delete the local store, as for a worker on another machine."""
         self.disk = Disk()
 
     def append(self, tp: TopicPartition, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
-        """Put a record at the end of a partition, as a producer of the user would."""
+        """Append a record, as a producer of the user would."""
         self.broker.append(tp, Outgoing(*tp, key, value, headers))
 
     def read(self, tp: TopicPartition, start: int = 0) -> list[Record]:
@@ -253,15 +236,7 @@ class MemoryLaneTransport(MemoryLane):
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def attach(self, place: LaneSite, life: str) -> None:
-        """Become the lane of another worker.
-
-        Args:
-            place: where the lane belongs.
-            life: names the worker among all that ever were.
-
-        Raises:
-            RuntimeError: the worker before it still runs.
-        """
+        """Become the lane of another worker, whose unique id is `life`."""
         if self._attached:
             raise RuntimeError("this transport belongs to a partition that still runs: leave that one first")
         self._attached = True
@@ -270,7 +245,7 @@ class MemoryLaneTransport(MemoryLane):
             self.offsets.setdefault(tp, 0)
 
     def detach(self) -> None:
-        """End the worker: whatever it still tries has no effect."""
+        """End the worker: its further steps have no effect."""
         self._attached = False
         self.released = None
 
@@ -280,7 +255,7 @@ class MemoryLaneTransport(MemoryLane):
     def request(self, name: str, effect: Callable[[], Any]) -> asyncio.Future[Any]:
         answer, fault = asyncio.get_running_loop().create_future(), self._fault(name)
         if fault is not None and fault.durable:
-            effect = partial(_itself, effect())
+            effect = partial(lambda result: result, effect())
         if fault is not None and fault.error is not None:
             answer.set_exception(fault.error)
         elif fault is not None and not fault.is_set():
@@ -289,11 +264,7 @@ class MemoryLaneTransport(MemoryLane):
             _answer(answer, effect)
         return answer
 
-    async def _step(self, step: Step) -> None:
-        await self.request(step, lambda: None)
-
     def _fault(self, name: str) -> Pause | None:
-        """Note a call; return what goes wrong with it."""
         if self._attached is False:
             raise ConnectionError(f"{name}: the worker is dead")
         if isinstance(name, Step):
@@ -320,17 +291,17 @@ class MemoryLaneTransport(MemoryLane):
 
     @override
     async def recover(self) -> None:
-        await self._step(Step.RECOVER)
+        await self.request(Step.RECOVER, lambda: None)
         await super().recover()
 
     @override
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
-        await self._step(Step.RELEASE)
+        await self.request(Step.RELEASE, lambda: None)
         self.released = dict(starts)
 
     @override
     async def hold(self) -> None:
-        await self._step(Step.HOLD)
+        await self.request(Step.HOLD, lambda: None)
         self.released = None
 
     @override
@@ -345,18 +316,13 @@ class MemoryLaneTransport(MemoryLane):
     async def close(self) -> None:
         try:
             if self._attached is not False:
-                await self._step(Step.CLOSE)
+                await self.request(Step.CLOSE, lambda: None)
         finally:
             self.released = None
             await super().close()
 
 
-def _itself(result: Any) -> Any:
-    return result
-
-
 def _answer(answer: asyncio.Future[Any], effect: Callable[[], Any]) -> None:
-    """Carry a request out, also where nobody waits for the answer any more."""
     try:
         result = effect()
     except Exception as exc:  # noqa: BLE001 - the broker's answer

@@ -8,7 +8,7 @@ from retryapp.ports import Event, Observation, Observer
 
 
 class RecordingObserver(Observer):
-    """`ports.Observer` that records every observation, in order."""
+    """`ports.Observer` that records."""
 
     def __init__(self) -> None:
         self.seen: list[Observation] = []

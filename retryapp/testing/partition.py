@@ -1,10 +1,10 @@
-"""One partition of one handler, whole: the engine's own stations and lane on memory topics, in virtual time.
+"""One partition of one handler: the engine's own code on memory topics, in virtual time.
 
-Life of a record: `send` puts it on the main topic; the partition delivers, parks, fires and buries it exactly as a
-worker would; `advance` lets time pass. Nothing waits for real time and nothing is left behind.
+`send` puts records on the main topic; the partition delivers, parks, fires and dead-letters them exactly as a worker
+would; `advance` lets time pass.
 
-To leave the block is to kill the worker. What is in Kafka and on its disk is in the transport, and a new worker may go
-on with that::
+Leaving the block kills the worker. What is in Kafka and on its disk is in the transport, and a new worker can continue
+with that::
 
     async with MemoryPartition(charge, "5m") as orders:
         parking = orders.transport.pause(Step.COMMIT, after=1)
@@ -43,13 +43,27 @@ from retryapp.testing.observer import RecordingObserver
 
 _ROUNDS = 200
 _LOOK_MS = 1_000
-"""How much time passes at once while handlers run."""
 _MAX_BYTES = 1_048_576
 _LIVES = count(1)
 
 
 class MemoryPartition:
-    """A handler's partition in memory. Use it as an asynchronous context manager; see the module's text."""
+    """A handler's partition in memory, as an asynchronous context manager.
+
+    Args:
+        function: the handler.
+        policy: its policy, or a schedule.
+        group: the consumer group.
+        main: the main topic.
+        partition: the partition's number.
+        clock: shared by partitions of one test; default: that of `transport`.
+        random: for jitter; default: always 0.5.
+        limits: of the lane.
+        transport: Kafka and the local store as a worker has left them; default: new ones.
+        pools: for first deliveries and redeliveries, shared by partitions of one handler; default: its own.
+        destinations: topics that the handler publishes to; default: every name, with one partition.
+        options: more fields of `Handler`, as `value_type` and `concurrency`.
+    """
 
     def __init__(
         self,
@@ -67,22 +81,6 @@ class MemoryPartition:
         destinations: MemoryDestinations | None = None,
         **options: Any,
     ) -> None:
-        """Make it; nothing runs yet.
-
-        Args:
-            function: the handler.
-            policy: its policy, or a schedule.
-            group: the consumer group.
-            main: the main topic.
-            partition: the partition's number.
-            clock: shared by partitions of one test; that of `transport` unless given.
-            random: for jitter; 0.5 for ever unless given.
-            limits: of the lane.
-            transport: Kafka and the local store as a worker has left them, to go on from there; new ones unless given.
-            pools: for first deliveries and redeliveries, shared by partitions of one handler; its own unless given.
-            destinations: topics that the handler publishes to; every name with one partition unless given.
-            options: more fields of `Handler`, as `value_type` and `concurrency`.
-        """
         chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
         rule: Deduplicate | None = options.get("deduplicate")
         topology = HandlerTopology(
@@ -149,11 +147,7 @@ class MemoryPartition:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start it and wait until its lane is open or has nothing more to try at this time.
-
-        Raises:
-            RuntimeError: its transport belongs to a partition that still runs.
-        """
+        """Start it; raise RuntimeError if its transport belongs to a partition that still runs."""
         self.transport.attach(self._site, self.engine.context.life)
         self.clock.drive(asyncio.get_running_loop())
         if self._own_pools:
@@ -166,7 +160,7 @@ class MemoryPartition:
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Kill it: nothing is flushed, committed or released, whatever its tasks still try."""
+        """Kill it: nothing is flushed, committed or released."""
         self.transport.detach()
         if self._task is not None:
             self._task.cancel()
@@ -178,23 +172,21 @@ class MemoryPartition:
     # -- what a test does -----------------------------------------------------------------------------------------
 
     async def send(self, *values: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
-        """Put records on the main topic and let what follows at once happen."""
+        """Put records on the main topic and process what is due."""
         for value in values:
             self.transport.append(self._site.main, key, value, headers)
         await self.settle()
 
     async def advance(self, ms: int) -> None:
-        """Let time pass in one step, and let what follows happen."""
+        """Let time pass in one step, and process what is due."""
         self.clock.advance(ms)
         await self.settle()
 
     async def to_rest(self, longest_ms: int = 366 * 86_400_000) -> int:
         """Let time pass until nothing waits and no handler runs; return the milliseconds that it took.
 
-        Time goes on to what is next: a row that is due, or (while handlers run) a timer of theirs.
-
         Raises:
-            AssertionError: there is no end to it within `longest_ms`.
+            AssertionError: that takes more than `longest_ms`.
         """
         began_ms = self.clock.wall_ms()
         while True:
@@ -210,21 +202,13 @@ class MemoryPartition:
             await self.advance(max(1, wait_ms))
 
     async def settle(self, rounds: int = _ROUNDS) -> None:
-        """Let every task run until it waits for time or for the test (plain functions in threads: use `until`).
-
-        Args:
-            rounds: of the event loop; fewer of them stop in the middle of what follows.
-        """
+        """Run tasks for some rounds of the event loop, until all wait (plain functions in threads: use `until`)."""
         for _ in range(rounds):
             self._feed()
             await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], object], *, rounds: int = 100_000) -> None:
-        """Let tasks and threads run until the condition holds.
-
-        Raises:
-            AssertionError: it does not come to hold.
-        """
+        """Let tasks and threads run until the condition holds, or raise AssertionError."""
         for _ in range(rounds):
             if condition():
                 return
@@ -233,12 +217,7 @@ class MemoryPartition:
         raise AssertionError(f"still not so after {rounds} rounds of the event loop: {condition}")
 
     async def finish(self, drain_s: float = 10.0, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
-        """End it as a rebalance does: drain, commit what is done, close.
-
-        Args:
-            drain_s: how long handlers may go on.
-            meanwhile: awaited while it drains, to let time pass or handlers finish.
-        """
+        """End it as a rebalance does: drain for `drain_s` at most, during which `meanwhile` runs; commit; close."""
         draining = asyncio.create_task(self.engine.drain(drain_s))
         await self.settle()
         if meanwhile is not None:
@@ -253,7 +232,7 @@ class MemoryPartition:
 
     @property
     def dead_letters(self) -> list[RetryMetadata]:
-        """What the dead letters say of themselves, in order."""
+        """Metadata of the dead letters, in order."""
         letters = (decode_metadata(record.headers) for record in self.records(self.handler.topology.dlq))
         return [metadata for metadata in letters if metadata is not None]
 
@@ -263,18 +242,15 @@ class MemoryPartition:
         return {} if self.transport.pending is None else dict(self.transport.pending.counts())
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
-        """Return the committed records of a topic's partition; of this one's number unless given."""
+        """Return the committed records of a topic's partition; default: this one's number."""
         return self.transport.read(TopicPartition(topic, self._site.partition if partition is None else partition))
 
     def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
-        transport, pending = self.transport, self.transport.pending
-        if pending is None:
-            raise RuntimeError("the lane opened without its table")
         self._next = dict(starts)
-        self.engine.begin(session, starts, pending, transport.suspicions, transport.seen, transport.tally)
+        self.engine.begin(session, starts, self.transport)
 
     def _on_room(self) -> None:
-        self.engine.on_room()
+        self.engine.firing.room()
         self._feed()
 
     def _feed(self) -> None:

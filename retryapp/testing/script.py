@@ -1,4 +1,4 @@
-"""Handlers that follow a list of steps, attempt by attempt, and record their calls."""
+"""Handlers that follow a list of steps and record their calls."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Seen:
     at_ms: int
     """Milliseconds since the first call of all."""
     came_to: str
-    """``ok``, ``stopped`` (a time-out, or the worker gave it up), or the type of the error."""
+    """``ok``, ``stopped`` (cancelled), or the type of the error."""
 
 
 class Script:
-    """A handler that follows a list of steps, then calls the handler under test.
+    """A handler that follows a list of steps, then calls `then` (the handler under test) if given.
 
     Steps, one for each attempt of a record: ``"fail"``, ``"hang"`` (until it is stopped), ``"reject"``, ``"later 90s"``
-    (asks for a wait), ``"ok"``, or an exception to raise. After the last of them the handler is called::
+    (asks for a wait), ``"ok"``, or an exception to raise::
 
         charge = Script("fail", "hang", then=charge_card)
         async with MemoryPartition(charge, RetryPolicy("5m 1h", timeout="30s")) as orders:
@@ -42,29 +42,19 @@ class Script:
     def __init__(
         self, *steps: str | BaseException | type[BaseException], then: Callable[..., Awaitable[Any]] | None = None
     ) -> None:
-        """Check the steps.
-
-        Args:
-            steps: see the class.
-            then: called with the value and the delivery at every attempt after the steps; without it these succeed.
-
-        Raises:
-            ValueError: unknown step.
-            InvalidDurationError: the wait of a `later` step is not a duration.
-        """
         for step in steps:
             if isinstance(step, str) and step not in ("fail", "hang", "reject", "ok") and not step.startswith("later "):
                 raise ValueError(f"expected fail, hang, reject, ok, 'later 90s' or an exception, got {step!r}")
             if isinstance(step, str) and step.startswith("later "):
                 parse_duration_ms(step.removeprefix("later "))
         self.calls: list[Seen] = []
-        """All calls, in the order in which they ended."""
+        """All calls, in the order of their ends."""
         self._steps = steps
         self._then = then
         self._began_s: float | None = None
 
     async def __call__(self, value: Any, delivery: Delivery) -> None:
-        """Be called as a handler."""
+        """Follow the step of this attempt, and record the call."""
         now_s = asyncio.get_running_loop().time()
         self._began_s = now_s if self._began_s is None else self._began_s
         at_ms = round((now_s - self._began_s) * 1000)

@@ -1,7 +1,6 @@
 """The local stores in memory: the same contracts as those on RocksDB.
 
-A store is a list of batches on a `Disk`; to open it is to apply them. So it outlives whoever wrote it, and what a disk
-may do to it (`tests/simulation/disk.py`) needs no other table.
+A store is a list of batches on a `Disk`; opening it applies them.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Removal, Row,
 
 
 class Disk:
-    """The stores of one machine: the batches that each has written, by its name."""
+    """The stores of one machine: the batches of each, by its name."""
 
     def __init__(self) -> None:
         self.stores: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
     def write(self, store: str, batch: tuple[Any, ...]) -> None:
-        """Write a batch, whole or not at all."""
+        """Write a batch atomically."""
         self.stores[store].append(batch)
 
     def sync(self, store: str) -> None:
-        """Make what a store has written outlast a power cut."""
+        """Make a store's batches durable."""
 
     def drop(self, store: str) -> None:
         """Delete a store."""
@@ -38,12 +37,12 @@ class Disk:
 
 
 class _Stored:
-    """What all stores have in common."""
-
     dropped: str | None = None
     next_offset = 0
+    rows: dict[Any, Any]
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+        self.rows = {}
         self._disk, self._name = disk or Disk(), name
         for batch in self._disk.stores[name]:
             self._apply(*batch)
@@ -59,7 +58,7 @@ class _Stored:
         self.next_offset = max(self.next_offset, next_offset or 0)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self._disk.sync(self._name)
 
     def drop(self) -> None:
@@ -70,10 +69,8 @@ class _Stored:
 class MemoryPendingTable(_Stored, PendingTable):
     """`ports.PendingTable` in memory."""
 
-    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
-        self.rows: dict[bytes, Row] = {}
-        self._last_written: int | None = None
-        super().__init__(disk, name)
+    rows: dict[bytes, Row]
+    _last_written: int | None = None
 
     @property
     @override
@@ -157,9 +154,7 @@ def _tier_of(value: bytes) -> str:
 class MemorySeenTable(_Stored, SeenTable):
     """`ports.SeenTable` in memory."""
 
-    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
-        self.rows: dict[bytes, Seen] = {}
-        super().__init__(disk, name)
+    rows: dict[bytes, Seen]
 
     @override
     def find(self, identity: bytes) -> Seen | None:
@@ -182,9 +177,7 @@ class MemorySeenTable(_Stored, SeenTable):
 class MemoryDeadLetterTable(_Stored, DeadLetterTable):
     """`ports.DeadLetterTable` in memory."""
 
-    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
-        self.rows: dict[int, DeadRow] = {}
-        super().__init__(disk, name)
+    rows: dict[int, DeadRow]
 
     @override
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:

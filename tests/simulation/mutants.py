@@ -58,7 +58,7 @@ class Mutant:
 async def _offsets_outside(self: SimLane, batch: LaneBatch) -> LaneReceipt:
     """Offsets beside the transaction, as a plain commit of Faust's would move them."""
     if batch.offsets:
-        broker, offsets = self.worker.broker, self._noted(batch)
+        broker, offsets = self.worker.broker, self._beside().beside(batch)
         await self.worker.wire.request("move", lambda: broker._move(offsets))
     await self.begin()
     sent_ms = self.clock.counted_ms()
@@ -109,7 +109,7 @@ async def _fence_late(self: LaneProtocol) -> None:
     lane: Any = self
     broker, sources = lane.worker.broker, list(lane.place.sources)
     lane.worker.early[lane.place.name] = await lane.worker.wire.request("committed", lambda: broker.offsets_of(sources))
-    await asyncio.sleep(1.0)  # whatever else an opening may do in between
+    await asyncio.sleep(3.0)  # whatever else an opening may do in between
     await lane.start_producer()
 
 
@@ -136,7 +136,7 @@ def _finished_anywhere(self: OffsetWindow[Any]) -> list[Any]:
     done = [entry for entry in self._entries if entry.done]
     for entry in done:
         self._entries.remove(entry)
-        self._bytes -= entry.size
+        self.bytes -= entry.size
     return [entry.outcome for entry in done]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from operator import methodcaller
+from operator import methodcaller as do
 
 import pytest
 
@@ -84,58 +86,22 @@ def test_a_group_that_is_forgotten_goes_on_by_its_changelog(told: Told) -> None:
     assert told.judge() == 1
 
 
-def hole(told: Told) -> None:
-    """Somebody died with what was counted."""
-    told.say(0, 1)
-    told.say(2, 4)
-    told.commit(4)
-
-
-def hole_behind(told: Told) -> None:
-    """The same, and nobody has said anything since."""
-    told.say(0, 2)
-    told.commit(4, "r0:life p1:3-4@7:1,1,0")
-
-
-def forgotten(told: Told) -> None:
-    """Nothing stands beside the offset."""
-    told.say(0, 2)
-    told.commit(4)
-
-
-def overlap(told: Told) -> None:
-    """What was said is said again."""
-    told.say(0, 2)
-    told.say(1, 4)
-    told.commit(4)
-
-
-def twice(told: Told) -> None:
-    """What was said still stands beside the offset."""
-    told.say(0, 4)
-    told.commit(4, "r0:life p1:0-4@7:4,4,0")
-
-
-def too_few(told: Told) -> None:
-    """A record is not counted."""
-    told.say(0, 4, received=3)
-    told.commit(4)
-
-
-def wrong_outcome(told: Told) -> None:
-    """All were fine."""
-    told.say(0, 4, ok=3)
-    told.commit(4)
-
-
-def wrong_beside(told: Told) -> None:
-    """The same, beside the offset."""
-    told.commit(4, "p1:0-4@7:4,3,0")
-
-
-@pytest.mark.parametrize("fault", [hole, hole_behind, forgotten, overlap, twice, too_few, wrong_outcome, wrong_beside])
-def test_what_is_wrong_is_found(told: Told, fault: Callable[[Told], None]) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([do("say", 0, 1), do("say", 2, 4), do("commit", 4)], id="hole"),
+        pytest.param([do("say", 0, 2), do("commit", 4, "r0:life p1:3-4@7:1,1,0")], id="hole before the offset"),
+        pytest.param([do("say", 0, 2), do("commit", 4)], id="forgotten"),
+        pytest.param([do("say", 0, 2), do("say", 1, 4), do("commit", 4)], id="overlap"),
+        pytest.param([do("say", 0, 4), do("commit", 4, "r0:life p1:0-4@7:4,4,0")], id="twice"),
+        pytest.param([do("say", 0, 4, received=3), do("commit", 4)], id="too few"),
+        pytest.param([do("say", 0, 4, ok=3), do("commit", 4)], id="wrong outcome"),
+        pytest.param([do("commit", 4, "p1:0-4@7:4,3,0")], id="wrong outcome with the offset"),
+    ],
+)
+def test_what_is_wrong_is_found(told: Told, steps: list[methodcaller]) -> None:
     """Each by itself."""
-    fault(told)
+    for step in steps:
+        step(told)
     with pytest.raises(Violation, match="I12 0/"):
         told.judge()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
+from operator import methodcaller
+from operator import methodcaller as do
 
 import pytest
 
@@ -39,9 +40,10 @@ class Told:
         due_ms: int | None = None,
         value: bytes = b"v",
         opening: Opening | None = None,
+        offset: int = 0,
     ) -> None:
         """The handler is called."""
-        self.oracle.begun((0, 0), attempt, due_ms, (KEY, value, HEADERS, 7), at_ms, opening)
+        self.oracle.begun((0, offset), attempt, due_ms, (KEY, value, HEADERS, 7), at_ms, opening)
 
     def show(self, topic: str, attempt: int, *, at_ms: float = 1e9, due_ms: int = 0, value: bytes = b"v") -> None:
         """A copy of the record becomes visible."""
@@ -69,169 +71,89 @@ class Told:
         """The group moves on."""
         self.oracle.moved({TopicPartition(topic, 0): offset})
 
+    def recovered(self) -> None:
+        """A lane opens with an empty store."""
+        self.oracle.recovered(0, {})
 
-def in_order(told: Told) -> None:
-    """A failure, a wait and a success."""
-    told.call(1, at_ms=1_000_000, fine=False)
-    told.show("retry", 1, due_ms=1_000_100)
-    told.move("orders", 1)
-    told.log(b"row")
-    told.move("retry", 2)
-    told.show("redelivery", 1, at_ms=1_000_110, due_ms=1_000_100)
-    told.log(None)
-    told.call(2, at_ms=1_000_120, fine=True, due_ms=1_000_100)
-    told.publish(2)
-    told.succeed()
-    told.move("redelivery", 2)
+    def at_rest(self) -> None:
+        """Everything is at rest."""
+        self.oracle.at_rest()
+
+
+IN_ORDER = [
+    do("call", 1, at_ms=1_000_000, fine=False), do("show", "retry", 1, due_ms=1_000_100), do("move", "orders", 1),
+    do("log", b"row"), do("move", "retry", 2), do("show", "redelivery", 1, at_ms=1_000_110, due_ms=1_000_100),
+    do("log", None), do("call", 2, at_ms=1_000_120, fine=True, due_ms=1_000_100), do("publish", 2), do("succeed"),
+    do("move", "redelivery", 2),
+]  # fmt: skip
+"""A failure, a wait and a success."""
+
+
+def tell(told: Told, steps: list[methodcaller]) -> None:
+    """Tell the oracle what happens."""
+    for step in steps:
+        step(told)
 
 
 def test_a_good_history_holds() -> None:
     """From the first delivery to the last."""
     told = Told()
     assert told.oracle.open_ends() == [(0, 0)]
-    in_order(told)
+    tell(told, IN_ORDER)
     told.oracle.at_rest()
     assert (told.oracle.open_ends(), told.oracle.repeated) == ([], 0)
 
 
-def _early(told: Told) -> None:
-    told.call(1, at_ms=1_000_000, fine=False)
-    told.begin(2, at_ms=1_000_105, due_ms=1_000_105)
-
-
-def _emitted_early(told: Told) -> None:
-    told.show("redelivery", 1, at_ms=500, due_ms=1_000)
-
-
-def _too_often(told: Told) -> None:
-    told.begin(4, at_ms=0)
-
-
-def _out_of_order(told: Told) -> None:
-    told.begin(2, at_ms=0)
-
-
-def _changed(told: Told) -> None:
-    told.begin(1, at_ms=0, value=b"other")
-
-
-def _changed_copy(told: Told) -> None:
-    told.show("retry", 1, value=b"other")
-
-
-def _passed(told: Told) -> None:
-    told.move("orders", 1)
-
-
-def _passed_tier(told: Told) -> None:
-    told.show("retry", 1, due_ms=1_000_100)
-    told.move("retry", 2)
-
-
-def _passed_redelivery(told: Told) -> None:
-    told.show("redelivery", 1)
-    told.move("redelivery", 2)
-
-
-def _moved_back(told: Told) -> None:
-    told.call(1, at_ms=0, fine=True)
-    told.move("orders", 1)
-    told.move("orders", 0)
-
-
-def _twice(told: Told) -> None:
-    told.show("retry", 1)
-    told.show("retry", 1)
-
-
-def _fired_twice(told: Told) -> None:
-    told.show("redelivery", 1)
-    told.show("redelivery", 1)
-
-
-def _ended_twice(told: Told) -> None:
-    told.succeed()
-    told.succeed()
-
-
-def _tried_after_its_end(told: Told) -> None:
-    told.succeed()
-    told.show("retry", 1)
-
-
-def _wrong_end(told: Told) -> None:
-    told.show("dlq", 1)
-
-
-def _one_wait_too_many(told: Told) -> None:
-    told.show("retry", 3)
-
-
-def _twice_in_a_session(told: Told) -> None:
-    for at_ms in (0, 5):
-        told.begin(1, at_ms=at_ms, opening=Opening("w", 0.0))
-
-
-def _again_behind_its_outcome(told: Told) -> None:
-    told.show("retry", 1, at_ms=500)
-    told.begin(1, at_ms=900, opening=Opening("w", 501.0))
-
-
-def _again_behind_its_end(told: Told) -> None:
-    told.call(1, at_ms=0, fine=False)
-    told.show("dlq", 1, at_ms=500)
-    told.begin(2, at_ms=9_000, due_ms=1, opening=Opening("w", 501.0))
-
-
-def _published_by_a_failure(told: Told) -> None:
-    told.call(1, at_ms=0, fine=False)
-    told.publish(1)
-
-
-def _published_twice(told: Told) -> None:
-    in_order(told)
-    told.publish(2)
-
-
-def _published_nothing(told: Told) -> None:
-    told.call(1, at_ms=0, fine=True)
-    told.oracle.at_rest()
-
-
-def _lost(told: Told) -> None:
-    told.oracle.at_rest()
-
-
-def _waits_for_ever(told: Told) -> None:
-    in_order(told)
-    told.log(b"row")
-    told.oracle.at_rest()
-
-
-def _another_store(told: Told) -> None:
-    told.log(b"row")
-    told.oracle.recovered(0, {})
-
-
-def _nobodys(told: Told) -> None:
-    told.oracle.begun((0, 5), 1, None, (), 0)
+REST = do("at_rest")
+FAILED = do("call", 1, at_ms=0, fine=False)
+IN_SESSION = Opening("w", 0.0)
+AGAIN_AFTER_ITS_END = [
+    FAILED, do("show", "dlq", 1, at_ms=500), do("begin", 2, at_ms=9_000, due_ms=1, opening=Opening("w", 501.0)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("invariant", "wrong"),
+    ("invariant", "steps"),
     [
-        ("I3", _early), ("I3", _emitted_early), ("I5", _too_often), ("I5", _out_of_order), ("I8", _changed),
-        ("I8", _changed_copy), ("I6", _passed), ("I6", _passed_tier), ("I6", _passed_redelivery), ("I6", _moved_back),
-        ("I1", _twice), ("I10", _fired_twice), ("I2", _ended_twice), ("I2", _tried_after_its_end), ("I1", _wrong_end),
-        ("I5", _one_wait_too_many), ("I1", _lost), ("I7", _waits_for_ever), ("I7", _another_store), ("I1", _nobodys),
-        ("I5", _twice_in_a_session), ("I5", _again_behind_its_outcome),
-        ("I1", _published_by_a_failure), ("I1", _published_twice), ("I1", _published_nothing),
+        pytest.param("I3", [FAILED, do("begin", 2, at_ms=105, due_ms=105)], id="early"),
+        pytest.param("I3", [do("show", "redelivery", 1, at_ms=500, due_ms=1_000)], id="emitted early"),
+        pytest.param("I5", [do("begin", 4, at_ms=0)], id="too often"),
+        pytest.param("I5", [do("begin", 2, at_ms=0)], id="out of order"),
+        pytest.param("I8", [do("begin", 1, at_ms=0, value=b"other")], id="changed"),
+        pytest.param("I8", [do("show", "retry", 1, value=b"other")], id="changed copy"),
+        pytest.param("I6", [do("move", "orders", 1)], id="passed"),
+        pytest.param("I6", [do("show", "retry", 1, due_ms=1_000_100), do("move", "retry", 2)], id="passed tier"),
+        pytest.param("I6", [do("show", "redelivery", 1), do("move", "redelivery", 2)], id="passed redelivery"),
+        pytest.param(
+            "I6", [do("call", 1, at_ms=0, fine=True), do("move", "orders", 1), do("move", "orders", 0)], id="moved back"
+        ),
+        pytest.param("I1", [do("show", "retry", 1)] * 2, id="twice"),
+        pytest.param("I10", [do("show", "redelivery", 1)] * 2, id="fired twice"),
+        pytest.param("I2", [do("succeed")] * 2, id="ended twice"),
+        pytest.param("I2", [do("succeed"), do("show", "retry", 1)], id="tried after its end"),
+        pytest.param("I1", [do("show", "dlq", 1)], id="wrong end"),
+        pytest.param("I5", [do("show", "retry", 3)], id="one wait too many"),
+        pytest.param("I1", [REST], id="lost"),
+        pytest.param("I7", [*IN_ORDER, do("log", b"row"), REST], id="waits forever"),
+        pytest.param("I7", [do("log", b"row"), do("recovered")], id="another store"),
+        pytest.param("I1", [do("begin", 1, at_ms=0, offset=5)], id="nobody's"),
+        pytest.param("I5", [do("begin", 1, at_ms=at_ms, opening=IN_SESSION) for at_ms in (0, 5)], id="same session"),
+        pytest.param(
+            "I5",
+            [do("show", "retry", 1, at_ms=500), do("begin", 1, at_ms=900, opening=Opening("w", 501.0))],
+            id="after its outcome",
+        ),
+        pytest.param("I1", [FAILED, do("publish", 1)], id="published by a failure"),
+        pytest.param("I1", [*IN_ORDER, do("publish", 2)], id="published twice"),
+        pytest.param("I1", [do("call", 1, at_ms=0, fine=True), REST], id="published nothing"),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_named(invariant: str, wrong: Callable[[Told], None]) -> None:
+)
+def test_what_is_wrong_is_named(invariant: str, steps: list[methodcaller]) -> None:
     """By its invariant."""
+    told = Told()
+    tell(told, steps[:-1])
     with pytest.raises(Violation, match=f"^{invariant} "):
-        wrong(Told())
+        steps[-1](told)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +177,7 @@ def test_what_an_opening_could_not_know_may_be_handled_again() -> None:
 def test_the_end_of_a_record_is_the_outcome_of_all_its_attempts() -> None:
     """A second attempt behind a dead letter is one too many, whatever its own outcome."""
     with pytest.raises(Violation, match=r"^I5 .* its outcome is durable"):
-        _again_behind_its_end(Told("R"))
+        tell(Told("R"), AGAIN_AFTER_ITS_END)
 
 
 @pytest.mark.parametrize(

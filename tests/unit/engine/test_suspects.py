@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.marks import Suspected
 from retryapp.engine.handler import Delivery
+from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step
 
@@ -46,13 +47,12 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
         async def begin(handler: Gate, crashes: int, upto: int = 100, **options: object) -> MemoryPartition:
             made = MemoryPartition(handler, "1s", **options)  # type: ignore[arg-type]
             begin_session = made.engine.begin
-            monkeypatch.setattr(
-                made.engine,
-                "begin",
-                lambda session, starts, pending, _found, *rest: begin_session(
-                    session, starts, pending, {MAIN: Suspected(crashes, upto)} if session == 1 else {}, *rest
-                ),
-            )
+
+            def with_suspects(session: int, starts: Mapping[TopicPartition, int], transport: LaneProtocol) -> None:
+                transport.suspicions = {MAIN: Suspected(crashes, upto)} if session == 1 else {}
+                begin_session(session, starts, transport)
+
+            monkeypatch.setattr(made.engine, "begin", with_suspects)
             return await stack.enter_async_context(made)
 
         yield begin
