@@ -46,12 +46,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 Watch = Callable[..., Driven]
-"""``drive``, with the caller's part of its arguments."""
 
 JOB: Final = "archive"
 _OF_LIFE: Final = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
-DEFAULT_ROWS_PER_BATCH: Final = 500_000
-"""Offsets that one batch covers at most."""
+DEFAULT_ROWS_PER_BATCH: Final = 500_000  # offsets that one batch covers at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +62,9 @@ class Archived:
     """Topic and partition → next offset: everything before it is in the table."""
     run_id: str = ""
     rows: int = 0
-    """Records archived."""
     batches: int = 0
     elapsed_ms: int = 0
     gaps: tuple[Gap, ...] = ()
-    """Offsets found lost in this run."""
     new_lives: tuple[Life, ...] = ()
     """Lives of topics seen for the first time; an epoch over 1 is a re-creation."""
     interrupted: bool = False
@@ -144,7 +140,6 @@ class Archive:
     def _published(
         self, sources: Sources, last: LastRun, enough: Mapping[tuple[str, int], int], by: str
     ) -> Archived | None:
-        """Return what another run has published where that is enough, else None."""
         ids = {source.topic: source.topic_id for source in sources.topics}
         if any(last.cut.get((ids.get(topic, ""), number), 0) < end for (topic, number), end in enough.items()):
             return None

@@ -35,12 +35,9 @@ from retryapp.pipeline.lake import Files, Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ANALYSIS_HOLD: Final = "analyse"
-"""Held by an analysis, from its cut to its last table."""
-RECORDS_HOLD: Final = "records"
-"""Held by every job that changes the table of records."""
-TURN_S: Final = 600.0
-"""How long a job waits for others that write to the same table, in seconds."""
+ANALYSIS_HOLD: Final = "analyse"  # held by an analysis, from its cut to its last table
+RECORDS_HOLD: Final = "records"  # held by every job that changes the table of records
+TURN_S: Final = 600.0  # how long a job waits for others that write to the same table, in seconds
 LEASE_MS: Final = 60_000
 """A lease expires this long after its last renewal; clocks of machines may differ by less than that."""
 RENEW_S: Final = 10.0
@@ -53,12 +50,10 @@ OnWait = Callable[[str], None]
 class Held:
     """A hold that was taken."""
 
-    waited_for: str | None = None
-    """The former holder, where it was waited for."""
+    waited_for: str | None = None  # the former holder, where it was waited for
     lost: threading.Event | None = None
     """Set when another process has taken an expired lease; a lock cannot be lost."""
     look: Callable[[], bool] | None = None
-    """Asks the store whether the lease is still the holder's."""
 
     @property
     def is_lost(self) -> bool:
@@ -134,7 +129,6 @@ class Holds:
         return _Lease.take(self._files, place, ours, self._now_ms, lease_ms=self._lease_ms, renew_s=self._renew_s)
 
     def _holder(self, name: str) -> str:
-        """Return the holder, for messages."""
         place = self._place(name)
         try:
             files = [file for file in self._files.names(place) if file.endswith(".json")]

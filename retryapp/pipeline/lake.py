@@ -32,12 +32,9 @@ _THERE_ALREADY: Final = ("AlreadyExists", "RemoteFileChanged")
 class Lake:
     """An opened lake."""
 
-    uri: str
-    """Without a slash at its end."""
-    format: str
-    """``delta`` or ``parquet``."""
-    salt: str
-    """Put before each key that is hashed; hex."""
+    uri: str  # without a slash at its end
+    format: str  # `delta` or `parquet`
+    salt: str  # put before each key that is hashed; hex
 
     def table(self, name: str) -> str:
         """Return a table's URI."""

@@ -27,8 +27,7 @@ M = TypeVar("M")
 
 BATCH_BUCKETS_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-Ends = Mapping[tuple[str, int], int]
-"""Topic and partition → offset."""
+Ends = Mapping[tuple[str, int], int]  # topic and partition → offset
 
 
 class PipelineMetrics:

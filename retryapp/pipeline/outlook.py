@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JOB: Final = "archive"
-SOON_MS: Final = 3_600_000
-"""A loss sooner than this is a finding."""
+SOON_MS: Final = 3_600_000  # a loss sooner than this is a finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +27,11 @@ class TopicOutlook:
 
     topic: str
     epoch: int
-    behind: int
-    """Offsets between what is archived and the end; not a count of records."""
-    oldest_unread_ms: int | None
-    """When the oldest record arrived that is not archived; None: there is none."""
+    behind: int  # offsets between what is archived and the end; not a count of records
+    oldest_unread_ms: int | None  # when the oldest record arrived that is not archived; None: there is none
     loss_at_ms: int | None
     """When its retention ends; the broker may keep it somewhat longer. None: nothing unread, or no limit."""
-    lost_offsets: int
-    """Offsets that are gone already and were not archived."""
+    lost_offsets: int  # offsets that are gone already and were not archived
 
     def at_risk(self, now_ms: int) -> bool:
         """Tell whether records are lost, or will be soon."""
@@ -77,7 +73,6 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
 
 
 def _oldest(admin: KafkaAdmin, topic: str, unread: Mapping[int, int]) -> int | None:
-    """Return the earliest arrival among the first unread records of partitions."""
     firsts = (
         next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
         for partition, position in unread.items()

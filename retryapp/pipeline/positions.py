@@ -45,10 +45,8 @@ class Gap:
 
     life: Life
     partition: int
-    from_offset: int | None
-    """None: not known."""
-    to_offset: int | None
-    """Exclusive; None: not known."""
+    from_offset: int | None  # None: not known
+    to_offset: int | None  # exclusive; None: not known
     reason: str
 
     @property
@@ -68,11 +66,9 @@ class Gap:
 class Start:
     """Where to read from."""
 
-    positions: Mapping[tuple[str, int], int]
-    """Topic and partition → next offset, for every partition."""
+    positions: Mapping[tuple[str, int], int]  # topic and partition → next offset, for every partition
     gaps: tuple[Gap, ...]
-    checkpoint: str | None
-    """Name of the checkpoint to continue from; None: a new one."""
+    checkpoint: str | None  # name of the checkpoint to continue from; None: a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +76,8 @@ class Lives:
     """The lives of all topics of a run."""
 
     present: tuple[Life, ...]
-    fresh: tuple[Life, ...]
-    """Those of them that the lake does not know yet."""
-    former: tuple[Life, ...]
-    """The life before of each topic that was re-created since the last run."""
+    fresh: tuple[Life, ...]  # those of them that the lake does not know yet
+    former: tuple[Life, ...]  # the life before of each topic that was re-created since the last run
 
 
 def find_lives(facts: Facts, sources: Sources, now_ms: int) -> Lives:
@@ -140,7 +134,6 @@ def table_positions(tables: Tables, cluster_id: str) -> dict[tuple[str, int], in
 
 
 def _usable(tables: Tables, sources: Sources, last: LastRun | None) -> str | None:
-    """Return the last run's checkpoint if it is of the same topics, not left behind by a failure, and there."""
     if last is None or last.state == FAILED or not last.checkpoint.startswith(f"{sources.digest}-"):
         return None
     place = tables.lake.checkpoint("archive", last.checkpoint)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 READ_COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
 """The connector's default reads records of aborted transactions too."""
 
-Positions = Mapping[tuple[str, int], int]
-"""Topic and partition → offset."""
+Positions = Mapping[tuple[str, int], int]  # topic and partition → offset
 
 
 def kafka_options(connection: KafkaConnection) -> dict[str, str]:

@@ -37,8 +37,7 @@ class Reading(NamedTuple):
 
     failure_id: str | None
     metadata: RetryMetadata | None
-    event: Mapping[str, Any] | None
-    """The fields of the event's kind."""
+    event: Mapping[str, Any] | None  # the fields of the event's kind
     unreadable: str | None
 
 

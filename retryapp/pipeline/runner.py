@@ -24,12 +24,10 @@ class Driven:
 
     rows: int = 0
     batches: int = 0
-    rows_per_s: float = 0.0
-    """Rate of the last batch."""
+    rows_per_s: float = 0.0  # rate of the last batch
     behind: int | None = None
     """Offsets between the last batch and the ends of the topics; None where not known yet."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Next offset of each partition that was read."""
     interrupted: bool = False
 
 

@@ -17,8 +17,7 @@ STARTED: Final = "started"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
-REFUSED: Final = "refused"
-"""Another run was at work; says nothing about the lake."""
+REFUSED: Final = "refused"  # another run was at work; says nothing about the lake
 
 _RANK: Final = {STARTED: 0}
 _DIGITS: Final = 15
@@ -33,8 +32,7 @@ class Run:
     cluster_id: str
     group: str
     checkpoint: str
-    topic_ids: Mapping[str, str]
-    """Topic → topic id; which a cut is written with."""
+    topic_ids: Mapping[str, str]  # topic → topic id; which a cut is written with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

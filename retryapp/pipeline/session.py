@@ -61,7 +61,6 @@ _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 alone the code cache would be too small for some hundred queries."""
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-"""Where Java itself looks for options."""
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -78,17 +77,11 @@ class SessionOptions:
     """How to get a session."""
 
     cache_dir: Path
-    """Where jars are kept."""
-    master: str | None = None
-    """Spark's master URL; None: this machine, or what ``spark-submit`` says."""
-    memory: str = "2g"
-    """Heap of the driver, as Java writes it; not on a platform's own session."""
-    conf: Mapping[str, str] = field(default_factory=dict)
-    """Further settings; they win."""
-    brief: bool = False
-    """For work of seconds; long jobs would be slower."""
-    scratch: Path | None = None
-    """For what Spark would leave in the working folder; None: it does."""
+    master: str | None = None  # Spark's master URL; None: this machine, or what `spark-submit` says
+    memory: str = "2g"  # heap of the driver, as Java writes it; not on a platform's own session
+    conf: Mapping[str, str] = field(default_factory=dict)  # further settings; they win
+    brief: bool = False  # for work of seconds; long jobs would be slower
+    scratch: Path | None = None  # for what Spark would leave in the working folder; None: it does
 
 
 def brought_along() -> bool:

@@ -20,8 +20,7 @@ TOPICS_TABLE: Final = "topics"
 GAPS_TABLE: Final = "gaps"
 RUNS_TABLE: Final = "runs"
 ERASURES_TABLE: Final = "erasures"
-DERIVED: Final = "derived"
-"""Folder of everything that is made of ``records`` and can be made again."""
+DERIVED: Final = "derived"  # folder of everything that is made of `records` and can be made again
 
 VERSION_PROPERTY: Final = "retryapp.schema"
 

@@ -30,18 +30,15 @@ def _printable(but: str = "") -> str:
 
 
 _NUMBER: Final = "(?:0|[1-9][0-9]{0,17})"
-_PLAIN: Final = r"\A" + _printable(but="%+") + r"*\z"
-"""Text that percent-encoding leaves unchanged."""
+_PLAIN: Final = r"\A" + _printable(but="%+") + r"*\z"  # text that percent-encoding leaves unchanged
 _NOT_ESCAPED: Final = "[^ -*,-~]|%(?![0-9A-Fa-f]{2})"
 """What percent-encoded text does not have; searched for, because a match of the whole could exhaust the stack."""
-_REPLACED: Final = "\ufffd"
-"""What Java makes of bytes that are not UTF-8."""
+_REPLACED: Final = "\ufffd"  # what Java makes of bytes that are not UTF-8
 _ORIGIN: Final = r"\A[A-Za-z0-9._-]{1,249}@[A-Za-z0-9_-]{1,22}/(?:0|[1-9][0-9]{0,9})/" + _NUMBER + r"\z"
 _MAX_PARTITION: Final = 2**31 - 1
 _ENTRY: Final = _NUMBER + ":" + _NUMBER + ":" + _printable(but="%+,:") + "*+"
 _HISTORY: Final = r"\A" + _ENTRY + "(?:," + _ENTRY + "){0," + str(MAX_HISTORY - 1) + r"}\z"
-_NO_VALUE: Final = "cast(X'00FF00FF' as binary)"
-"""No header says this; searching it finds nulls."""
+_NO_VALUE: Final = "cast(X'00FF00FF' as binary)"  # no header says this; searching it finds nulls
 
 _NUMBERS: Final = {
     "origin_timestamp_ms": (names.RETRY_ORIGIN_TIMESTAMP_MS, -1, MAX_EPOCH_MS),
@@ -54,7 +51,6 @@ _NUMBERS: Final = {
 }
 """Field → header, least and greatest value."""
 _ELSE: Final = {"replays": 0}
-"""What a number is where its header is missing."""
 _NAMES: Final = {
     "group": names.RETRY_GROUP,
     "handler": names.RETRY_HANDLER,
@@ -85,7 +81,6 @@ _ORDER: Final = (
     names.RETRY_REASON, names.RETRY_ORIGINAL_REASON, names.RETRY_FINGERPRINT, names.RETRY_HISTORY,
     names.RETRY_REPLAY_ID, names.RETRY_REPLAYS,
 )  # fmt: skip
-"""In which ours are written."""
 _STRANGERS: Final = rf"(?:(?!retry-(?!{names.SHIELD[6:]}|{names.ESCAPED[6:]}))[^\n]*+\n)*+"
 _IN_ORDER: Final = rf"\A{_STRANGERS}" + "".join(rf"(?:{name}\n)?" for name in _ORDER) + rf"{_STRANGERS}\z"
 """Header names, each with a line's end behind it: none of ours is there twice."""
@@ -94,7 +89,6 @@ NATIVE: Final = "native"
 
 
 def _succeeded() -> str:
-    """Return the pattern of the event as workers write it, its texts in printable ASCII without escapes."""
     parts, text = [], '"' + _printable(but='"\\') + '*+"'
     for name, field in Succeeded.model_fields.items():
         value = _NUMBER if field.annotation is int else text
@@ -119,7 +113,6 @@ def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
 
 
 def _reading(failure_id: Column, **known: Column) -> Column:
-    """Return a struct ``schemas.READING``; unknown fields are null."""
     columns = {"failure_id": failure_id, **known}
     return F.struct(*(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in READING))
 
@@ -136,7 +129,6 @@ def _none_twice_or_null() -> Column:
 
 
 def _raw(field: str) -> Column:
-    """Return a header as text; null where it is not there."""
     place = F.array_position("headers.key", _RAW[field]).cast("int") - 1
     return F.get("headers.value", place).cast("string")
 
@@ -191,7 +183,6 @@ def _conditions() -> list[Column]:
 
 
 def _column(field: str) -> Column:
-    """Return a field of the metadata, of headers that are well-formed."""
     if field == "version":
         return F.lit(FORMAT_VERSION).cast("bigint")
     if field == "origin":

@@ -15,7 +15,6 @@ class TakenCut:
     """The cut of one group; see the package's docstring."""
 
     mains: Sources
-    """The main topics."""
     offsets: Mapping[tuple[str, int], int]
     """Main topic and partition → the group's committed offset; 0 where it has none."""
     ends: Mapping[tuple[str, int], int]

@@ -11,8 +11,7 @@ from pyspark.sql.window import Window
 from retryapp.pipeline.analysis.journeys import attempts_of, sorted_rows
 from retryapp.pipeline.analysis.schemas import COST, FUNNEL, LATENESS
 
-ACCURACY: Final = 10_000
-"""Of quantiles: the error of a rank is at most 1 in so many."""
+ACCURACY: Final = 10_000  # of quantiles: the error of a rank is at most 1 in so many
 MINUTE_MS: Final = 60_000.0
 
 
@@ -65,7 +64,6 @@ def _shares(counts: DataFrame) -> DataFrame:
 
 
 def _ratio(part: Column, whole: Column) -> Column:
-    """Return a quotient; null where there is nothing to divide by."""
     return F.when(whole > 0, part.cast("double") / whole)
 
 

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 _ORDER: Final = ("replays", "attempt", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
-"""What the last failure says."""
 _LAST: Final = (
     "station", "topic_id", "partition", "offset", "ended_ms", "reason", "due_at_ms", "tier", "topic", "found_offset",
     "timestamp_ms",
 )  # fmt: skip
-"""What the last step says."""
 _STEP: Final = (
     *_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash",
 )  # fmt: skip
@@ -74,7 +72,6 @@ _LIFE: Final = ("cluster_id", "group", "main", "topic_id")
 
 
 def _marked(traces: DataFrame, cut: DataFrame, name: str) -> DataFrame:
-    """Add a truth: does the record lie before the cut?"""
     known = cut.select(*_LIFE, F.lit(True).alias("is_known")).distinct()
     places = cut.select(*_LIFE, "partition", "cut_offset")
     joined = traces.join(F.broadcast(known), on=list(_LIFE), how="left").join(
@@ -107,7 +104,6 @@ def journeys_of(traces: DataFrame) -> DataFrame:
 
 
 def _columns(steps: GroupedData) -> DataFrame:
-    """Aggregate the steps of each record."""
     order = F.struct(*_ORDER)
     has_failed = F.col("step.error_type").isNotNull()
     failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))

@@ -32,12 +32,10 @@ class Chart:
     """A picture and what its colours mean; the legend is text of the page, which every font fits."""
 
     svg: str
-    legend: tuple[tuple[str, str], ...]
-    """Name and role of its colour."""
+    legend: tuple[tuple[str, str], ...]  # name and role of its colour
 
 
 def _svg(chart: Any) -> str:
-    """Return a chart as SVG that takes the page's colours and width."""
     import vl_convert
 
     soft = MARKERS["soft"]
@@ -63,7 +61,6 @@ def _svg(chart: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """Return text short enough for a chart's axis; the table has all of it."""
     name = text.rsplit(".", 1)[-1] if len(text) > _NAME_LENGTH else text
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
@@ -77,7 +74,6 @@ def _data(values: Rows) -> Any:
 
 
 def _names(values: Rows) -> Any:
-    """Return a vertical axis of names in their order, wide enough for the longest."""
     import altair as alt
 
     names = list(dict.fromkeys(value["name"] for value in values))

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from retryapp.pipeline.lake import Lake
 
 FACTS_VERSION: Final = 1
-SHOWN: Final = 20
-"""Rows of each table that the report has; the tables have all."""
+SHOWN: Final = 20  # rows of each table that the report has; the tables have all
 _WHOLE: Final = ("ledger", "funnel", "lateness", "cost", "retention", "checks")
 _CUT_SHORT: Final = ("causes", "outages", "offenders")
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "lost")
