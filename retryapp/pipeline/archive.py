@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.streaming.query import StreamingQuery
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
@@ -40,10 +42,6 @@ from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 Watch = Callable[..., Driven]
 

@@ -26,14 +26,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import HeldError, LakeUnusableError, OtherRunError, TurnLostError
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.lake import Files, Lake
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ANALYSIS_HOLD: Final = "analyse"  # held by an analysis, from its cut to its last table
 RECORDS_HOLD: Final = "records"  # held by every job that changes the table of records

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError
 from retryapp.pipeline.schemas import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MARK: Final = "lake.json"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

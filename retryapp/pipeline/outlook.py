@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import SparkSession
 
 from retryapp.kafka import KafkaAdmin, Positions, read_offsets
 from retryapp.pipeline.facts import Facts
@@ -13,9 +15,6 @@ from retryapp.pipeline.positions import find_lives, find_start
 from retryapp.pipeline.runs import RunLog
 from retryapp.pipeline.sources import find_sources, retention_of
 from retryapp.pipeline.tables import Tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 JOB: Final = "archive"
 SOON_MS: Final = 3_600_000  # a loss sooner than this is a finding

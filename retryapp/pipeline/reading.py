@@ -7,9 +7,10 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql import Column
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
@@ -20,9 +21,6 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers
 from retryapp.core.topology import TopicRole
 from retryapp.pipeline.schemas import EVENT, METADATA, READING
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 EVENTS: Final = TopicRole.EVENTS.value
 NO_HEADERS: Final = "no retry headers: somebody else wrote this record"

@@ -6,14 +6,13 @@ The Delta table keeps statistics of numbers only: text in the statistics of a lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.schemas import ERASURES, GAPS, RECORDS, SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import types as T
 
 RECORDS_TABLE: Final = "records"
 TOPICS_TABLE: Final = "topics"

@@ -20,8 +20,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.erasures import Erasure, Erasures
@@ -32,9 +33,6 @@ from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.transform import reread_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pyspark import inheritable_thread_target
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES, JOURNEYS_TABLE
@@ -16,9 +17,6 @@ from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, quoted
 from retryapp.pipeline.tables import Tables as LakeTables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SIDE_BY_SIDE: Final = 4
 """Tables that are written at a time: tasks of one fill the gaps between those of the others."""

@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis import causes, checks, counts, figures
@@ -19,9 +20,6 @@ from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_T
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Held, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.tables import GAPS_TABLE, Tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 JOB: Final = "analyse"
 FRESH_MS: Final = 86_400_000

@@ -7,16 +7,13 @@ attempt are found on the record before it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS
-
-if TYPE_CHECKING:
-    from pyspark.sql import GroupedData
 
 _ORDER: Final = ("replays", "attempt", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
