@@ -1,9 +1,6 @@
 """The data pipeline on Spark: archives every failure beyond the retention of its topics, and analyses them.
 
-The jobs are plain Structured Streaming: ``read`` (from Kafka, committed records only), ``transform`` (DataFrame to
-DataFrame), ``archive`` (the job, which writes to the lake). Importing this package does not import PySpark.
-
-The lake is one URI. Below it::
+Importing this package does not import PySpark. The lake is one URI. Below it::
 
     lake.json                 format version, and the salt of the key hashes
     records/                  each record of a retry, dead-letter or events topic, once (``schemas.RECORDS``)

@@ -2,14 +2,12 @@
 
 Life of a run:
 
-1. Take the group's hold on the lake: of two runs at once one waits, or is refused. Before anything is written, wait for
-   the hold on the table of records: other groups, compaction and erasure take turns.
+1. Take the group's hold on the lake, and before anything is written the hold on the table of records.
 2. Look up the topics, their lives (topic ids), and the first and last offset of each partition.
 3. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
 4. Note that the run has begun (``runs``), and continue from the group's checkpoint. Without a usable one a new one
    starts from the table's own offsets: the table is the truth, checkpoints are disposable.
-5. Stream what is there, batch by batch, each one commit of ``records``: a batch that is repeated after a crash finds
-   its number committed and changes nothing.
+5. Stream what is there, batch by batch, each one commit of ``records``; a repeated batch changes nothing.
 6. Look up the topics again and report one that was re-created meanwhile. Publish the cut (``runs``).
 """
 
@@ -42,8 +40,6 @@ from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
-
-Watch = Callable[..., Driven]
 
 JOB: Final = "archive"
 _OF_LIFE: Final = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
@@ -118,11 +114,9 @@ class Archive:
     ) -> Archived:
         """Archive what is there now.
 
-        ``wait_s`` is for another run of the group; others that write to the table are waited for at least ``TURN_S``.
-        If the run that was waited for has published the offsets ``enough``, nothing is done.
-
-        Raises:
-            HeldError, TopicMissingError, TopicChangedError, JobFailedError: what was committed stays.
+        Waits ``wait_s`` for another run of the group, and at least ``TURN_S`` for others that write to the table. Does
+        nothing if the run that was waited for has published the offsets ``enough``. After an error what was committed
+        stays.
         """
         sources = find_sources(self._admin, self.group)
         with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:
@@ -145,7 +139,12 @@ class Archive:
         return Archived(group=sources.group, topics=len(sources.topics), cut=cut, by_another=by)
 
     def _run(
-        self, sources: Sources, last: LastRun | None, held: Held, turn: AbstractContextManager[Held], watch: Watch
+        self,
+        sources: Sources,
+        last: LastRun | None,
+        held: Held,
+        turn: AbstractContextManager[Held],
+        watch: Callable[..., Driven],
     ) -> Archived:
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         lives = find_lives(self._facts, sources, began_ms)
@@ -239,9 +238,8 @@ class Archive:
 def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str, name: str) -> StreamingQuery:
     """Start a query that appends all that is there now to a table, and ends.
 
-    Delta notes (query id, batch number) in the commit itself, and the query id is kept in the checkpoint: a batch that
-    is repeated changes nothing, and a new checkpoint is never mistaken for an old one. Parquet has no commits: there a
-    batch is a folder of its own, which a repetition overwrites.
+    A repeated batch changes nothing: Delta's commit has the query's id and the batch's number; in Parquet a batch is a
+    folder, which a repetition overwrites.
     """
     writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(name)
     if lake.format == "delta":

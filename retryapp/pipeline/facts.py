@@ -1,7 +1,6 @@
 """Small facts of a lake: topics, gaps, runs and erasures, each a file of one JSON object.
 
-A file is written once and never changed. Its name is its identity, so a fact that is written twice is there once,
-without a transaction; and writing one costs no Spark job. ``Tables.read`` reads a folder of them as a table.
+A file is written once and never changed. Its name is its identity: a fact that is written twice is there once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Metrics of the streaming jobs for Prometheus: their lag, rate, and last activity.
 
-Spark reports batches, through a listener; the job reports rounds. A round in which there is nothing to read has no
-batch, so watch the rounds to see whether a job has stopped.
+Spark's listener reports batches, the job reports rounds. A round with nothing to read has no batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Where a run starts: topic lives and epochs, next offsets, and the gaps before them.
 
-A topic's life is its topic id. A position is the next offset to read: the greater of what the last run published and
-one more than the greatest offset in the table. The table is asked only when the last run did not end in order, because
-that reads three of its columns.
+A topic's life is its topic id. A position is the next offset to read: the greater of what the last run published and,
+if that did not end in order, one more than the greatest offset in the table.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pyspark.sql import functions as F
 from retryapp.kafka import KafkaAdmin, Positions
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.runs import FAILED, FINISHED, LastRun
-from retryapp.pipeline.sources import Sources
+from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.tables import RECORDS_TABLE, TOPICS_TABLE, Tables
 
 RETENTION: Final = "retention"
@@ -25,17 +24,11 @@ IN_DOUBT: Final = "in-doubt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Life(Source):
     """One life of a topic: a row of ``topics``."""
 
     cluster_id: str
-    topic_id: str
     epoch: int
-    topic: str
-    group: str
-    main: str
-    station: str
-    partitions: int
     first_seen_ms: int
 
 

@@ -39,7 +39,7 @@ def offsets_json(positions: Positions) -> str:
 def read_stream(
     spark: SparkSession, connection: KafkaConnection, *, start: Positions, rows_per_batch: int
 ) -> DataFrame:
-    """Return the records of topics as a stream; ``start`` has *every* partition, for a stream without a checkpoint.
+    """Return the records of topics as a stream; ``start`` (every partition) is for a stream without a checkpoint.
 
     Returns:
         key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,

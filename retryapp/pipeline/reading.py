@@ -61,8 +61,7 @@ def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Arra
     if station.null_count:
         wanted = station.is_valid()
         read_ones = read_batch(station.filter(wanted), headers.filter(wanted), value.filter(wanted))
-        numbers = itertools.count()
-        return read_ones.take(pa.array([next(numbers) if asked else None for asked in wanted.to_pylist()], pa.int32()))
+        return _spread(read_ones, wanted.to_pylist())
     with _no_collection():
         read = list(map(read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
         failure_ids, metadata, events, unreadable = zip(*read, strict=True)
@@ -105,8 +104,12 @@ def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
     packed = pa.StructArray.from_arrays([_column(there, field) for field in kind], fields=list(kind))
     if len(there) == len(values):
         return packed
+    return _spread(packed, [value is not None for value in values])
+
+
+def _spread(packed: pa.Array, there: Sequence[bool]) -> pa.Array:
     numbers = itertools.count()
-    return packed.take(pa.array([None if value is None else next(numbers) for value in values], pa.int32()))
+    return packed.take(pa.array([next(numbers) if is_there else None for is_there in there], pa.int32()))
 
 
 def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:

@@ -45,8 +45,8 @@ def drive(
 ) -> Driven:
     """Wait for a query that ends by itself, or stop it.
 
-    Once ``stopped`` is set the batch under way is finished if it is quick, and a query that fails was stopped: a
-    supervisor ends the Python workers too. Once one of ``lost`` is set nothing may be written any more.
+    After ``stopped`` a quick batch is finished, and a failure counts as a stop: a supervisor ends Python workers too.
+    After one of ``lost`` nothing more is written.
     """
     from pyspark.errors import PySparkException
 

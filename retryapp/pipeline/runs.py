@@ -19,11 +19,10 @@ INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
 REFUSED: Final = "refused"  # another run was at work; says nothing about the lake
 
-_RANK: Final = {STARTED: 0}
 _DIGITS: Final = 15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """One run, as its fact has it."""
 
@@ -54,14 +53,8 @@ class RunLog:
 
     def begin(self, run_id: str, job: str, sources: Sources, checkpoint: str) -> Run:
         """Say that a run begins."""
-        run = Run(
-            run_id=run_id,
-            job=job,
-            cluster_id=sources.cluster_id,
-            group=sources.group,
-            checkpoint=checkpoint,
-            topic_ids={source.topic: source.topic_id for source in sources.topics},
-        )
+        topic_ids = {source.topic: source.topic_id for source in sources.topics}
+        run = Run(run_id, job, sources.cluster_id, sources.group, checkpoint, topic_ids)
         self._put(run, STARTED, {"rows": None, "cut": None, "detail": None})
         return run
 
@@ -96,19 +89,10 @@ class RunLog:
 
     def _put(self, run: Run, state: str, more: Mapping[str, Any]) -> None:
         at_ms = self._now_ms()
-        row = {
-            "run_id": run.run_id,
-            "job": run.job,
-            "cluster_id": run.cluster_id,
-            "group": run.group,
-            "state": state,
-            "at_ms": at_ms,
-            "checkpoint": run.checkpoint,
-            "version": version("retryapp"),
-            **more,
-        }
+        row = {name: getattr(run, name) for name in ("run_id", "job", "cluster_id", "group", "checkpoint")}
+        row |= {"state": state, "at_ms": at_ms, "version": version("retryapp"), **more}
         prefix = _prefix(run.job, run.cluster_id, run.group)
-        name = f"{prefix}{at_ms:0{_DIGITS}d} {_RANK.get(state, 1)} {run.run_id} {state}"
+        name = f"{prefix}{at_ms:0{_DIGITS}d} {int(state != STARTED)} {run.run_id} {state}"
         self._facts.put(RUNS_TABLE, name, row)
 
 

@@ -192,10 +192,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _jvm_ignoring_sigterm() -> Iterator[None]:
-    """Make a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
+    """Make a JVM that the body starts ignore SIGTERM; it ends with this process.
 
-    Supervisors signal all processes of a service at once, and the JVM would be gone before its query could be stopped.
-    PySpark makes it ignore Ctrl-C for the same reason and in the same way: in the child, between fork and exec.
+    Supervisors signal all processes at once, and the JVM would be gone before its query is stopped.
     """
     _LAUNCHING.jvm = True
     try:

@@ -1,13 +1,10 @@
 """Maintenance of a lake: compact, expire, vacuum, rebuild, erase.
 
-Every command takes the hold on the table of records first (see `hold`).
+Every command holds the table of records (see `hold`). An erasure takes these steps; each may be repeated after a crash:
 
-To erase a key, these steps run in this order; each may be repeated, so a crash loses none:
-
-1. Write the key's hash to ``erasures``: the archive keeps no record of that key that arrived until now, also not one
-   that is still to be read from a topic.
+1. Write the key's hash to ``erasures``: from now on no record of it that has arrived until now is archived.
 2. Delete its rows from ``records``, by the hash: Delta keeps the text of a deletion in its log.
-3. Remove the files that no longer belong to the table, whatever their age, and with them the deletion's change data.
+3. Remove the files that left the table, whatever their age, and the deletion's change data.
 4. Remove ``derived``; the next analysis makes it again without the rows.
 5. Write that it ended. An erasure without an end can be finished by its hash, without the key.
 """
@@ -91,10 +88,7 @@ class Upkeep:
             self._vacuum(hours, "vacuum", alone)
 
     def erase(self, key: bytes) -> Erased:
-        """Erase all records of a key that have arrived until now.
-
-        Waits for a running analysis too: it would write what it has read before.
-        """
+        """Erase all records of a key that have arrived until now; waits for a running analysis, which has read them."""
         hashed = hash_key(key, self._lake.salt)
 
         def until_now() -> tuple[Erasure]:
@@ -113,12 +107,8 @@ class Upkeep:
             erasures = which()
             for each in erasures:
                 self._erasures.begin(each)
-            erased = tuple(
-                Erased(
-                    each.key_hash, self._delete(f"key_hash = '{each.key_hash}' AND timestamp_ms <= {each.erased_ms}")
-                )
-                for each in erasures
-            )
+            predicate = "key_hash = '{0.key_hash}' AND timestamp_ms <= {0.erased_ms}".format
+            erased = tuple(Erased(each.key_hash, self._delete(predicate(each))) for each in erasures)
             if erasures:
                 self._vacuum(0, "erase", alone)
                 no_analysis.check_turn("erase", self._lake.uri)
@@ -128,21 +118,13 @@ class Upkeep:
         return erased
 
     def rebuild(self, since: date) -> int:
-        """Decode the rows of days from ``since`` on again from their bytes; return how many.
-
-        An older retryapp may have archived records of newer workers as ``unreadable``; topics no longer have them.
-        """
+        """Decode the rows of days from ``since`` on again, as an older retryapp may have found them unreadable."""
         with self._turn("rebuild"):
             rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
             count = rows.count()
-            (
-                reread_rows(rows)
-                .write.format("delta")
-                .mode("overwrite")
-                .option("replaceWhere", f"date >= '{since.isoformat()}'")
-                .option("mergeSchema", "true")
-                .save(self._lake.table(RECORDS_TABLE))
-            )
+            options = {"replaceWhere": f"date >= '{since.isoformat()}'", "mergeSchema": "true"}
+            writer = reread_rows(rows).write.format("delta").mode("overwrite").options(**options)
+            writer.save(self._lake.table(RECORDS_TABLE))
         return count
 
     def _turn(self, job: str, name: str = RECORDS_HOLD) -> AbstractContextManager[Held]:

@@ -1,9 +1,7 @@
 """Reads well-formed records by Spark's own expressions, so that most rows never go to a Python worker.
 
-The rules are core's, and core decides: whatever is not surely well-formed here is left to `reading`, which calls core's
-decoders. A property test holds both against core on generated records. Left to core are, among others: headers of ours
-that are missing, doubled, null or out of range; names outside printable ASCII; every event but ``succeeded`` in the
-form in which workers write it.
+Whatever is not surely well-formed is left to `reading`, which calls core's decoders: headers of ours that are missing,
+doubled, null or out of range, names outside printable ASCII, every event but ``succeeded`` as workers write it.
 """
 
 from __future__ import annotations
@@ -22,10 +20,7 @@ from retryapp.pipeline.schemas import EVENT, METADATA, READING
 
 
 def _printable(but: str = "") -> str:
-    """Return a pattern for one character of printable ASCII but those.
-
-    Each is named by itself: Java looks those up in a table, and asks for ranges one after the other.
-    """
+    """Return a pattern for one character of printable ASCII but those; no ranges, which Java tries one by one."""
     return "[" + "".join(f"\\x{code:02x}" for code in range(0x20, 0x7F) if chr(code) not in but) + "]"
 
 
@@ -102,7 +97,9 @@ def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
     kept = rows.columns
     text = F.col("value").cast("string")
     event = F.when(is_event & text.rlike(_succeeded()), F.from_json(text, EVENT))
-    values = rows.select(*kept, event.alias("_event"), _none_twice_or_null().alias("_whole"), *_texts(), *_values())
+    texts = (_raw(field).alias(f"r_{field}") for field in (*_NUMBERS, *_TEXTS, *_OTHERS))
+    facts = (_value(field).alias(f"v_{field}") for field in (*_NUMBERS, *_NAMES, *_TEXTS))
+    values = rows.select(*kept, event.alias("_event"), _none_twice_or_null().alias("_whole"), *texts, *facts)
     fits = F.coalesce(reduce(and_, [~is_event, F.col("_whole"), *_conditions()]), F.lit(False))
     metadata = F.struct(*(_column(field).alias(field) for field in METADATA.fieldNames()))
     failure_id = F.concat_ws("/", F.col("v_group"), F.col("r_origin"))
@@ -117,10 +114,6 @@ def _reading(failure_id: Column, **known: Column) -> Column:
     return F.struct(*(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in READING))
 
 
-def _name(field: str) -> str:
-    return f"v_{field}"
-
-
 def _none_twice_or_null() -> Column:
     """Tell whether ours are in the order in which they are written, each once, and no header is null."""
     joined = F.concat(F.array_join("headers.key", "\n"), F.lit("\n"))
@@ -131,14 +124,6 @@ def _none_twice_or_null() -> Column:
 def _raw(field: str) -> Column:
     place = F.array_position("headers.key", _RAW[field]).cast("int") - 1
     return F.get("headers.value", place).cast("string")
-
-
-def _texts() -> list[Column]:
-    return [_raw(field).alias(f"r_{field}") for field in (*_NUMBERS, *_TEXTS, *_OTHERS)]
-
-
-def _values() -> list[Column]:
-    return [_value(field).alias(_name(field)) for field in (*_NUMBERS, *_NAMES, *_TEXTS)]
 
 
 def _value(field: str) -> Column:
@@ -155,20 +140,20 @@ def _value(field: str) -> Column:
 def _conditions() -> list[Column]:
     """Return what must hold; each may be null for no."""
     found = []
+
+    def check(field: str, raw: Column, fits: Column) -> None:
+        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+
     for field, (_, least, most) in _NUMBERS.items():
-        raw, value = F.col(f"r_{field}"), F.col(_name(field))
-        fits = (value.cast("string") == raw) & value.between(least, most)
-        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+        raw, value = F.col(f"r_{field}"), F.col(f"v_{field}")
+        check(field, raw, (value.cast("string") == raw) & value.between(least, most))
     for field in _NAMES:
-        value = F.col(_name(field))
-        fits = value != ""
-        found.append(value.isNull() | fits if field in _OPTIONAL else fits)
-    found.append(F.concat_ws("", *(F.col(_name(field)) for field in _NAMES)).rlike(_PLAIN))
+        check(field, F.col(f"v_{field}"), F.col(f"v_{field}") != "")
+    found.append(F.concat_ws("", *(F.col(f"v_{field}") for field in _NAMES)).rlike(_PLAIN))
     for field in _TEXTS:
-        raw, value = F.col(f"r_{field}"), F.col(_name(field))
+        raw, value = F.col(f"r_{field}"), F.col(f"v_{field}")
         escaped = F.contains(raw, F.lit("%")) & ~F.contains(value, F.lit(_REPLACED))
-        fits = escaped | raw.rlike(_PLAIN)
-        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+        check(field, raw, escaped | raw.rlike(_PLAIN))
     history = F.col("r_history")
     flag = F.col("r_null_value")
     return [
@@ -198,7 +183,7 @@ def _column(field: str) -> Column:
         return F.coalesce(entries, F.array().cast(METADATA["history"].dataType))
     if field == "null_value":
         return F.col("r_null_value").isNotNull()
-    value = F.col(_name(field))
+    value = F.col(f"v_{field}")
     return F.coalesce(value, F.lit(_ELSE[field])) if field in _ELSE else value
 
 

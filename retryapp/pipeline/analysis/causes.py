@@ -62,9 +62,8 @@ def causes(journeys: DataFrame) -> DataFrame:
 def outages(journeys: DataFrame) -> DataFrame:
     """Return bursts of like failures.
 
-    Failures of one cause are counted by minute. A minute is of a burst when it has ``LIKE_BURST`` failures or more and
-    ``BURST_FACTOR`` times the cause's median minute; with few minutes in all each counts. Minutes that are no more than
-    ``BURST_GAP_MINUTES`` apart are one outage, if together they have ``BURST_FAILURES``.
+    A minute is of a burst if it has ``LIKE_BURST`` failures and ``BURST_FACTOR`` times the cause's median minute (with
+    few minutes: any). Those at most ``BURST_GAP_MINUTES`` apart are one outage, from ``BURST_FAILURES`` on.
     """
     by = ["group", "main", "fingerprint"]
     failed = _failures(journeys).select(

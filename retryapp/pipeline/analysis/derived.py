@@ -62,10 +62,7 @@ class Derived:
         (writer.options(**_DELTA_OPTIONS) if self._delta else writer).save(self._place(name))
 
     def put_all(self, makers: Mapping[str, Callable[[], DataFrame]]) -> None:
-        """Replace tables that do not need each other, some at a time; after an error nothing new is begun.
-
-        Of a table of a few rows most of the time goes into planning and into Delta's commit, on one processor each.
-        """
+        """Replace tables that do not need each other, some at a time; after an error nothing new is begun."""
         with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="put") as pool:
 
             def put(name: str, make: Callable[[], DataFrame]) -> None:

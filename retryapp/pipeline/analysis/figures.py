@@ -21,35 +21,21 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     The first row of a handler is its first deliveries: ``succeeded`` comes from the workers' own counts.
     """
     by = ["group", "main", "replayed", "attempt", "tier"]
-    tried = attempts_of(journeys).select(
-        "group",
-        "main",
-        (F.col("at.replays") > 0).alias("replayed"),
-        F.col("at.attempt").alias("attempt"),
-        F.col("at.tier").alias("tier"),
-        *((F.col("at.outcome") == name).cast("long").alias(name) for name in ("succeeded", "retried", "dead")),
-        F.lit(0).cast("long").alias("waiting"),
-    )
-    first_tries = progress.select(
-        "group",
-        "main",
-        F.lit(False).alias("replayed"),
-        F.lit(1).cast("long").alias("attempt"),
-        F.lit(None).cast("string").alias("tier"),
-        F.col("first_try_ok").alias("succeeded"),
-        *(F.lit(0).cast("long").alias(name) for name in ("retried", "dead", "waiting")),
-    )
-    waiting = journeys.where(F.col("fate") == "pending").select(
-        "group",
-        "main",
-        (F.col("replays") > 0).alias("replayed"),
-        (F.col("last_attempt") + 1).alias("attempt"),
-        "tier",
-        *(F.lit(0).cast("long").alias(name) for name in ("succeeded", "retried", "dead")),
-        F.lit(1).cast("long").alias("waiting"),
-    )
+    numbers = ("succeeded", "retried", "dead", "waiting")
+
+    def part(frame: DataFrame, replayed: Column, attempt: Column, tier: Column, **counted: Column) -> DataFrame:
+        counts = (counted.get(name, F.lit(0)).cast("long").alias(name) for name in numbers)
+        place = (replayed.alias("replayed"), attempt.cast("long").alias("attempt"), tier.cast("string").alias("tier"))
+        return frame.select("group", "main", *place, *counts)
+
+    is_replay, outcome = F.col("at.replays") > 0, F.col("at.outcome")
+    outcomes = {name: outcome == name for name in ("succeeded", "retried", "dead")}
+    tried = part(attempts_of(journeys), is_replay, F.col("at.attempt"), F.col("at.tier"), **outcomes)
+    first_tries = part(progress, F.lit(False), F.lit(1), F.lit(None), succeeded=F.col("first_try_ok"))
+    pending, coming = journeys.where(F.col("fate") == "pending"), F.col("last_attempt") + 1
+    waiting = part(pending, F.col("replays") > 0, coming, F.col("tier"), waiting=F.lit(1))
     whole = tried.unionByName(first_tries).unionByName(waiting).groupBy(*by)
-    counts = whole.agg(*(F.sum(name).alias(name) for name in ("succeeded", "retried", "dead", "waiting")))
+    counts = whole.agg(*(F.sum(name).alias(name) for name in numbers))
     entered = counts.withColumn("entered", F.col("succeeded") + F.col("retried") + F.col("dead"))
     return sorted_rows(_shares(entered).select(*FUNNEL.fieldNames()), *by)
 

@@ -1,8 +1,4 @@
-"""The report's charts as SVG text: Vega-Lite made static, colours replaced by the page's own variables.
-
-Vega writes colours as they stand in its theme. The theme here has marker colours, one for each role, and each marker
-becomes ``var(--…)`` afterwards: one picture serves light and dark.
-"""
+"""The report's charts as static SVG; each marker colour becomes a variable of the page, for light and for dark."""
 
 from __future__ import annotations
 
