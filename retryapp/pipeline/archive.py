@@ -52,18 +52,15 @@ class Archived:
 
     group: str
     topics: int
-    cut: Mapping[tuple[str, int], int]
-    """Topic and partition → next offset: everything before it is in the table."""
+    cut: Mapping[tuple[str, int], int]  # topic and partition → next offset: all before it is archived
     run_id: str = ""
     rows: int = 0
     batches: int = 0
     elapsed_ms: int = 0
     gaps: tuple[Gap, ...] = ()
-    new_lives: tuple[Life, ...] = ()
-    """Lives of topics seen for the first time; an epoch over 1 is a re-creation."""
+    new_lives: tuple[Life, ...] = ()  # seen for the first time; an epoch over 1 is a re-creation
     interrupted: bool = False
-    by_another: str | None = None
-    """The run that was waited for and had archived enough, so that this one did nothing."""
+    by_another: str | None = None  # the run that had archived enough, so that this one did nothing
 
     @property
     def rows_per_s(self) -> float:

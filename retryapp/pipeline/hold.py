@@ -49,8 +49,7 @@ class Held:
     """A hold that was taken."""
 
     waited_for: str | None = None  # the former holder, where it was waited for
-    lost: threading.Event | None = None
-    """Set when another process has taken an expired lease; a lock cannot be lost."""
+    lost: threading.Event | None = None  # set when another process has taken the expired lease
     look: Callable[[], bool] | None = None
 
     @property

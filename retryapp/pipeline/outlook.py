@@ -28,8 +28,7 @@ class TopicOutlook:
     epoch: int
     behind: int  # offsets between what is archived and the end; not a count of records
     oldest_unread_ms: int | None  # when the oldest record arrived that is not archived; None: there is none
-    loss_at_ms: int | None
-    """When its retention ends; the broker may keep it somewhat longer. None: nothing unread, or no limit."""
+    loss_at_ms: int | None  # when its retention ends; None: nothing unread, or no limit
     lost_offsets: int  # offsets that are gone already and were not archived
 
     def at_risk(self, now_ms: int) -> bool:
@@ -47,11 +46,8 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
     retention_ms = retention_of(admin, [source.topic for source in sources.topics])
     found = []
     for life in sorted(lives.present, key=lambda life: life.topic):
-        unread = {
-            partition: position
-            for (topic, partition), position in start.positions.items()
-            if topic == life.topic and position < ends[topic, partition]
-        }
+        places = [place for place in sources.places if place[0] == life.topic]
+        unread = {place[1]: start.positions[place] for place in places if start.positions[place] < ends[place]}
         oldest_ms = _oldest(admin, life.topic, unread)
         kept_ms = retention_ms[life.topic]
         found.append(
@@ -61,11 +57,7 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
                 behind=sum(ends[life.topic, partition] - position for partition, position in unread.items()),
                 oldest_unread_ms=oldest_ms,
                 loss_at_ms=None if oldest_ms is None or kept_ms is None else oldest_ms + kept_ms,
-                lost_offsets=sum(
-                    gap.to_offset - gap.from_offset
-                    for gap in start.gaps
-                    if gap.life.topic == life.topic and gap.to_offset is not None and gap.from_offset is not None
-                ),
+                lost_offsets=sum(gap.offsets for gap in start.gaps if gap.life.topic == life.topic),
             )
         )
     return tuple(found)

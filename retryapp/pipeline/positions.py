@@ -43,6 +43,11 @@ class Gap:
     reason: str
 
     @property
+    def offsets(self) -> int:
+        """Number of offsets; 0 where it is not known."""
+        return 0 if self.from_offset is None or self.to_offset is None else self.to_offset - self.from_offset
+
+    @property
     def name(self) -> str:
         """Its identity: a gap that is found twice is one."""
         place = f"{self.life.topic}@{self.life.topic_id} {self.partition}"

@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -17,7 +17,6 @@ from pyspark.sql.pandas.types import to_arrow_type
 from retryapp.core.errors import RetryAppError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import decode_event
-from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers
 from retryapp.core.topology import TopicRole
 from retryapp.pipeline.schemas import EVENT, METADATA, READING
@@ -30,28 +29,19 @@ _EVENT: Final = to_arrow_type(EVENT)
 _READING: Final = to_arrow_type(READING)
 
 
-class Reading(NamedTuple):
-    """What could be read of one record."""
-
-    failure_id: str | None
-    metadata: RetryMetadata | None
-    event: Mapping[str, Any] | None  # the fields of the event's kind
-    unreadable: str | None
-
-
-def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
-    """Read one record of a station."""
+def _read_record(station: str, headers: Headers, value: bytes | None) -> tuple[Any, ...]:
+    """Return failure id, metadata, the fields of the event's kind, and why it is unreadable."""
     try:
         if station == EVENTS:
             event = decode_event(value or b"")
             fields = vars(event)
-            return Reading(fields.get("failure_id"), None, fields, None)
+            return fields.get("failure_id"), None, fields, None
         metadata = decode_metadata(headers)
     except RetryAppError as error:
-        return Reading(None, None, None, str(error))
+        return None, None, None, str(error)
     if metadata is None:
-        return Reading(None, None, None, NO_HEADERS)
-    return Reading(metadata.failure_id, metadata, None, None)
+        return None, None, None, NO_HEADERS
+    return metadata.failure_id, metadata, None, None
 
 
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
@@ -63,7 +53,7 @@ def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Arra
         read_ones = read_batch(station.filter(wanted), headers.filter(wanted), value.filter(wanted))
         return _spread(read_ones, wanted.to_pylist())
     with _no_collection():
-        read = list(map(read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
+        read = list(map(_read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
         failure_ids, metadata, events, unreadable = zip(*read, strict=True)
         columns = [
             pa.array(failure_ids, pa.string()),

@@ -25,8 +25,7 @@ class Driven:
     rows: int = 0
     batches: int = 0
     rows_per_s: float = 0.0  # rate of the last batch
-    behind: int | None = None
-    """Offsets between the last batch and the ends of the topics; None where not known yet."""
+    behind: int | None = None  # offsets between the last batch and the topics' ends, where known
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     interrupted: bool = False
 

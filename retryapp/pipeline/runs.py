@@ -40,8 +40,7 @@ class LastRun:
 
     state: str
     checkpoint: str
-    cut: Mapping[tuple[str, int], int]
-    """Topic id and partition → next offset; of the last run that published one."""
+    cut: Mapping[tuple[str, int], int]  # topic id and partition → next offset, as published last
 
 
 class RunLog:

@@ -42,13 +42,8 @@ def _spark_type(hint: Any) -> T.DataType:
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
     if get_origin(hint) is tuple:
         return T.ArrayType(_spark_type(get_args(hint)[0]))
-    if hint is bool:
-        return T.BooleanType()
-    if hint is int:
-        return T.LongType()
-    if hint is str:
-        return T.StringType()
-    return _struct(hint)
+    plain = {bool: T.BooleanType(), int: T.LongType(), str: T.StringType()}
+    return plain[hint] if hint in plain else _struct(hint)
 
 
 def _struct(kind: type) -> T.StructType:

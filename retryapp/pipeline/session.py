@@ -54,8 +54,7 @@ _OURS: Final = {
     # Texts that hardly ever repeat: a dictionary of them is built and thrown away.
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _WITHOUT_DICTIONARY},
 }
-_COLLECTOR: Final = "-XX:+UseParallelGC"
-"""Costs the least processor time of all; its pauses do not matter to a batch."""
+_COLLECTOR: Final = "-XX:+UseParallelGC"  # costs the least processor time; pauses do not matter
 _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """Java's second compiler costs more processor time than it saves in the first half minute of work. With one compiler
 alone the code cache would be too small for some hundred queries."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -58,11 +59,8 @@ class Upkeep:
         self._spark = spark
         self._lake = lake
         self._now_ms = now_ms
-        self._holds = Holds(spark, lake, now_ms)
         self._erasures = Erasures(Facts(spark, lake))
-        self._wait_s = wait_s
-        self._on_wait = on_wait
-        self._stopped = stopped
+        self._take = partial(Holds(spark, lake, now_ms).take, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
         self._tables = Tables(spark, lake)
         if lake.format != "delta":
             raise LakeUnusableError(lake.uri, f"this command needs Delta tables, and these are {lake.format}")
@@ -128,7 +126,7 @@ class Upkeep:
         return count
 
     def _turn(self, job: str, name: str = RECORDS_HOLD) -> AbstractContextManager[Held]:
-        return self._holds.take(job, name, wait_s=self._wait_s, on_wait=self._on_wait, stopped=self._stopped)
+        return self._take(job, name)
 
     def _vacuum(self, hours: int, job: str, alone: Held) -> None:
         alone.check_turn(job, self._lake.uri)  # it would remove what another one writes

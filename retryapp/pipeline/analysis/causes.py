@@ -15,8 +15,7 @@ EXAMPLES: Final = 3
 MINUTE_MS: Final = 60_000
 BURST_FAILURES: Final = 10  # fewer failures are no outage
 BURST_GAP_MINUTES: Final = 2  # minutes without a burst after which the next one is another outage
-BURST_FACTOR: Final = 3.0
-"""A minute belongs to a burst when it has so many times the cause's usual failures."""
+BURST_FACTOR: Final = 3.0  # a minute of a burst has so many times the cause's usual failures
 LIKE_BURST: Final = 5  # fewer failures in a minute do not make it one of a burst
 INTERVALS: Final = 72
 LENGTHS_MS: Final = tuple(

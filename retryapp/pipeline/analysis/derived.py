@@ -18,8 +18,7 @@ from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, quoted
 from retryapp.pipeline.tables import Tables as LakeTables
 
-SIDE_BY_SIDE: Final = 4
-"""Tables that are written at a time: tasks of one fill the gaps between those of the others."""
+SIDE_BY_SIDE: Final = 4  # tables written at a time: tasks of one fill the gaps of the others
 STATE: Final = "state.json"
 _BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
 """Off for journeys, whose steps come in order: lists are else collected by hash, and from 128 journeys on Spark sorts

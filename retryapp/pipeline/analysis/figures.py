@@ -57,14 +57,14 @@ def lateness(journeys: DataFrame) -> DataFrame:
     """Return how late attempts began, by tier and in all."""
     known = attempts_of(journeys).where(F.col("at.lateness_ms").isNotNull())
     late = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
-    of_tiers = _quantiles(late.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
-    of_all = _quantiles(late.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
+    of_tiers = _quantiles(late.where(F.col("tier").isNotNull()), "group", "main", "tier")
+    of_all = _quantiles(late, "group", "main").withColumn("tier", F.lit(None).cast("string"))
     return sorted_rows(of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()), "group", "main", "tier")
 
 
-def _quantiles(grouped: object) -> DataFrame:
+def _quantiles(late: DataFrame, *by: str) -> DataFrame:
     quantiles = F.percentile_approx("ms", [0.5, 0.9, 0.99], ACCURACY)
-    found: DataFrame = grouped.agg(  # type: ignore[attr-defined]  # GroupedData has two unrelated classes in Spark 4
+    found = late.groupBy(*by).agg(
         F.count(F.lit(1)).alias("attempts"),
         quantiles.alias("quantiles"),
         F.max("ms").alias("max_ms"),

@@ -9,8 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 1
-"""Version of these tables; a lake with another version is derived again as a whole."""
+ANALYSIS_VERSION: Final = 1  # version of these tables; a lake with another version is derived again as a whole
 
 JOURNEYS_TABLE: Final = "journeys"
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import altair as alt
+import vl_convert
+
 WIDTH: Final = 640
 BAR: Final = 30
 _ROLES: Final = (
@@ -32,8 +35,6 @@ class Chart:
 
 
 def _svg(chart: Any) -> str:
-    import vl_convert
-
     soft = MARKERS["soft"]
     axis = {
         "domain": False, "ticks": False, "gridColor": MARKERS["line"], "labelColor": soft, "labelFontSize": 12,
@@ -63,15 +64,11 @@ def _short(text: str) -> str:
 
 
 def _data(values: Rows) -> Any:
-    import altair as alt
-
     make: Any = alt.Data  # its constructor has no types
     return make(values=list(values))
 
 
 def _names(values: Rows) -> Any:
-    import altair as alt
-
     names = list(dict.fromkeys(value["name"] for value in values))
     room = max(len(name) for name in names) * _LETTER
     axis = alt.Axis(labelLimit=WIDTH / 2, minExtent=min(room, WIDTH / 2))
@@ -80,8 +77,6 @@ def _names(values: Rows) -> Any:
 
 def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[str, str] | None = None) -> Chart:
     """Return horizontal bars of parts."""
-    import altair as alt
-
     values = [
         {"name": _short(str(row["name"])), "part": part, "n": row[part], "order": number}
         for row in rows
@@ -104,8 +99,6 @@ def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[
 
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
     """Return failures by cause over time."""
-    import altair as alt
-
     roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
     values = [
         {
@@ -143,8 +136,6 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
 
 def ranges(rows: Rows) -> Chart:
     """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale."""
-    import altair as alt
-
     quantiles = {"p50_ms": ("1 in 2", "good"), "p90_ms": ("9 in 10", "wait"), "p99_ms": ("99 in 100", "bad")}
     named = [{**row, "name": _short(str(row["name"]))} for row in rows]
     points = [{"name": row["name"], "q": key, "s": max(row[key], 1) / 1_000} for row in named for key in quantiles]

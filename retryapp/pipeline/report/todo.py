@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 DAY_MS: Final = 86_400_000
-LATELY_MS: Final = 900_000
-"""An outage whose last failure is not older than this, when it was analysed, may go on."""
+LATELY_MS: Final = 900_000  # an outage whose last failure is not older than this may go on
 LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
 MANY: Final = 5  # so many causes and keys are named one by one
 MESSAGE: Final = 160  # characters of an error message that stand here; the table of causes has more
 _AGAIN: Final = "To try one again, publish its value ('retryapp dead show FAILURE_ID --raw') to the main topic."
-"""No command replays dead letters; this can be done."""
 
 Entry = dict[str, Any]
 
