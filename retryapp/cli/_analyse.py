@@ -93,7 +93,7 @@ def analyse(
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive
             from retryapp.pipeline.lake import open_lake
-            from retryapp.pipeline.report import collect
+            from retryapp.pipeline.report.facts import collect
 
             opened = open_lake(spark, lake, wanted=table_format)
             job, admin = Analysis(spark, opened, now_ms=now_ms), KafkaAdmin(connection)
@@ -157,7 +157,7 @@ def report(*, out: Path, within_ms: int, lake: str, session: SessionOptions, as_
     now_ms = SystemClock().wall_ms()
     with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
         from retryapp.pipeline.lake import open_lake
-        from retryapp.pipeline.report import collect
+        from retryapp.pipeline.report.facts import collect
 
         facts = collect(spark, open_lake(spark, lake), now_ms=now_ms, within_ms=within_ms)
     click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _write(out, facts))
@@ -196,7 +196,7 @@ def unchanged(lake: Lake, archives: Sequence[Archive], wait_s: float, stopped: t
 
 def _write(out: Path, facts: Mapping[str, Any]) -> str:
     """Write the page, and return a line about it."""
-    from retryapp.pipeline.report import to_page
+    from retryapp.pipeline.report.page import to_page
 
     page = to_page(facts)
     out.write_text(page, encoding="utf-8")

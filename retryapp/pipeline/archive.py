@@ -2,14 +2,12 @@
 
 Life of a run:
 
-1. Take the group's hold on the lake: of two runs at once one waits, or is refused. Before anything is written, wait for
-   the hold on the table of records: other groups, compaction and erasure take turns.
+1. Take the group's hold on the lake, and before anything is written the hold on the table of records.
 2. Look up the topics, their lives (topic ids), and the first and last offset of each partition.
 3. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
 4. Note that the run has begun (``runs``), and continue from the group's checkpoint. Without a usable one a new one
    starts from the table's own offsets: the table is the truth, checkpoints are disposable.
-5. Stream what is there, batch by batch, each one commit of ``records``: a batch that is repeated after a crash finds
-   its number committed and changes nothing.
+5. Stream what is there, batch by batch, each one commit of ``records``; a repeated batch changes nothing.
 6. Look up the topics again and report one that was re-created meanwhile. Publish the cut (``runs``).
 """
 
@@ -21,10 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.streaming.query import StreamingQuery
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
@@ -41,17 +41,9 @@ from retryapp.pipeline.sources import Sources, find_sources
 from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-Watch = Callable[..., Driven]
-"""``drive``, with the caller's part of its arguments."""
-
 JOB: Final = "archive"
 _OF_LIFE: Final = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
-DEFAULT_ROWS_PER_BATCH: Final = 500_000
-"""Offsets that one batch covers at most."""
+DEFAULT_ROWS_PER_BATCH: Final = 500_000  # offsets that one batch covers at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +52,15 @@ class Archived:
 
     group: str
     topics: int
-    cut: Mapping[tuple[str, int], int]
-    """Topic and partition → next offset: everything before it is in the table."""
+    cut: Mapping[tuple[str, int], int]  # topic and partition → next offset: all before it is archived
     run_id: str = ""
     rows: int = 0
-    """Records archived."""
     batches: int = 0
     elapsed_ms: int = 0
     gaps: tuple[Gap, ...] = ()
-    """Offsets found lost in this run."""
-    new_lives: tuple[Life, ...] = ()
-    """Lives of topics seen for the first time; an epoch over 1 is a re-creation."""
+    new_lives: tuple[Life, ...] = ()  # seen for the first time; an epoch over 1 is a re-creation
     interrupted: bool = False
-    by_another: str | None = None
-    """The run that was waited for and had archived enough, so that this one did nothing."""
+    by_another: str | None = None  # the run that had archived enough, so that this one did nothing
 
     @property
     def rows_per_s(self) -> float:
@@ -124,11 +111,9 @@ class Archive:
     ) -> Archived:
         """Archive what is there now.
 
-        ``wait_s`` is for another run of the group; others that write to the table are waited for at least ``TURN_S``.
-        If the run that was waited for has published the offsets ``enough``, nothing is done.
-
-        Raises:
-            HeldError, TopicMissingError, TopicChangedError, JobFailedError: what was committed stays.
+        Waits ``wait_s`` for another run of the group, and at least ``TURN_S`` for others that write to the table. Does
+        nothing if the run that was waited for has published the offsets ``enough``. After an error what was committed
+        stays.
         """
         sources = find_sources(self._admin, self.group)
         with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:
@@ -144,7 +129,6 @@ class Archive:
     def _published(
         self, sources: Sources, last: LastRun, enough: Mapping[tuple[str, int], int], by: str
     ) -> Archived | None:
-        """Return what another run has published where that is enough, else None."""
         ids = {source.topic: source.topic_id for source in sources.topics}
         if any(last.cut.get((ids.get(topic, ""), number), 0) < end for (topic, number), end in enough.items()):
             return None
@@ -152,7 +136,12 @@ class Archive:
         return Archived(group=sources.group, topics=len(sources.topics), cut=cut, by_another=by)
 
     def _run(
-        self, sources: Sources, last: LastRun | None, held: Held, turn: AbstractContextManager[Held], watch: Watch
+        self,
+        sources: Sources,
+        last: LastRun | None,
+        held: Held,
+        turn: AbstractContextManager[Held],
+        watch: Callable[..., Driven],
     ) -> Archived:
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         lives = find_lives(self._facts, sources, began_ms)
@@ -246,9 +235,8 @@ class Archive:
 def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str, name: str) -> StreamingQuery:
     """Start a query that appends all that is there now to a table, and ends.
 
-    Delta notes (query id, batch number) in the commit itself, and the query id is kept in the checkpoint: a batch that
-    is repeated changes nothing, and a new checkpoint is never mistaken for an old one. Parquet has no commits: there a
-    batch is a folder of its own, which a repetition overwrites.
+    A repeated batch changes nothing: Delta's commit has the query's id and the batch's number; in Parquet a batch is a
+    folder, which a repetition overwrites.
     """
     writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(name)
     if lake.format == "delta":

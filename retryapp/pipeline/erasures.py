@@ -15,8 +15,7 @@ _ENDED: Final = "ended"
 class Erasure:
     """One erasure that began."""
 
-    erased_ms: int
-    """Records that arrived until then are not kept, epoch milliseconds."""
+    erased_ms: int  # records that arrived until then are not kept, epoch milliseconds
     key_hash: str
 
 

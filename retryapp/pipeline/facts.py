@@ -1,20 +1,18 @@
 """Small facts of a lake: topics, gaps, runs and erasures, each a file of one JSON object.
 
-A file is written once and never changed. Its name is its identity, so a fact that is written twice is there once,
-without a transaction; and writing one costs no Spark job. ``Tables.read`` reads a folder of them as a table.
+A file is written once and never changed. Its name is its identity: a fact that is written twice is there once.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from retryapp.pipeline.lake import Files, Lake
+from pyspark.sql import SparkSession
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from retryapp.pipeline.lake import Files, Lake
 
 
 class Facts:

@@ -9,43 +9,30 @@ from retryapp.core.errors import RetryAppError
 from retryapp.pipeline.errors import JobFailedError, OtherRunError
 
 _OTHER_RUN: Final = (
-    "Concurrent update to the log",
-    "Multiple streaming jobs",
-    "Multiple streaming queries",
-    "CONCURRENT_QUERY",
-    "CONCURRENT_STREAM_LOG",
-    "DELTA_CONCURRENT_TRANSACTION",
-    "ConcurrentTransactionException",
+    "Concurrent update to the log|Multiple streaming jobs|Multiple streaming queries|CONCURRENT_QUERY|"
+    "CONCURRENT_STREAM_LOG|DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException"
 )
-_ADVICE: Final = (
-    (
-        ("data may have been lost", "KAFKA_DATA_LOSS", "OffsetOutOfRange"),
-        "Records were deleted before they were read: run again, the gap is recorded and the rest is archived",
+_ADVICE: Final = {
+    "data may have been lost|KAFKA_DATA_LOSS|OffsetOutOfRange": (
+        "Records were deleted before they were read: run again, the gap is recorded and the rest is archived"
     ),
-    (
-        ("UnknownTopicOrPartition", "does not exist on this server", "This server does not host"),
-        "A topic was deleted while it was read: run again",
+    "UnknownTopicOrPartition|does not exist on this server|This server does not host": (
+        "A topic was deleted while it was read: run again"
     ),
-    (("No space left", "Disk quota"), "The disk is full: free space where the lake and Spark's temporary files are"),
-    (
-        ("SaslAuthentication", "TopicAuthorization", "GroupAuthorization", "SslAuthentication"),
-        "The broker refused access: correct the login or the rights in --client-config",
+    "No space left|Disk quota": "The disk is full: free space where the lake and Spark's temporary files are",
+    "SaslAuthentication|TopicAuthorization|GroupAuthorization|SslAuthentication": (
+        "The broker refused access: correct the login or the rights in --client-config"
     ),
-    (
-        ("DELTA_INVALID_PROTOCOL_VERSION", "DELTA_UNSUPPORTED_FEATURES", "DELTA_FEATURES_PROTOCOL"),
-        "The table was written by a newer Delta Lake: upgrade retryapp; nothing was changed",
+    "DELTA_INVALID_PROTOCOL_VERSION|DELTA_UNSUPPORTED_FEATURES|DELTA_FEATURES_PROTOCOL": (
+        "The table was written by a newer Delta Lake: upgrade retryapp; nothing was changed"
     ),
-    (("ModuleNotFoundError",), "The executors' Python lacks a package: install retryapp[spark] on every node"),
-    (("OutOfMemoryError", "Java heap space"), "Give the driver more memory (--memory), or take smaller batches"),
-    (
-        ("TimeoutException", "Failed to construct kafka", "No resolvable bootstrap", "DisconnectException"),
-        "The Kafka broker went away: start it again, or correct --broker",
+    "ModuleNotFoundError": "The executors' Python lacks a package: install retryapp[spark] on every node",
+    "OutOfMemoryError|Java heap space": "Give the driver more memory (--memory), or take smaller batches",
+    "TimeoutException|Failed to construct kafka|No resolvable bootstrap|DisconnectException": (
+        "The Kafka broker went away: start it again, or correct --broker"
     ),
-    (
-        ("ClassNotFoundException", "Failed to find data source"),
-        "This Spark lacks a jar: see 'retryapp pipeline jars'",
-    ),
-)
+    "ClassNotFoundException|Failed to find data source": "This Spark lacks a jar: see 'retryapp pipeline jars'",
+}
 _NOT_RESUMED: Final = (
     "It could not continue from its checkpoint, which is damaged or outdated and will not be used again: run again, "
     "the next run continues from the offsets in the table"
@@ -59,7 +46,7 @@ MAX_CHARS: Final = 300
 def named_failure(error: Exception, *, job: str, stuck: bool = False) -> RetryAppError:
     """Return our error for a failed query; ``stuck``: it did not finish one batch from its checkpoint."""
     text = str(error)
-    if any(words in text for words in _OTHER_RUN):
+    if re.search(_OTHER_RUN, text):
         return OtherRunError(job, innermost(text))
     advice = _advice(text)
     if advice is None and (advice := _advice(causes := _causes(error))) is not None:
@@ -68,7 +55,7 @@ def named_failure(error: Exception, *, job: str, stuck: bool = False) -> RetryAp
 
 
 def _advice(text: str) -> str | None:
-    return next((advice for words, advice in _ADVICE if any(word in text for word in words)), None)
+    return next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, text)), None)
 
 
 def _causes(error: Exception) -> str:

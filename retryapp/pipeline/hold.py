@@ -1,18 +1,16 @@
 """Who may write to a lake: one archive run of a group at a time, one analysis, and one process to ``records``.
 
-Two runs with checkpoints of their own would each write the same records, and Spark does not notice. Two processes that
-commit to one Delta table at once may take the same version: on S3, and for a moment on a disk, the later commit then
-replaces the earlier, whose rows are gone. A vacuum removes the files of a batch that is being written. So a run takes a
-hold first, in this order: the analysis, the group, the table (``RECORDS_HOLD``).
+Two runs with checkpoints of their own would each write the same records. Of two concurrent commits to one Delta table
+the later may replace the earlier (on S3, and for a moment on a disk). A vacuum removes the files of a batch that is
+being written. So a run takes holds, in this order: the analysis, the group, the table (``RECORDS_HOLD``).
 
-Where the lake is a folder of this machine the hold is a lock of the operating system, taken by Spark's JVM: it writes,
-and its lock goes when it goes, however it ends. On other file systems, and where a folder takes no locks, the hold is a
-lease:
+In a folder of this machine a hold is a lock of the operating system, taken by Spark's JVM and gone with it. On other
+file systems, and in folders without locks, it is a lease:
 
-1. The newest file in the lease's folder names the holder and the time until which it holds. After that it has expired.
+1. The newest file in the lease's folder names the holder and when the lease expires.
 2. To take it, create the file with the next number, which only one can; who then finds a newer one was too late.
-3. The holder renews it periodically. When it finds a newer file it has lost the lease and must stop.
-4. To release it, write that it is held until now. The newest file stays, so that no number comes twice.
+3. The holder renews it periodically. If it finds a newer file it has lost the lease and must stop.
+4. To release it, set its expiry to the past. The newest file stays, so that no number comes twice.
 """
 
 from __future__ import annotations
@@ -26,21 +24,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import HeldError, LakeUnusableError, OtherRunError, TurnLostError
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.lake import Files, Lake
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-ANALYSIS_HOLD: Final = "analyse"
-"""Held by an analysis, from its cut to its last table."""
-RECORDS_HOLD: Final = "records"
-"""Held by every job that changes the table of records."""
-TURN_S: Final = 600.0
-"""How long a job waits for others that write to the same table, in seconds."""
+ANALYSIS_HOLD: Final = "analyse"  # held by an analysis, from its cut to its last table
+RECORDS_HOLD: Final = "records"  # held by every job that changes the table of records
+TURN_S: Final = 600.0  # how long a job waits for others that write to the same table, in seconds
 LEASE_MS: Final = 60_000
 """A lease expires this long after its last renewal; clocks of machines may differ by less than that."""
 RENEW_S: Final = 10.0
@@ -53,12 +48,9 @@ OnWait = Callable[[str], None]
 class Held:
     """A hold that was taken."""
 
-    waited_for: str | None = None
-    """The former holder, where it was waited for."""
-    lost: threading.Event | None = None
-    """Set when another process has taken an expired lease; a lock cannot be lost."""
+    waited_for: str | None = None  # the former holder, where it was waited for
+    lost: threading.Event | None = None  # set when another process has taken the expired lease
     look: Callable[[], bool] | None = None
-    """Asks the store whether the lease is still the holder's."""
 
     @property
     def is_lost(self) -> bool:
@@ -105,7 +97,7 @@ class Holds:
         on_wait: OnWait | None = None,
         stopped: threading.Event | None = None,
     ) -> Iterator[Held]:
-        """Hold a name while the body runs; ``on_wait`` is called once, with the holder that is waited for."""
+        """Hold a name while the body runs; ``on_wait`` gets the present holder, once."""
         ours = {"job": job, "host": socket.gethostname(), "pid": os.getpid()}
         deadline_s, waited_for = time.monotonic() + wait_s, None
         pause = stopped or threading.Event()
@@ -134,7 +126,6 @@ class Holds:
         return _Lease.take(self._files, place, ours, self._now_ms, lease_ms=self._lease_ms, renew_s=self._renew_s)
 
     def _holder(self, name: str) -> str:
-        """Return the holder, for messages."""
         place = self._place(name)
         try:
             files = [file for file in self._files.names(place) if file.endswith(".json")]
@@ -166,8 +157,6 @@ class _Lock:
 
     @classmethod
     def take(cls, spark: SparkSession, folder: Path, ours: Mapping[str, Any]) -> _Lock | None:
-        from py4j.protocol import Py4JJavaError
-
         jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
         with _TAKING:
             if folder in _TAKEN:

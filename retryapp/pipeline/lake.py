@@ -1,7 +1,4 @@
-"""The lake: one URI below which tables and checkpoints lie, and the file that says what it is.
-
-All access goes through Hadoop's file systems in Spark's JVM, so every URI that Spark can write to serves.
-"""
+"""The lake: one URI with its tables and checkpoints, accessed through Hadoop's file systems in Spark's JVM."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError
 from retryapp.pipeline.schemas import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MARK: Final = "lake.json"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -32,12 +29,9 @@ _THERE_ALREADY: Final = ("AlreadyExists", "RemoteFileChanged")
 class Lake:
     """An opened lake."""
 
-    uri: str
-    """Without a slash at its end."""
-    format: str
-    """``delta`` or ``parquet``."""
-    salt: str
-    """Put before each key that is hashed; hex."""
+    uri: str  # without a slash at its end
+    format: str  # `delta` or `parquet`
+    salt: str  # put before each key that is hashed; hex
 
     def table(self, name: str) -> str:
         """Return a table's URI."""
@@ -89,11 +83,8 @@ class Files:
     """File operations on the file system of a URI."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
-        from py4j.protocol import Py4JJavaError
-
         self._uri = uri
         self._jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Hadoop's classes from Python
-        self._failure = Py4JJavaError
         conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
         with self._errors_named():
             self._system = self._path(uri).getFileSystem(conf)
@@ -106,7 +97,7 @@ class Files:
         """Turn Java's errors into a ``LakeUnusableError``; suppress those with one of these words in their class."""
         try:
             yield
-        except self._failure as error:
+        except Py4JJavaError as error:
             kind = error.java_exception.getClass().getName()
             if not any(word in kind for word in passed):
                 raise LakeUnusableError(self._uri, _java_message(error)) from error
@@ -123,14 +114,12 @@ class Files:
                 stream.close()
 
     def create(self, uri: str, text: str) -> bool:
-        """Write a file that does not exist yet; False where it does.
+        """Create a file; False where it exists. Of concurrent callers one succeeds.
 
-        Of concurrent callers one succeeds. S3 checks once more when the file is complete, if it is told to: without
-        that the last one wins. If its answer is lost and the request is repeated, the one that succeeded gets False.
-        On a disk Hadoop looks first and then writes, so Python creates the file.
+        S3 repeats a request whose answer was lost: then the one that succeeded gets False.
         """
         place = self.local_folder(uri)
-        if place is not None:
+        if place is not None:  # Hadoop would look first and then write
             return self._create_local(place, text)
         created = False
         with self._errors_named(*_THERE_ALREADY):

@@ -1,7 +1,6 @@
 """Metrics of the streaming jobs for Prometheus: their lag, rate, and last activity.
 
-Spark reports batches, through a listener; the job reports rounds. A round in which there is nothing to read has no
-batch, so watch the rounds to see whether a job has stopped.
+Spark's listener reports batches, the job reports rounds. A round with nothing to read has no batch.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ M = TypeVar("M")
 
 BATCH_BUCKETS_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-Ends = Mapping[tuple[str, int], int]
-"""Topic and partition → offset."""
+Ends = Mapping[tuple[str, int], int]  # topic and partition → offset
 
 
 class PipelineMetrics:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import SparkSession
 
 from retryapp.kafka import KafkaAdmin, Positions, read_offsets
 from retryapp.pipeline.facts import Facts
@@ -14,12 +16,8 @@ from retryapp.pipeline.runs import RunLog
 from retryapp.pipeline.sources import find_sources, retention_of
 from retryapp.pipeline.tables import Tables
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 JOB: Final = "archive"
-SOON_MS: Final = 3_600_000
-"""A loss sooner than this is a finding."""
+SOON_MS: Final = 3_600_000  # a loss sooner than this is a finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +26,10 @@ class TopicOutlook:
 
     topic: str
     epoch: int
-    behind: int
-    """Offsets between what is archived and the end; not a count of records."""
-    oldest_unread_ms: int | None
-    """When the oldest record arrived that is not archived; None: there is none."""
-    loss_at_ms: int | None
-    """When its retention ends; the broker may keep it somewhat longer. None: nothing unread, or no limit."""
-    lost_offsets: int
-    """Offsets that are gone already and were not archived."""
+    behind: int  # offsets between what is archived and the end; not a count of records
+    oldest_unread_ms: int | None  # when the oldest record arrived that is not archived; None: there is none
+    loss_at_ms: int | None  # when its retention ends; None: nothing unread, or no limit
+    lost_offsets: int  # offsets that are gone already and were not archived
 
     def at_risk(self, now_ms: int) -> bool:
         """Tell whether records are lost, or will be soon."""
@@ -52,11 +46,8 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
     retention_ms = retention_of(admin, [source.topic for source in sources.topics])
     found = []
     for life in sorted(lives.present, key=lambda life: life.topic):
-        unread = {
-            partition: position
-            for (topic, partition), position in start.positions.items()
-            if topic == life.topic and position < ends[topic, partition]
-        }
+        places = [place for place in sources.places if place[0] == life.topic]
+        unread = {place[1]: start.positions[place] for place in places if start.positions[place] < ends[place]}
         oldest_ms = _oldest(admin, life.topic, unread)
         kept_ms = retention_ms[life.topic]
         found.append(
@@ -66,18 +57,13 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
                 behind=sum(ends[life.topic, partition] - position for partition, position in unread.items()),
                 oldest_unread_ms=oldest_ms,
                 loss_at_ms=None if oldest_ms is None or kept_ms is None else oldest_ms + kept_ms,
-                lost_offsets=sum(
-                    gap.to_offset - gap.from_offset
-                    for gap in start.gaps
-                    if gap.life.topic == life.topic and gap.to_offset is not None and gap.from_offset is not None
-                ),
+                lost_offsets=sum(gap.offsets for gap in start.gaps if gap.life.topic == life.topic),
             )
         )
     return tuple(found)
 
 
 def _oldest(admin: KafkaAdmin, topic: str, unread: Mapping[int, int]) -> int | None:
-    """Return the earliest arrival among the first unread records of partitions."""
     firsts = (
         next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
         for partition, position in unread.items()

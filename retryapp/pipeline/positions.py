@@ -1,8 +1,7 @@
 """Where a run starts: topic lives and epochs, next offsets, and the gaps before them.
 
-A topic's life is its topic id. A position is the next offset to read: the greater of what the last run published and
-one more than the greatest offset in the table. The table is asked only when the last run did not end in order, because
-that reads three of its columns.
+A topic's life is its topic id. A position is the next offset to read: the greater of what the last run published and,
+if that did not end in order, one more than the greatest offset in the table.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pyspark.sql import functions as F
 from retryapp.kafka import KafkaAdmin, Positions
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.runs import FAILED, FINISHED, LastRun
-from retryapp.pipeline.sources import Sources
+from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.tables import RECORDS_TABLE, TOPICS_TABLE, Tables
 
 RETENTION: Final = "retention"
@@ -25,17 +24,11 @@ IN_DOUBT: Final = "in-doubt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Life(Source):
     """One life of a topic: a row of ``topics``."""
 
     cluster_id: str
-    topic_id: str
     epoch: int
-    topic: str
-    group: str
-    main: str
-    station: str
-    partitions: int
     first_seen_ms: int
 
 
@@ -45,11 +38,14 @@ class Gap:
 
     life: Life
     partition: int
-    from_offset: int | None
-    """None: not known."""
-    to_offset: int | None
-    """Exclusive; None: not known."""
+    from_offset: int | None  # None: not known
+    to_offset: int | None  # exclusive; None: not known
     reason: str
+
+    @property
+    def offsets(self) -> int:
+        """Number of offsets; 0 where it is not known."""
+        return 0 if self.from_offset is None or self.to_offset is None else self.to_offset - self.from_offset
 
     @property
     def name(self) -> str:
@@ -68,11 +64,9 @@ class Gap:
 class Start:
     """Where to read from."""
 
-    positions: Mapping[tuple[str, int], int]
-    """Topic and partition → next offset, for every partition."""
+    positions: Mapping[tuple[str, int], int]  # topic and partition → next offset, for every partition
     gaps: tuple[Gap, ...]
-    checkpoint: str | None
-    """Name of the checkpoint to continue from; None: a new one."""
+    checkpoint: str | None  # name of the checkpoint to continue from; None: a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +74,8 @@ class Lives:
     """The lives of all topics of a run."""
 
     present: tuple[Life, ...]
-    fresh: tuple[Life, ...]
-    """Those of them that the lake does not know yet."""
-    former: tuple[Life, ...]
-    """The life before of each topic that was re-created since the last run."""
+    fresh: tuple[Life, ...]  # those of them that the lake does not know yet
+    former: tuple[Life, ...]  # the life before of each topic that was re-created since the last run
 
 
 def find_lives(facts: Facts, sources: Sources, now_ms: int) -> Lives:
@@ -140,7 +132,6 @@ def table_positions(tables: Tables, cluster_id: str) -> dict[tuple[str, int], in
 
 
 def _usable(tables: Tables, sources: Sources, last: LastRun | None) -> str | None:
-    """Return the last run's checkpoint if it is of the same topics, not left behind by a failure, and there."""
     if last is None or last.state == FAILED or not last.checkpoint.startswith(f"{sources.digest}-"):
         return None
     place = tables.lake.checkpoint("archive", last.checkpoint)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 READ_COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
 """The connector's default reads records of aborted transactions too."""
 
-Positions = Mapping[tuple[str, int], int]
-"""Topic and partition → offset."""
+Positions = Mapping[tuple[str, int], int]  # topic and partition → offset
 
 
 def kafka_options(connection: KafkaConnection) -> dict[str, str]:
@@ -40,7 +39,7 @@ def offsets_json(positions: Positions) -> str:
 def read_stream(
     spark: SparkSession, connection: KafkaConnection, *, start: Positions, rows_per_batch: int
 ) -> DataFrame:
-    """Return the records of topics as a stream; ``start`` has *every* partition, for a stream without a checkpoint.
+    """Return the records of topics as a stream; ``start`` (every partition) is for a stream without a checkpoint.
 
     Returns:
         key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,

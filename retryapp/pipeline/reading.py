@@ -7,22 +7,19 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import Column
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
 from retryapp.core.errors import RetryAppError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import decode_event
-from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers
 from retryapp.core.topology import TopicRole
 from retryapp.pipeline.schemas import EVENT, METADATA, READING
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 EVENTS: Final = TopicRole.EVENTS.value
 NO_HEADERS: Final = "no retry headers: somebody else wrote this record"
@@ -32,29 +29,19 @@ _EVENT: Final = to_arrow_type(EVENT)
 _READING: Final = to_arrow_type(READING)
 
 
-class Reading(NamedTuple):
-    """What could be read of one record."""
-
-    failure_id: str | None
-    metadata: RetryMetadata | None
-    event: Mapping[str, Any] | None
-    """The fields of the event's kind."""
-    unreadable: str | None
-
-
-def read_record(station: str, headers: Headers, value: bytes | None) -> Reading:
-    """Read one record of a station."""
+def _read_record(station: str, headers: Headers, value: bytes | None) -> tuple[Any, ...]:
+    """Return failure id, metadata, the fields of the event's kind, and why it is unreadable."""
     try:
         if station == EVENTS:
             event = decode_event(value or b"")
             fields = vars(event)
-            return Reading(fields.get("failure_id"), None, fields, None)
+            return fields.get("failure_id"), None, fields, None
         metadata = decode_metadata(headers)
     except RetryAppError as error:
-        return Reading(None, None, None, str(error))
+        return None, None, None, str(error)
     if metadata is None:
-        return Reading(None, None, None, NO_HEADERS)
-    return Reading(metadata.failure_id, metadata, None, None)
+        return None, None, None, NO_HEADERS
+    return metadata.failure_id, metadata, None, None
 
 
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
@@ -64,10 +51,9 @@ def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Arra
     if station.null_count:
         wanted = station.is_valid()
         read_ones = read_batch(station.filter(wanted), headers.filter(wanted), value.filter(wanted))
-        numbers = itertools.count()
-        return read_ones.take(pa.array([next(numbers) if asked else None for asked in wanted.to_pylist()], pa.int32()))
+        return _spread(read_ones, wanted.to_pylist())
     with _no_collection():
-        read = list(map(read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
+        read = list(map(_read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
         failure_ids, metadata, events, unreadable = zip(*read, strict=True)
         columns = [
             pa.array(failure_ids, pa.string()),
@@ -108,8 +94,12 @@ def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
     packed = pa.StructArray.from_arrays([_column(there, field) for field in kind], fields=list(kind))
     if len(there) == len(values):
         return packed
+    return _spread(packed, [value is not None for value in values])
+
+
+def _spread(packed: pa.Array, there: Sequence[bool]) -> pa.Array:
     numbers = itertools.count()
-    return packed.take(pa.array([None if value is None else next(numbers) for value in values], pa.int32()))
+    return packed.take(pa.array([next(numbers) if is_there else None for is_there in there], pa.int32()))
 
 
 def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:

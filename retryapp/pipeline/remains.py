@@ -15,8 +15,7 @@ class Remains:
 
     topic: str
     records: int
-    expires_ms: int | None
-    """When the retention of the newest of them ends; brokers keep them somewhat longer. None: no limit."""
+    expires_ms: int | None  # when the retention of the newest of them ends; None: no limit
 
 
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:

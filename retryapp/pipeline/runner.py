@@ -24,12 +24,9 @@ class Driven:
 
     rows: int = 0
     batches: int = 0
-    rows_per_s: float = 0.0
-    """Rate of the last batch."""
-    behind: int | None = None
-    """Offsets between the last batch and the ends of the topics; None where not known yet."""
+    rows_per_s: float = 0.0  # rate of the last batch
+    behind: int | None = None  # offsets between the last batch and the topics' ends, where known
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Next offset of each partition that was read."""
     interrupted: bool = False
 
 
@@ -47,8 +44,8 @@ def drive(
 ) -> Driven:
     """Wait for a query that ends by itself, or stop it.
 
-    Once ``stopped`` is set the batch under way is finished if it is quick, and a query that fails was stopped: a
-    supervisor ends the Python workers too. Once one of ``lost`` is set nothing may be written any more.
+    After ``stopped`` a quick batch is finished, and a failure counts as a stop: a supervisor ends Python workers too.
+    After one of ``lost`` nothing more is written.
     """
     from pyspark.errors import PySparkException
 

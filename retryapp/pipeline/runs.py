@@ -17,14 +17,12 @@ STARTED: Final = "started"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
-REFUSED: Final = "refused"
-"""Another run was at work; says nothing about the lake."""
+REFUSED: Final = "refused"  # another run was at work; says nothing about the lake
 
-_RANK: Final = {STARTED: 0}
 _DIGITS: Final = 15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """One run, as its fact has it."""
 
@@ -33,8 +31,7 @@ class Run:
     cluster_id: str
     group: str
     checkpoint: str
-    topic_ids: Mapping[str, str]
-    """Topic → topic id; which a cut is written with."""
+    topic_ids: Mapping[str, str]  # topic → topic id; which a cut is written with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +40,7 @@ class LastRun:
 
     state: str
     checkpoint: str
-    cut: Mapping[tuple[str, int], int]
-    """Topic id and partition → next offset; of the last run that published one."""
+    cut: Mapping[tuple[str, int], int]  # topic id and partition → next offset, as published last
 
 
 class RunLog:
@@ -56,14 +52,8 @@ class RunLog:
 
     def begin(self, run_id: str, job: str, sources: Sources, checkpoint: str) -> Run:
         """Say that a run begins."""
-        run = Run(
-            run_id=run_id,
-            job=job,
-            cluster_id=sources.cluster_id,
-            group=sources.group,
-            checkpoint=checkpoint,
-            topic_ids={source.topic: source.topic_id for source in sources.topics},
-        )
+        topic_ids = {source.topic: source.topic_id for source in sources.topics}
+        run = Run(run_id, job, sources.cluster_id, sources.group, checkpoint, topic_ids)
         self._put(run, STARTED, {"rows": None, "cut": None, "detail": None})
         return run
 
@@ -98,19 +88,10 @@ class RunLog:
 
     def _put(self, run: Run, state: str, more: Mapping[str, Any]) -> None:
         at_ms = self._now_ms()
-        row = {
-            "run_id": run.run_id,
-            "job": run.job,
-            "cluster_id": run.cluster_id,
-            "group": run.group,
-            "state": state,
-            "at_ms": at_ms,
-            "checkpoint": run.checkpoint,
-            "version": version("retryapp"),
-            **more,
-        }
+        row = {name: getattr(run, name) for name in ("run_id", "job", "cluster_id", "group", "checkpoint")}
+        row |= {"state": state, "at_ms": at_ms, "version": version("retryapp"), **more}
         prefix = _prefix(run.job, run.cluster_id, run.group)
-        name = f"{prefix}{at_ms:0{_DIGITS}d} {_RANK.get(state, 1)} {run.run_id} {state}"
+        name = f"{prefix}{at_ms:0{_DIGITS}d} {int(state != STARTED)} {run.run_id} {state}"
         self._facts.put(RUNS_TABLE, name, row)
 
 

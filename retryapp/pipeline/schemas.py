@@ -14,8 +14,7 @@ from pyspark.sql import types as T
 from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded
 from retryapp.core.metadata import RetryMetadata
 
-SCHEMA_VERSION: Final = 1
-"""Version of the tables that is written; older ones (none yet) are read."""
+SCHEMA_VERSION: Final = 1  # version of the tables that is written; older ones (none yet) are read
 
 EVENT_TYPES: Final = (Succeeded, PolicyUsed, Progress)
 
@@ -39,18 +38,12 @@ def table(text: str, **nested: T.DataType) -> T.StructType:
 
 
 def _spark_type(hint: Any) -> T.DataType:
-    """Return the column type of a field of core's."""
     if isinstance(hint, UnionType):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
     if get_origin(hint) is tuple:
         return T.ArrayType(_spark_type(get_args(hint)[0]))
-    if hint is bool:
-        return T.BooleanType()
-    if hint is int:
-        return T.LongType()
-    if hint is str:
-        return T.StringType()
-    return _struct(hint)
+    plain = {bool: T.BooleanType(), int: T.LongType(), str: T.StringType()}
+    return plain[hint] if hint in plain else _struct(hint)
 
 
 def _struct(kind: type) -> T.StructType:
@@ -69,15 +62,12 @@ def _event_struct() -> T.StructType:
 
 
 METADATA: Final = _struct(RetryMetadata)
-"""What our headers say: the fields of ``RetryMetadata`` under their names."""
 
 EVENT: Final = _event_struct()
-"""What a lifecycle event says: the fields of all kinds together."""
 
 READING: Final = (
     T.StructType().add("failure_id", "string").add("metadata", METADATA).add("event", EVENT).add("unreadable", "string")
 )
-"""What the readers return for one record."""
 
 HEADERS: Final = T.ArrayType(struct("key string, value binary"))
 

@@ -54,14 +54,12 @@ _OURS: Final = {
     # Texts that hardly ever repeat: a dictionary of them is built and thrown away.
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _WITHOUT_DICTIONARY},
 }
-_COLLECTOR: Final = "-XX:+UseParallelGC"
-"""Costs the least processor time of all; its pauses do not matter to a batch."""
+_COLLECTOR: Final = "-XX:+UseParallelGC"  # costs the least processor time; pauses do not matter
 _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """Java's second compiler costs more processor time than it saves in the first half minute of work. With one compiler
 alone the code cache would be too small for some hundred queries."""
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-"""Where Java itself looks for options."""
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -78,17 +76,11 @@ class SessionOptions:
     """How to get a session."""
 
     cache_dir: Path
-    """Where jars are kept."""
-    master: str | None = None
-    """Spark's master URL; None: this machine, or what ``spark-submit`` says."""
-    memory: str = "2g"
-    """Heap of the driver, as Java writes it; not on a platform's own session."""
-    conf: Mapping[str, str] = field(default_factory=dict)
-    """Further settings; they win."""
-    brief: bool = False
-    """For work of seconds; long jobs would be slower."""
-    scratch: Path | None = None
-    """For what Spark would leave in the working folder; None: it does."""
+    master: str | None = None  # Spark's master URL; None: this machine, or what `spark-submit` says
+    memory: str = "2g"  # heap of the driver, as Java writes it; not on a platform's own session
+    conf: Mapping[str, str] = field(default_factory=dict)  # further settings; they win
+    brief: bool = False  # for work of seconds; long jobs would be slower
+    scratch: Path | None = None  # for what Spark would leave in the working folder; None: it does
 
 
 def brought_along() -> bool:
@@ -199,10 +191,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _jvm_ignoring_sigterm() -> Iterator[None]:
-    """Make a JVM that the body starts ignore SIGTERM: this process ends it, and without this process it ends itself.
+    """Make a JVM that the body starts ignore SIGTERM; it ends with this process.
 
-    Supervisors signal all processes of a service at once, and the JVM would be gone before its query could be stopped.
-    PySpark makes it ignore Ctrl-C for the same reason and in the same way: in the child, between fork and exec.
+    Supervisors signal all processes at once, and the JVM would be gone before its query is stopped.
     """
     _LAUNCHING.jvm = True
     try:

@@ -20,8 +20,7 @@ class Source:
     topic_id: str
     group: str
     main: str
-    station: str
-    """``retry``, ``dlq`` or ``events``."""
+    station: str  # `retry`, `dlq` or `events`
     partitions: int
 
 
@@ -31,8 +30,7 @@ class Sources:
 
     cluster_id: str
     group: str
-    topics: tuple[Source, ...]
-    """Sorted by name."""
+    topics: tuple[Source, ...]  # sorted by name
 
     @property
     def places(self) -> list[tuple[str, int]]:

@@ -6,22 +6,20 @@ The Delta table keeps statistics of numbers only: text in the statistics of a lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.schemas import ERASURES, GAPS, RECORDS, SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import types as T
 
 RECORDS_TABLE: Final = "records"
 TOPICS_TABLE: Final = "topics"
 GAPS_TABLE: Final = "gaps"
 RUNS_TABLE: Final = "runs"
 ERASURES_TABLE: Final = "erasures"
-DERIVED: Final = "derived"
-"""Folder of everything that is made of ``records`` and can be made again."""
+DERIVED: Final = "derived"  # folder of everything that is made of `records` and can be made again
 
 VERSION_PROPERTY: Final = "retryapp.schema"
 

@@ -1,13 +1,10 @@
 """Maintenance of a lake: compact, expire, vacuum, rebuild, erase.
 
-Every command takes the hold on the table of records first (see `hold`).
+Every command holds the table of records (see `hold`). An erasure takes these steps; each may be repeated after a crash:
 
-To erase a key, these steps run in this order; each may be repeated, so a crash loses none:
-
-1. Write the key's hash to ``erasures``: the archive keeps no record of that key that arrived until now, also not one
-   that is still to be read from a topic.
+1. Write the key's hash to ``erasures``: from now on no record of it that has arrived until now is archived.
 2. Delete its rows from ``records``, by the hash: Delta keeps the text of a deletion in its log.
-3. Remove the files that no longer belong to the table, whatever their age, and with them the deletion's change data.
+3. Remove the files that left the table, whatever their age, and the deletion's change data.
 4. Remove ``derived``; the next analysis makes it again without the rows.
 5. Write that it ended. An erasure without an end can be finished by its hash, without the key.
 """
@@ -20,8 +17,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.erasures import Erasure, Erasures
@@ -32,9 +31,6 @@ from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.transform import reread_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
 
@@ -63,11 +59,8 @@ class Upkeep:
         self._spark = spark
         self._lake = lake
         self._now_ms = now_ms
-        self._holds = Holds(spark, lake, now_ms)
         self._erasures = Erasures(Facts(spark, lake))
-        self._wait_s = wait_s
-        self._on_wait = on_wait
-        self._stopped = stopped
+        self._take = partial(Holds(spark, lake, now_ms).take, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
         self._tables = Tables(spark, lake)
         if lake.format != "delta":
             raise LakeUnusableError(lake.uri, f"this command needs Delta tables, and these are {lake.format}")
@@ -93,10 +86,7 @@ class Upkeep:
             self._vacuum(hours, "vacuum", alone)
 
     def erase(self, key: bytes) -> Erased:
-        """Erase all records of a key that have arrived until now.
-
-        Waits for a running analysis too: it would write what it has read before.
-        """
+        """Erase all records of a key that have arrived until now; waits for a running analysis, which has read them."""
         hashed = hash_key(key, self._lake.salt)
 
         def until_now() -> tuple[Erasure]:
@@ -115,12 +105,8 @@ class Upkeep:
             erasures = which()
             for each in erasures:
                 self._erasures.begin(each)
-            erased = tuple(
-                Erased(
-                    each.key_hash, self._delete(f"key_hash = '{each.key_hash}' AND timestamp_ms <= {each.erased_ms}")
-                )
-                for each in erasures
-            )
+            predicate = "key_hash = '{0.key_hash}' AND timestamp_ms <= {0.erased_ms}".format
+            erased = tuple(Erased(each.key_hash, self._delete(predicate(each))) for each in erasures)
             if erasures:
                 self._vacuum(0, "erase", alone)
                 no_analysis.check_turn("erase", self._lake.uri)
@@ -130,25 +116,17 @@ class Upkeep:
         return erased
 
     def rebuild(self, since: date) -> int:
-        """Decode the rows of days from ``since`` on again from their bytes; return how many.
-
-        An older retryapp may have archived records of newer workers as ``unreadable``; topics no longer have them.
-        """
+        """Decode the rows of days from ``since`` on again, as an older retryapp may have found them unreadable."""
         with self._turn("rebuild"):
             rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
             count = rows.count()
-            (
-                reread_rows(rows)
-                .write.format("delta")
-                .mode("overwrite")
-                .option("replaceWhere", f"date >= '{since.isoformat()}'")
-                .option("mergeSchema", "true")
-                .save(self._lake.table(RECORDS_TABLE))
-            )
+            options = {"replaceWhere": f"date >= '{since.isoformat()}'", "mergeSchema": "true"}
+            writer = reread_rows(rows).write.format("delta").mode("overwrite").options(**options)
+            writer.save(self._lake.table(RECORDS_TABLE))
         return count
 
     def _turn(self, job: str, name: str = RECORDS_HOLD) -> AbstractContextManager[Held]:
-        return self._holds.take(job, name, wait_s=self._wait_s, on_wait=self._on_wait, stopped=self._stopped)
+        return self._take(job, name)
 
     def _vacuum(self, hours: int, job: str, alone: Held) -> None:
         alone.check_turn(job, self._lake.uri)  # it would remove what another one writes

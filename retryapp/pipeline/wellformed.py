@@ -1,9 +1,7 @@
 """Reads well-formed records by Spark's own expressions, so that most rows never go to a Python worker.
 
-The rules are core's, and core decides: whatever is not surely well-formed here is left to `reading`, which calls core's
-decoders. A property test holds both against core on generated records. Left to core are, among others: headers of ours
-that are missing, doubled, null or out of range; names outside printable ASCII; every event but ``succeeded`` in the
-form in which workers write it.
+Whatever is not surely well-formed is left to `reading`, which calls core's decoders: headers of ours that are missing,
+doubled, null or out of range, names outside printable ASCII, every event but ``succeeded`` as workers write it.
 """
 
 from __future__ import annotations
@@ -22,26 +20,20 @@ from retryapp.pipeline.schemas import EVENT, METADATA, READING
 
 
 def _printable(but: str = "") -> str:
-    """Return a pattern for one character of printable ASCII but those.
-
-    Each is named by itself: Java looks those up in a table, and asks for ranges one after the other.
-    """
+    """Return a pattern for one character of printable ASCII but those; no ranges, which Java tries one by one."""
     return "[" + "".join(f"\\x{code:02x}" for code in range(0x20, 0x7F) if chr(code) not in but) + "]"
 
 
 _NUMBER: Final = "(?:0|[1-9][0-9]{0,17})"
-_PLAIN: Final = r"\A" + _printable(but="%+") + r"*\z"
-"""Text that percent-encoding leaves unchanged."""
+_PLAIN: Final = r"\A" + _printable(but="%+") + r"*\z"  # text that percent-encoding leaves unchanged
 _NOT_ESCAPED: Final = "[^ -*,-~]|%(?![0-9A-Fa-f]{2})"
 """What percent-encoded text does not have; searched for, because a match of the whole could exhaust the stack."""
-_REPLACED: Final = "\ufffd"
-"""What Java makes of bytes that are not UTF-8."""
+_REPLACED: Final = "\ufffd"  # what Java makes of bytes that are not UTF-8
 _ORIGIN: Final = r"\A[A-Za-z0-9._-]{1,249}@[A-Za-z0-9_-]{1,22}/(?:0|[1-9][0-9]{0,9})/" + _NUMBER + r"\z"
 _MAX_PARTITION: Final = 2**31 - 1
 _ENTRY: Final = _NUMBER + ":" + _NUMBER + ":" + _printable(but="%+,:") + "*+"
 _HISTORY: Final = r"\A" + _ENTRY + "(?:," + _ENTRY + "){0," + str(MAX_HISTORY - 1) + r"}\z"
-_NO_VALUE: Final = "cast(X'00FF00FF' as binary)"
-"""No header says this; searching it finds nulls."""
+_NO_VALUE: Final = "cast(X'00FF00FF' as binary)"  # no header says this; searching it finds nulls
 
 _NUMBERS: Final = {
     "origin_timestamp_ms": (headers.RETRY_ORIGIN_TIMESTAMP_MS, -1, MAX_EPOCH_MS),
@@ -54,7 +46,6 @@ _NUMBERS: Final = {
 }
 """Field → header, least and greatest value."""
 _ELSE: Final = {"replays": 0}
-"""What a number is where its header is missing."""
 _NAMES: Final = {
     "group": headers.RETRY_GROUP,
     "handler": headers.RETRY_HANDLER,
@@ -94,7 +85,6 @@ NATIVE: Final = "native"
 
 
 def _succeeded() -> str:
-    """Return the pattern of the event as workers write it, its texts in printable ASCII without escapes."""
     parts, text = [], '"' + _printable(but='"\\') + '*+"'
     for name, field in Succeeded.model_fields.items():
         value = _NUMBER if field.annotation is int else text
@@ -108,7 +98,9 @@ def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
     kept = rows.columns
     text = F.col("value").cast("string")
     event = F.when(is_event & text.rlike(_succeeded()), F.from_json(text, EVENT))
-    values = rows.select(*kept, event.alias("_event"), _none_twice_or_null().alias("_whole"), *_texts(), *_values())
+    texts = (_raw(field).alias(f"r_{field}") for field in (*_NUMBERS, *_TEXTS, *_OTHERS))
+    facts = (_value(field).alias(f"v_{field}") for field in (*_NUMBERS, *_NAMES, *_TEXTS))
+    values = rows.select(*kept, event.alias("_event"), _none_twice_or_null().alias("_whole"), *texts, *facts)
     fits = F.coalesce(reduce(and_, [~is_event, F.col("_whole"), *_conditions()]), F.lit(False))
     metadata = F.struct(*(_column(field).alias(field) for field in METADATA.fieldNames()))
     failure_id = F.concat_ws("/", F.col("v_group"), F.col("r_origin"))
@@ -119,13 +111,8 @@ def with_native(rows: DataFrame, *, is_event: Column) -> DataFrame:
 
 
 def _reading(failure_id: Column, **known: Column) -> Column:
-    """Return a struct ``schemas.READING``; unknown fields are null."""
     columns = {"failure_id": failure_id, **known}
     return F.struct(*(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in READING))
-
-
-def _name(field: str) -> str:
-    return f"v_{field}"
 
 
 def _none_twice_or_null() -> Column:
@@ -136,17 +123,8 @@ def _none_twice_or_null() -> Column:
 
 
 def _raw(field: str) -> Column:
-    """Return a header as text; null where it is not there."""
     place = F.array_position("headers.key", _RAW[field]).cast("int") - 1
     return F.get("headers.value", place).cast("string")
-
-
-def _texts() -> list[Column]:
-    return [_raw(field).alias(f"r_{field}") for field in (*_NUMBERS, *_TEXTS, *_OTHERS)]
-
-
-def _values() -> list[Column]:
-    return [_value(field).alias(_name(field)) for field in (*_NUMBERS, *_NAMES, *_TEXTS)]
 
 
 def _value(field: str) -> Column:
@@ -163,20 +141,20 @@ def _value(field: str) -> Column:
 def _conditions() -> list[Column]:
     """Return what must hold; each may be null for no."""
     found = []
+
+    def check(field: str, raw: Column, fits: Column) -> None:
+        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+
     for field, (_, least, most) in _NUMBERS.items():
-        raw, value = F.col(f"r_{field}"), F.col(_name(field))
-        fits = (value.cast("string") == raw) & value.between(least, most)
-        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+        raw, value = F.col(f"r_{field}"), F.col(f"v_{field}")
+        check(field, raw, (value.cast("string") == raw) & value.between(least, most))
     for field in _NAMES:
-        value = F.col(_name(field))
-        fits = value != ""
-        found.append(value.isNull() | fits if field in _OPTIONAL else fits)
-    found.append(F.concat_ws("", *(F.col(_name(field)) for field in _NAMES)).rlike(_PLAIN))
+        check(field, F.col(f"v_{field}"), F.col(f"v_{field}") != "")
+    found.append(F.concat_ws("", *(F.col(f"v_{field}") for field in _NAMES)).rlike(_PLAIN))
     for field in _TEXTS:
-        raw, value = F.col(f"r_{field}"), F.col(_name(field))
+        raw, value = F.col(f"r_{field}"), F.col(f"v_{field}")
         escaped = F.contains(raw, F.lit("%")) & ~F.contains(value, F.lit(_REPLACED))
-        fits = escaped | raw.rlike(_PLAIN)
-        found.append(raw.isNull() | fits if field in _OPTIONAL else fits)
+        check(field, raw, escaped | raw.rlike(_PLAIN))
     history = F.col("r_history")
     flag = F.col("r_null_value")
     return [
@@ -191,7 +169,6 @@ def _conditions() -> list[Column]:
 
 
 def _column(field: str) -> Column:
-    """Return a field of the metadata, of headers that are well-formed."""
     if field == "version":
         return F.lit(FORMAT_VERSION).cast("bigint")
     if field == "origin":
@@ -207,7 +184,7 @@ def _column(field: str) -> Column:
         return F.coalesce(entries, F.array().cast(METADATA["history"].dataType))
     if field == "null_value":
         return F.col("r_null_value").isNotNull()
-    value = F.col(_name(field))
+    value = F.col(f"v_{field}")
     return F.coalesce(value, F.lit(_ELSE[field])) if field in _ELSE else value
 
 

@@ -13,12 +13,7 @@ import pyarrow.parquet as pq
 
 
 def rows_of(table: Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the rows that a table has now.
-
-    Args:
-        table: its folder.
-        columns: which columns; not those it is partitioned by.
-    """
+    """Return what a table has now in columns by which it is not partitioned."""
     files: set[str] = set()
     for commit in sorted((table / "_delta_log").glob("*.json")):
         for line in commit.read_text().splitlines():

@@ -59,26 +59,14 @@ class Group:
 
     def make(self, partitions: int = 2) -> None:
         """Make all topics as a plan would."""
-        specs = topic_specs(
-            self.topology,
-            partitions=partitions,
-            main_max_message_bytes=1_048_588,
-            replication=1,
-            longest_wait_ms=60_000,
-        )
-        self.admin.create(specs)
+        sizes = {"partitions": partitions, "main_max_message_bytes": 1_048_588, "replication": 1}
+        self.admin.create(topic_specs(self.topology, **sizes, longest_wait_ms=60_000))
         self.admin.wait_for_topics(self.topology.owned)
-
-    def remove(self, *topics: str) -> None:
-        """Delete topics and wait until they are gone."""
-        client = self.connection.client(AdminClient)
-        for future in client.delete_topics(list(topics), operation_timeout=20).values():
-            future.result(30)
 
     def make_again(self, topic: str, partitions: int) -> None:
         """Delete one of the topics and make it again under its name."""
         before = self.admin.describe_topics([topic])[topic].topic_id
-        self.remove(topic)
+        self.connection.client(AdminClient).delete_topics([topic], operation_timeout=20)[topic].result(30)
         deadline_s = time.monotonic() + 30
         while True:
             self.admin.create_main_topic(topic, partitions=partitions)
@@ -96,15 +84,15 @@ class Group:
         for future in client.delete_records([TopicPartition(topic, partition, offset)]).values():
             future.result(30)
 
-    def transact(self, topic: str, values: list[bytes], *, commit: bool, partition: int = 0) -> None:
-        """Publish values in one transaction."""
+    def abort(self, topic: str, values: list[bytes], partition: int) -> None:
+        """Publish values in a transaction that is aborted."""
         producer = self.connection.client(Producer, transactional_id=uuid.uuid4().hex)
         producer.init_transactions(20)
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, partition=partition, value=value)
         producer.flush(20)
-        (producer.commit_transaction if commit else producer.abort_transaction)(20)
+        producer.abort_transaction(20)
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
         """Publish a record."""
@@ -134,9 +122,7 @@ class Group:
         """Wait until everything is acknowledged."""
         assert self.producer.flush(30) == 0
 
-    def retry(
-        self, partition: int, metadata: RetryMetadata, *, key: bytes | None = None, value: bytes | None = b"v"
-    ) -> None:
+    def retry(self, partition: int, metadata: RetryMetadata, key: bytes, value: bytes) -> None:
         """Publish a record that waits."""
         self.send(self.topology.retry_topics[0], partition, key, value, encode_metadata(metadata))
         self.flush()
@@ -148,18 +134,13 @@ class Group:
         self.send(self.topology.dlq, partition, key, value, encode_metadata(metadata))
         self.flush()
 
-    def succeeded(self, partition: int, offset: int, *, attempt: int = 2) -> None:
+    def succeeded(self, partition: int, offset: int) -> None:
         """Publish the event of a success after failures."""
         origin = Origin(self.topology.main, "kq8G0bTz", partition, offset)
+        group = self.topology.group
         event = Succeeded(
-            group=self.topology.group,
-            handler="shop.charge",
-            failure_id=failure_id(self.topology.group, origin),
-            origin=origin.text,
-            attempt=attempt,
-            started_ms=1,
-            ended_ms=2,
-            lateness_ms=0,
-        )
+            group=group, handler="shop.charge", failure_id=failure_id(group, origin), origin=origin.text, attempt=2,
+            started_ms=1, ended_ms=2, lateness_ms=0,
+        )  # fmt: skip
         self.send(self.topology.events, partition, event.key, event.to_json())
         self.flush()

@@ -75,18 +75,6 @@ class Cluster:
                     continue
         return found
 
-    def memory_bytes(self) -> int:
-        """Return what all its processes hold in memory."""
-        held = 0
-        for process in self.processes:
-            root = psutil.Process(process.pid)
-            for each in (root, *root.children(recursive=True)):
-                try:
-                    held += each.memory_info().rss
-                except psutil.NoSuchProcess:
-                    continue
-        return held
-
     def stop(self) -> None:
         """Kill everything that was started."""
         for process in self.processes:

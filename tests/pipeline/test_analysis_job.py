@@ -19,7 +19,7 @@ from retryapp.pipeline.analysis.job import Analysed, Analysis
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES
 from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.lake import Lake, open_lake
-from retryapp.pipeline.report import collect
+from retryapp.pipeline.report.facts import collect
 from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 

@@ -62,7 +62,7 @@ def test_each_record_once_with_its_bytes(
     group.send(group.topology.dlq, 0, b"k", b"v")
     group.send(group.topology.events, 1, b"k", b"no json")
     group.flush()
-    group.transact(group.topology.dlq, [b"aborted"] * 3, commit=False, partition=1)
+    group.abort(group.topology.dlq, [b"aborted"] * 3, 1)
     job = group.archive(spark, lake)
     result = job.run_once()
     assert (result.rows, result.gaps, len(result.new_lives)) == (6, (), 3)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 pyspark = pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.extended]
 RECORDS = 2_000
-MOST_BYTES = 4 * 2**30
 SMALL, LARGE = "size=1m", "size=64m"
 
 
@@ -128,12 +127,10 @@ def test_an_executor_killed_in_mid_batch(cluster: Cluster, full: Group, tmp_path
     with Command(tmp_path, "archive", *words, lake=lake, group=full, **cluster.settings) as driver:
         driver.wait_until(lambda: len(cluster.executors()) == 2)
         driver.wait_until(lambda: is_in_mid_batch(lake))
-        held = cluster.memory_bytes()
         cluster.executors()[0].kill()
         assert driver.process.wait(PATIENCE_S) == 0, driver.log.read_text()[-3_000:]
     assert places_of(lake) == full.places()
     assert {row[0] for row in rows_of(lake / "records", ("unreadable",))} == {None}
-    assert held <= MOST_BYTES, f"{held / 2**30:.1f} GiB"
 
 
 def test_spark_submit_archives_and_analyses_on_a_cluster(

@@ -25,14 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-NUMBERED = T.StructType(
-    [
-        T.StructField("number", T.IntegerType()),
-        T.StructField("station", T.StringType()),
-        T.StructField("headers", HEADERS),
-        T.StructField("value", T.BinaryType()),
-    ]
-)
+NUMBERED = T.StructType().add("number", "int").add("station", "string").add("headers", HEADERS).add("value", "binary")
+NOTHING: dict[str, Any] = {"failure_id": None, "metadata": None, "event": None, "unreadable": None}
 pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)
 
@@ -104,35 +98,16 @@ def headers(draw: st.DrawFn) -> Headers:
 
 def successes_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[Succeeded]:
     """Events with such names."""
-    return st.builds(
-        Succeeded,
-        group=words,
-        handler=words,
-        failure_id=words,
-        origin=words,
-        attempt=counts,
-        started_ms=instants,
-        ended_ms=instants,
-        lateness_ms=instants,
-    )
+    texts = dict.fromkeys(("group", "handler", "failure_id", "origin"), words)
+    times = dict.fromkeys(("started_ms", "ended_ms", "lateness_ms"), instants)
+    return st.builds(Succeeded, **texts, attempt=counts, **times)
 
 
 successes = successes_of(usual_words) | successes_of(plain_words) | successes_of(words)
-policies = st.builds(PolicyUsed, group=words, handler=words, main=words, text=words, digest=words, at_ms=instants)
-passages = st.builds(
-    Progress,
-    group=words,
-    handler=words,
-    main=words,
-    partition=counts,
-    from_offset=st.just(0),
-    to_offset=counts,
-    from_ms=instants,
-    to_ms=instants,
-    received=counts,
-    first_try_ok=counts,
-    failed=counts,
-)
+handlers = dict.fromkeys(("group", "handler", "main"), words)
+policies = st.builds(PolicyUsed, **handlers, text=words, digest=words, at_ms=instants)
+ranges: dict[str, Any] = dict.fromkeys(("partition", "to_offset", "received", "first_try_ok", "failed"), counts)
+passages = st.builds(Progress, **handlers, **ranges, from_offset=st.just(0), from_ms=instants, to_ms=instants)
 event_values = (
     (successes | policies | passages).map(lambda event: event.to_json())
     | st.none()
@@ -143,26 +118,24 @@ event_values = (
 
 def expected_of_headers(found: Headers) -> dict[str, Any]:
     """Return what core says, as a row."""
-    nothing: dict[str, Any] = {"failure_id": None, "metadata": None, "event": None, "unreadable": None}
     try:
         read = decode_metadata(found)
     except RetryAppError as error:
-        return {**nothing, "unreadable": str(error)}
+        return NOTHING | {"unreadable": str(error)}
     if read is None:
-        return {**nothing, "unreadable": NO_HEADERS}
+        return NOTHING | {"unreadable": NO_HEADERS}
     facts = {**asdict(read), "history": [asdict(entry) for entry in read.history]}
-    return {**nothing, "failure_id": read.failure_id, "metadata": facts}
+    return NOTHING | {"failure_id": read.failure_id, "metadata": facts}
 
 
 def expected_of_event(value: bytes | None) -> dict[str, Any]:
     """Return what core says, as a row."""
-    nothing: dict[str, Any] = {"failure_id": None, "metadata": None, "event": None, "unreadable": None}
     try:
         event = decode_event(value or b"")
     except RetryAppError as error:
-        return {**nothing, "unreadable": str(error)}
-    told = dict.fromkeys(EVENT.fieldNames()) | event.model_dump()
-    return {**nothing, "failure_id": told["failure_id"], "event": told}
+        return NOTHING | {"unreadable": str(error)}
+    facts = dict.fromkeys(EVENT.fieldNames()) | event.model_dump()
+    return NOTHING | {"failure_id": facts["failure_id"], "event": facts}
 
 
 ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
@@ -177,20 +150,6 @@ SUCCESS = Succeeded(
     group="billing", handler="shop.charge", failure_id="billing/orders@kq8G0bTz/3/1042", origin=ORIGIN.text, attempt=2,
     started_ms=1, ended_ms=2, lateness_ms=0,
 )  # fmt: skip
-
-
-@QUIET
-@given(st.lists(headers(), max_size=8), st.lists(event_values, max_size=8))
-def test_a_batch_says_what_core_says_of_each_record(found: list[Headers], events: list[bytes | None]) -> None:
-    """Whatever the headers are: the same fields, or the same words on why there are none."""
-    stations = ["retry"] * len(found) + ["events"] * len(events)
-    rows = [[{"key": key, "value": value} for key, value in each] for each in found]
-    answer = read_batch(
-        pa.array(stations, pa.string()),
-        pa.array([*rows, *([None] * len(events))], ARROW_HEADERS),
-        pa.array([*([None] * len(found)), *events], pa.binary()),
-    ).to_pylist()
-    assert answer == [*map(expected_of_headers, found), *map(expected_of_event, events)]
 
 
 def test_what_is_not_asked_for_is_not_read() -> None:

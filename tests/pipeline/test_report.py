@@ -12,9 +12,9 @@ from pages import DAY_MS, EVIL, NOON_MS, facts
 pytest.importorskip("altair", reason="the report's charts need altair: pip install 'retryapp[spark]'")
 
 from retryapp.cli.main import cli
-from retryapp.pipeline.report import to_page
 from retryapp.pipeline.report.charts import MARKERS
 from retryapp.pipeline.report.facts import build
+from retryapp.pipeline.report.page import to_page
 
 LARGEST = 1 << 20
 

@@ -13,20 +13,15 @@ from retryapp.pipeline.analysis.schemas import CAUSES, OFFENDERS, OUTAGES, TIMEL
 
 EXAMPLES: Final = 3
 MINUTE_MS: Final = 60_000
-BURST_FAILURES: Final = 10
-"""Fewer failures are no outage."""
-BURST_GAP_MINUTES: Final = 2
-"""Minutes without a burst after which the next one is another outage."""
-BURST_FACTOR: Final = 3.0
-"""A minute belongs to a burst when it has so many times the cause's usual failures."""
-LIKE_BURST: Final = 5
-"""Fewer failures in a minute do not make it one of a burst."""
+BURST_FAILURES: Final = 10  # fewer failures are no outage
+BURST_GAP_MINUTES: Final = 2  # minutes without a burst after which the next one is another outage
+BURST_FACTOR: Final = 3.0  # a minute of a burst has so many times the cause's usual failures
+LIKE_BURST: Final = 5  # fewer failures in a minute do not make it one of a burst
 INTERVALS: Final = 72
 LENGTHS_MS: Final = tuple(
     seconds * 1_000 for seconds in (1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
 )
-REPEATS: Final = 2
-"""Records of a key that failed, from which it is an offender."""
+REPEATS: Final = 2  # records of a key that failed, from which it is an offender
 
 
 def _failures(journeys: DataFrame) -> DataFrame:
@@ -66,9 +61,8 @@ def causes(journeys: DataFrame) -> DataFrame:
 def outages(journeys: DataFrame) -> DataFrame:
     """Return bursts of like failures.
 
-    Failures of one cause are counted by minute. A minute is of a burst when it has ``LIKE_BURST`` failures or more and
-    ``BURST_FACTOR`` times the cause's median minute; with few minutes in all each counts. Minutes that are no more than
-    ``BURST_GAP_MINUTES`` apart are one outage, if together they have ``BURST_FAILURES``.
+    A minute is of a burst if it has ``LIKE_BURST`` failures and ``BURST_FACTOR`` times the cause's median minute (with
+    few minutes: any). Those at most ``BURST_GAP_MINUTES`` apart are one outage, from ``BURST_FAILURES`` on.
     """
     by = ["group", "main", "fingerprint"]
     failed = _failures(journeys).select(

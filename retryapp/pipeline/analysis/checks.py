@@ -41,7 +41,6 @@ class Verdict:
     name: str
     severity: str
     failures: int
-    """Rows that fail."""
     text: str
     examples: tuple[str, ...]
 

@@ -1,8 +1,7 @@
 """Compares the ledger of the analysis with ``retryapp ledger``: two counts that share no code but core's codecs.
 
-``retryapp ledger`` reads the topics and their main topic; the analysis reads the archive and what workers counted. What
-they say of records that failed must be equal at rest. First-try successes are compared where workers' counts reach up
-to the cut: a worker says what it counted once in 60 s.
+What they say of records that failed must be equal at rest. First-try successes are compared where workers' counts reach
+up to the cut.
 """
 
 from __future__ import annotations

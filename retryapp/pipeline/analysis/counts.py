@@ -1,7 +1,7 @@
 """The ledger at scale: the workers' counts against the journeys; and the retention of dead letters.
 
-A range of offsets is never a count: offsets have gaps. What was received and done at first try comes from the workers'
-``progress`` events; what failed comes from the journeys, and both must say the same of each range.
+Offsets have gaps, so they are never counted. What was received and done at first try comes from the workers' progress
+events, what failed from the journeys; both must agree in each range.
 """
 
 from __future__ import annotations
@@ -70,10 +70,7 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFram
 
 
 def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
-    """Return one row for each range, and one for the journeys of each partition that no range covers.
-
-    Journeys are put to the last range that begins at or before them: one sort, where a join by range would pair all.
-    """
+    """Return one row for each range, and one for the journeys of each partition that no range covers."""
     place = [*_PLACE]
     ours = journeys.join(
         F.broadcast(cut.select(*place, "topic_id").distinct()), on=[*place, "topic_id"], how="left_semi"
@@ -82,6 +79,7 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFr
         *place, F.col("from_offset").alias("at"), F.lit(None).cast("string").alias("fate"), F.struct("*").alias("range")
     )
     in_order = Window.partitionBy(*place).orderBy("at", F.col("range").isNull(), F.col("range.to_offset"))
+    # a journey belongs to the last range that begins before it: one sort, where a join by range would pair all
     last = F.last("range", ignorenulls=True).over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     both = ranges.unionByName(ours).withColumn("of", last)
     inside = F.col("of").isNotNull() & (F.col("at") < F.col("of.to_offset"))

@@ -15,13 +15,9 @@ class TakenCut:
     """The cut of one group; see the package's docstring."""
 
     mains: Sources
-    """The main topics."""
-    offsets: Mapping[tuple[str, int], int]
-    """Main topic and partition → the group's committed offset; 0 where it has none."""
-    ends: Mapping[tuple[str, int], int]
-    """Where our own topics ended then, every transaction before that being over."""
-    retention_ms: Mapping[str, int | None]
-    """Topic of ours → how long it keeps records; None: without a limit."""
+    offsets: Mapping[tuple[str, int], int]  # main topic and partition → committed offset, 0 for none
+    ends: Mapping[tuple[str, int], int]  # ends of our own topics then, after the open transactions
+    retention_ms: Mapping[str, int | None]  # topic of ours → how long it keeps records; None: no limit
 
     def is_rest(self, later: TakenCut) -> bool:
         """Tell whether nothing has moved until a later cut."""

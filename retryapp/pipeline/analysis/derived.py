@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pyspark import inheritable_thread_target
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES, JOURNEYS_TABLE
@@ -17,11 +18,7 @@ from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, quoted
 from retryapp.pipeline.tables import Tables as LakeTables
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-SIDE_BY_SIDE: Final = 4
-"""Tables that are written at a time: tasks of one fill the gaps between those of the others."""
+SIDE_BY_SIDE: Final = 4  # tables written at a time: tasks of one fill the gaps of the others
 STATE: Final = "state.json"
 _BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
 """Off for journeys, whose steps come in order: lists are else collected by hash, and from 128 journeys on Spark sorts
@@ -64,10 +61,7 @@ class Derived:
         (writer.options(**_DELTA_OPTIONS) if self._delta else writer).save(self._place(name))
 
     def put_all(self, makers: Mapping[str, Callable[[], DataFrame]]) -> None:
-        """Replace tables that do not need each other, some at a time; after an error nothing new is begun.
-
-        Of a table of a few rows most of the time goes into planning and into Delta's commit, on one processor each.
-        """
+        """Replace tables that do not need each other, some at a time; after an error nothing new is begun."""
         with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="put") as pool:
 
             def put(name: str, make: Callable[[], DataFrame]) -> None:

@@ -11,8 +11,7 @@ from pyspark.sql.window import Window
 from retryapp.pipeline.analysis.journeys import attempts_of, sorted_rows
 from retryapp.pipeline.analysis.schemas import COST, FUNNEL, LATENESS
 
-ACCURACY: Final = 10_000
-"""Of quantiles: the error of a rank is at most 1 in so many."""
+ACCURACY: Final = 10_000  # of quantiles: the error of a rank is at most 1 in so many
 MINUTE_MS: Final = 60_000.0
 
 
@@ -22,35 +21,21 @@ def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     The first row of a handler is its first deliveries: ``succeeded`` comes from the workers' own counts.
     """
     by = ["group", "main", "replayed", "attempt", "tier"]
-    tried = attempts_of(journeys).select(
-        "group",
-        "main",
-        (F.col("at.replays") > 0).alias("replayed"),
-        F.col("at.attempt").alias("attempt"),
-        F.col("at.tier").alias("tier"),
-        *((F.col("at.outcome") == name).cast("long").alias(name) for name in ("succeeded", "retried", "dead")),
-        F.lit(0).cast("long").alias("waiting"),
-    )
-    first_tries = progress.select(
-        "group",
-        "main",
-        F.lit(False).alias("replayed"),
-        F.lit(1).cast("long").alias("attempt"),
-        F.lit(None).cast("string").alias("tier"),
-        F.col("first_try_ok").alias("succeeded"),
-        *(F.lit(0).cast("long").alias(name) for name in ("retried", "dead", "waiting")),
-    )
-    waiting = journeys.where(F.col("fate") == "pending").select(
-        "group",
-        "main",
-        (F.col("replays") > 0).alias("replayed"),
-        (F.col("last_attempt") + 1).alias("attempt"),
-        "tier",
-        *(F.lit(0).cast("long").alias(name) for name in ("succeeded", "retried", "dead")),
-        F.lit(1).cast("long").alias("waiting"),
-    )
+    numbers = ("succeeded", "retried", "dead", "waiting")
+
+    def part(frame: DataFrame, replayed: Column, attempt: Column, tier: Column, **counted: Column) -> DataFrame:
+        counts = (counted.get(name, F.lit(0)).cast("long").alias(name) for name in numbers)
+        place = (replayed.alias("replayed"), attempt.cast("long").alias("attempt"), tier.cast("string").alias("tier"))
+        return frame.select("group", "main", *place, *counts)
+
+    is_replay, outcome = F.col("at.replays") > 0, F.col("at.outcome")
+    outcomes = {name: outcome == name for name in ("succeeded", "retried", "dead")}
+    tried = part(attempts_of(journeys), is_replay, F.col("at.attempt"), F.col("at.tier"), **outcomes)
+    first_tries = part(progress, F.lit(False), F.lit(1), F.lit(None), succeeded=F.col("first_try_ok"))
+    pending, coming = journeys.where(F.col("fate") == "pending"), F.col("last_attempt") + 1
+    waiting = part(pending, F.col("replays") > 0, coming, F.col("tier"), waiting=F.lit(1))
     whole = tried.unionByName(first_tries).unionByName(waiting).groupBy(*by)
-    counts = whole.agg(*(F.sum(name).alias(name) for name in ("succeeded", "retried", "dead", "waiting")))
+    counts = whole.agg(*(F.sum(name).alias(name) for name in numbers))
     entered = counts.withColumn("entered", F.col("succeeded") + F.col("retried") + F.col("dead"))
     return sorted_rows(_shares(entered).select(*FUNNEL.fieldNames()), *by)
 
@@ -65,7 +50,6 @@ def _shares(counts: DataFrame) -> DataFrame:
 
 
 def _ratio(part: Column, whole: Column) -> Column:
-    """Return a quotient; null where there is nothing to divide by."""
     return F.when(whole > 0, part.cast("double") / whole)
 
 
@@ -73,14 +57,14 @@ def lateness(journeys: DataFrame) -> DataFrame:
     """Return how late attempts began, by tier and in all."""
     known = attempts_of(journeys).where(F.col("at.lateness_ms").isNotNull())
     late = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
-    of_tiers = _quantiles(late.where(F.col("tier").isNotNull()).groupBy("group", "main", "tier"))
-    of_all = _quantiles(late.groupBy("group", "main")).withColumn("tier", F.lit(None).cast("string"))
+    of_tiers = _quantiles(late.where(F.col("tier").isNotNull()), "group", "main", "tier")
+    of_all = _quantiles(late, "group", "main").withColumn("tier", F.lit(None).cast("string"))
     return sorted_rows(of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()), "group", "main", "tier")
 
 
-def _quantiles(grouped: object) -> DataFrame:
+def _quantiles(late: DataFrame, *by: str) -> DataFrame:
     quantiles = F.percentile_approx("ms", [0.5, 0.9, 0.99], ACCURACY)
-    found: DataFrame = grouped.agg(  # type: ignore[attr-defined]  # GroupedData has two unrelated classes in Spark 4
+    found = late.groupBy(*by).agg(
         F.count(F.lit(1)).alias("attempts"),
         quantiles.alias("quantiles"),
         F.max("ms").alias("max_ms"),

@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis import causes, checks, counts, figures
@@ -19,9 +20,6 @@ from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_T
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Held, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.tables import GAPS_TABLE, Tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 JOB: Final = "analyse"
 FRESH_MS: Final = 86_400_000
@@ -37,12 +35,9 @@ class Analysed:
 
     groups: tuple[str, ...]
     run_id: str
-    full: bool
-    """All journeys were derived again."""
+    full: bool  # all journeys were derived again
     touched: int
-    """Journeys that were made."""
     journeys: int
-    """Journeys that there are."""
     elapsed_ms: int
     verdicts: tuple[Verdict, ...]
 
@@ -131,14 +126,12 @@ class Analysis:
         return found
 
     def _behind(self, records: DataFrame, positions: Sequence[Sequence[Any]]) -> DataFrame:
-        """Return the records that lie behind positions, and those of topics that have none."""
         schema = "cluster_id string, topic_id string, partition int, next long"
         known = self._spark.createDataFrame([tuple(row) for row in positions], schema)
         joined = records.join(F.broadcast(known), on=["cluster_id", "topic_id", "partition"], how="left")
         return joined.where(F.col("next").isNull() | (F.col("offset") >= F.col("next"))).select(*records.columns)
 
     def _state(self, taken: Sequence[TakenCut], records: DataFrame, version: int | None) -> dict[str, Any]:
-        """Return what the next run has to know of this one."""
         positions = records.groupBy("cluster_id", "topic_id", "partition").agg((F.max("offset") + 1).alias("next"))
         return {
             "version": ANALYSIS_VERSION,

@@ -7,28 +7,21 @@ attempt are found on the record before it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS
 
-if TYPE_CHECKING:
-    from pyspark.sql import GroupedData
-
 _ORDER: Final = ("replays", "attempt", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
-"""What the last failure says."""
 _LAST: Final = (
     "station", "topic_id", "partition", "offset", "ended_ms", "reason", "due_at_ms", "tier", "topic", "found_offset",
     "timestamp_ms",
 )  # fmt: skip
-"""What the last step says."""
-_STEP: Final = (
-    *_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash",
-)  # fmt: skip
+_STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash")
 
 
 def traces_of(records: DataFrame) -> DataFrame:
@@ -74,7 +67,6 @@ _LIFE: Final = ("cluster_id", "group", "main", "topic_id")
 
 
 def _marked(traces: DataFrame, cut: DataFrame, name: str) -> DataFrame:
-    """Add a truth: does the record lie before the cut?"""
     known = cut.select(*_LIFE, F.lit(True).alias("is_known")).distinct()
     places = cut.select(*_LIFE, "partition", "cut_offset")
     joined = traces.join(F.broadcast(known), on=list(_LIFE), how="left").join(
@@ -85,11 +77,7 @@ def _marked(traces: DataFrame, cut: DataFrame, name: str) -> DataFrame:
 
 
 def journeys_of(traces: DataFrame) -> DataFrame:
-    """Return one row for each failure id.
-
-    One shuffle and one sort serve all: the first of each hand-off, the step before it, and the sums. Higher-order
-    functions over an array of steps cost several times as much, because Spark does not compile them.
-    """
+    """Return one row for each failure id, by one shuffle and one sort; functions over arrays would cost far more."""
     identity = ["cluster_id", "group", "main", "failure_id"]  # their long prefixes are the same in all rows:
     whose = ["mark", *identity]  # a sort compares the first eight bytes without reading the row
     first = F.struct("epoch", "found_offset", "topic")
@@ -107,7 +95,6 @@ def journeys_of(traces: DataFrame) -> DataFrame:
 
 
 def _columns(steps: GroupedData) -> DataFrame:
-    """Aggregate the steps of each record."""
     order = F.struct(*_ORDER)
     has_failed = F.col("step.error_type").isNotNull()
     failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))
@@ -168,11 +155,7 @@ def _attempt() -> Column:
 
 
 def touched_ids(traces: DataFrame, fresh: DataFrame, *, cut: DataFrame, former: DataFrame) -> DataFrame:
-    """Return the failure ids whose journeys may differ from those of the run before.
-
-    Returns:
-        failure_id string, each once.
-    """
+    """Return the ids (failure_id string, each once) whose journeys may differ from those of the run before."""
     marked = _marked(_marked(traces, cut, "inside"), former, "was_inside")
     released = marked.where(F.col("inside") & ~F.col("was_inside")).select("failure_id")
     return released.unionByName(before_cut(fresh, cut).select("failure_id")).distinct()

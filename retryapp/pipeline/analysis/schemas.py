@@ -9,10 +9,15 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 1
-"""Version of these tables; a lake with another version is derived again as a whole."""
+ANALYSIS_VERSION: Final = 1  # version of these tables; a lake with another version is derived again as a whole
 
 JOURNEYS_TABLE: Final = "journeys"
+
+
+def of_handlers(text: str, **nested: T.DataType) -> T.StructType:
+    """Return the schema of a table with rows for each handler; see ``table``."""
+    return table(f"group string consumer group\nmain string main topic of the handler\n{text.strip()}", **nested)
+
 
 ATTEMPT: Final = struct(
     "replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
@@ -74,9 +79,7 @@ PROGRESS: Final = table("""
     overlap_offsets long offsets that the range before had as well
 """)
 
-FUNNEL: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+FUNNEL: Final = of_handlers("""
     replayed boolean attempts after a replay, which begin at 1 again
     attempt long number of the attempt
     tier string delay that was waited for before it; null for a first attempt
@@ -89,9 +92,7 @@ FUNNEL: Final = table("""
     cumulative double records done up to this attempt / records that entered attempt 1
 """)
 
-LATENESS: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+LATENESS: Final = of_handlers("""
     tier string delay that was waited for; null: all of them
     attempts long attempts whose lateness is known
     p50_ms long half of them were not later
@@ -101,10 +102,8 @@ LATENESS: Final = table("""
     early long attempts that began before they were due
 """)
 
-CAUSES: Final = table(
+CAUSES: Final = of_handlers(
     """
-    group string consumer group
-    main string main topic of the handler
     fingerprint string hash of error type and the frames of the user's code
     error_type string of the newest failure
     failures long attempts that failed so
@@ -119,9 +118,7 @@ CAUSES: Final = table(
     EXAMPLES=T.ArrayType(struct("failure_id string, message string")),
 )
 
-OUTAGES: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+OUTAGES: Final = of_handlers("""
     fingerprint string the cause
     error_type string its exception type
     from_ms long first failure
@@ -131,18 +128,14 @@ OUTAGES: Final = table("""
     usual_per_minute double median over the minutes in which the cause was seen at all
 """)
 
-TIMELINE: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+TIMELINE: Final = of_handlers("""
     fingerprint string the cause
     from_ms long beginning of the interval
     length_ms long its length, the same in all rows
     failures long attempts that failed so and ended in it
 """)
 
-OFFENDERS: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+OFFENDERS: Final = of_handlers("""
     key_hash string salted hash of the key
     records long records of the key that failed
     failures long attempts that failed
@@ -152,9 +145,7 @@ OFFENDERS: Final = table("""
     example string failure id of the newest: its record has the key
 """)
 
-COST: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+COST: Final = of_handlers("""
     records long records that failed at least once
     recovered long of these, done
     dead long of these, dead
@@ -168,9 +159,7 @@ COST: Final = table("""
     wait_p90_ms long the same, 9 in 10
 """)
 
-RETENTION: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+RETENTION: Final = of_handlers("""
     topic string dead-letter topic
     retention_ms long how long it keeps records; null: for ever, or not known
     dead long records that lie on it as dead
@@ -180,9 +169,7 @@ RETENTION: Final = table("""
     next_loss_ms long when the next one is
 """)
 
-LEDGER: Final = table("""
-    group string consumer group
-    main string main topic of the handler
+LEDGER: Final = of_handlers("""
     partition integer partition number
     from_offset long first offset that workers counted
     to_offset long offset behind the last one

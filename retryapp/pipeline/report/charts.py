@@ -1,8 +1,4 @@
-"""The report's charts as SVG text: Vega-Lite made static, colours replaced by the page's own variables.
-
-Vega writes colours as they stand in its theme. The theme here has marker colours, one for each role, and each marker
-becomes ``var(--…)`` afterwards: one picture serves light and dark.
-"""
+"""The report's charts as static SVG; each marker colour becomes a variable of the page, for light and for dark."""
 
 from __future__ import annotations
 
@@ -10,6 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import altair as alt
+import vl_convert
 
 WIDTH: Final = 640
 BAR: Final = 30
@@ -32,14 +31,10 @@ class Chart:
     """A picture and what its colours mean; the legend is text of the page, which every font fits."""
 
     svg: str
-    legend: tuple[tuple[str, str], ...]
-    """Name and role of its colour."""
+    legend: tuple[tuple[str, str], ...]  # name and role of its colour
 
 
 def _svg(chart: Any) -> str:
-    """Return a chart as SVG that takes the page's colours and width."""
-    import vl_convert
-
     soft = MARKERS["soft"]
     axis = {
         "domain": False, "ticks": False, "gridColor": MARKERS["line"], "labelColor": soft, "labelFontSize": 12,
@@ -63,23 +58,17 @@ def _svg(chart: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """Return text short enough for a chart's axis; the table has all of it."""
     name = text.rsplit(".", 1)[-1] if len(text) > _NAME_LENGTH else text
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
 
 
 def _data(values: Rows) -> Any:
-    import altair as alt
-
     make: Any = alt.Data  # its constructor has no types
     return make(values=list(values))
 
 
 def _names(values: Rows) -> Any:
-    """Return a vertical axis of names in their order, wide enough for the longest."""
-    import altair as alt
-
     names = list(dict.fromkeys(value["name"] for value in values))
     room = max(len(name) for name in names) * _LETTER
     axis = alt.Axis(labelLimit=WIDTH / 2, minExtent=min(room, WIDTH / 2))
@@ -88,8 +77,6 @@ def _names(values: Rows) -> Any:
 
 def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[str, str] | None = None) -> Chart:
     """Return horizontal bars of parts."""
-    import altair as alt
-
     values = [
         {"name": _short(str(row["name"])), "part": part, "n": row[part], "order": number}
         for row in rows
@@ -112,8 +99,6 @@ def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[
 
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
     """Return failures by cause over time."""
-    import altair as alt
-
     roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
     values = [
         {
@@ -151,8 +136,6 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
 
 def ranges(rows: Rows) -> Chart:
     """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale."""
-    import altair as alt
-
     quantiles = {"p50_ms": ("1 in 2", "good"), "p90_ms": ("9 in 10", "wait"), "p99_ms": ("99 in 100", "bad")}
     named = [{**row, "name": _short(str(row["name"]))} for row in rows]
     points = [{"name": row["name"], "q": key, "s": max(row[key], 1) / 1_000} for row in named for key in quantiles]

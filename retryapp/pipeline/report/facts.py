@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.checks import freshness
 from retryapp.pipeline.analysis.comparison import is_covered
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.errors import TableMissingError
+from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.report.todo import todo
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from retryapp.pipeline.lake import Lake
-
 FACTS_VERSION: Final = 1
-SHOWN: Final = 20
-"""Rows of each table that the report has; the tables have all."""
+SHOWN: Final = 20  # rows of each table that the report has; the tables have all
 _WHOLE: Final = ("ledger", "funnel", "lateness", "cost", "retention", "checks")
 _CUT_SHORT: Final = ("causes", "outages", "offenders")
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "lost")

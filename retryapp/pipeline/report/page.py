@@ -36,7 +36,6 @@ def to_page(facts: Mapping[str, Any]) -> str:
 
 
 def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
-    """Return the charts that there is something to show in."""
     found = {}
     causes = facts["causes"]
     if facts["timeline"]:

@@ -7,16 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 DAY_MS: Final = 86_400_000
-LATELY_MS: Final = 900_000
-"""An outage whose last failure is not older than this, when it was analysed, may go on."""
-LATE_MS: Final = 60_000
-"""99 in 100 attempts should begin within this after they are due."""
-MANY: Final = 5
-"""So many causes and keys are named one by one."""
-MESSAGE: Final = 160
-"""Characters of an error message that stand here; the table of causes has more."""
+LATELY_MS: Final = 900_000  # an outage whose last failure is not older than this may go on
+LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
+MANY: Final = 5  # so many causes and keys are named one by one
+MESSAGE: Final = 160  # characters of an error message that stand here; the table of causes has more
 _AGAIN: Final = "To try one again, publish its value ('retryapp dead show FAILURE_ID --raw') to the main topic."
-"""No command replays dead letters; this can be done."""
 
 Entry = dict[str, Any]
 
@@ -34,7 +29,6 @@ def _entry(level: str, title: str, text: str, command: str | None = None) -> Ent
 
 
 def _command(words: str, row: Mapping[str, Any]) -> str:
-    """Return the command that shows more; the page does not know the broker's address."""
     return f"retryapp {words} --broker HOST:PORT --group {row['group']} --topic {row['main']}"
 
 
@@ -96,7 +90,6 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _cut(message: str) -> str:
-    """Return the beginning of a message, in quotes and on one line."""
     line = " ".join(message.split())
     shown = line if len(line) <= MESSAGE else f"{line[: MESSAGE - 1]}…"
     return f"“{shown}”."

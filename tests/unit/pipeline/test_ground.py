@@ -24,19 +24,18 @@ def test_stations_of_a_group() -> None:
     """Retry, dead-letter and events topics, each with its handler; nothing else."""
     topologies = [HandlerTopology("billing", "orders"), HandlerTopology("billing", "orders.eu")]
     names = [
-        "orders",
-        "billing.orders.retry",
-        "billing.orders.retry.5s",
-        "billing.orders.retry.soon",
-        "billing.orders.redelivery",
-        "billing.orders.dlq",
-        "billing.orders.dlq.fraud",
-        "billing.orders.events",
-        "billing.orders.pending.changelog",
-        "billing.orders.eu.dlq",
+        "retry",
+        "retry.5s",
+        "retry.soon",
+        "redelivery",
+        "dlq",
+        "dlq.fraud",
+        "events",
+        "pending.changelog",
+        "eu.dlq",
     ]
-    found = {name: (topology.main, role.value) for name, (topology, role) in stations_of(topologies, names).items()}
-    assert found == {
+    stations = stations_of(topologies, ["orders", *(f"billing.orders.{name}" for name in names)])
+    assert {name: (topology.main, role.value) for name, (topology, role) in stations.items()} == {
         "billing.orders.retry": ("orders", "retry"),
         "billing.orders.retry.5s": ("orders", "retry"),
         "billing.orders.dlq": ("orders", "dlq"),
@@ -73,20 +72,15 @@ def test_a_failed_job_says_what_to_do(said: str, advice: str) -> None:
     assert error.exit_code == 3
 
 
-def test_causes_are_found_where_the_message_tells_none() -> None:
-    """As of a task that could not write: PySpark's message has its first line only."""
+def test_other_failures_are_told_apart() -> None:
+    """A cause in the stack alone, as of a task that could not write; a damaged checkpoint; another run."""
     error = RuntimeError("[TASK_WRITE_FAILED] Task failed while writing rows")
     error._stackTrace = "x.SparkException: failed\n\tat x.y(z)\nCaused by: java.io.IOException: No space left on device"  # type: ignore[attr-defined]
-    said = str(named_failure(error, job="archive"))
-    assert "failed: java.io.IOException: No space left on device" in said
-    assert "The disk is full" in said
-
-
-def test_a_run_that_could_not_go_on_says_so() -> None:
-    """Whatever a damaged checkpoint made Spark say; and a run beside another one is told apart."""
+    text = str(named_failure(error, job="archive"))
+    assert "failed: java.io.IOException: No space left on device. The disk is full" in text
     assert "will not be used again" in str(named_failure(RuntimeError("Unexpected end"), job="archive", stuck=True))
-    said = "Multiple streaming queries are concurrently using file:/x"
-    assert isinstance(named_failure(RuntimeError(said), job="archive", stuck=True), OtherRunError)
+    text = "Multiple streaming queries are concurrently using file:/x"
+    assert isinstance(named_failure(RuntimeError(text), job="archive", stuck=True), OtherRunError)
 
 
 def test_without_pyspark_the_command_says_what_to_install(

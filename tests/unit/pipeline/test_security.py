@@ -27,17 +27,8 @@ def test_plain_text_needs_nothing() -> None:
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_a_login(mechanism: str) -> None:
     """Name and password become a login of Java's, with their quotes escaped."""
-    options = java_options(
-        KafkaConnection(
-            "b:9092",
-            {
-                "security.protocol": "sasl_ssl",
-                "sasl.mechanism": mechanism,
-                "sasl.username": "alice",
-                "sasl.password": 'cor"rect\\horse',
-            },
-        )
-    )
+    login = {"sasl.mechanism": mechanism, "sasl.username": "alice", "sasl.password": 'cor"rect\\horse'}
+    options = java_options(KafkaConnection("b:9092", {"security.protocol": "sasl_ssl", **login}))
     assert (options["security.protocol"], options["sasl.mechanism"]) == ("SASL_SSL", mechanism)
     assert options["sasl.jaas.config"].endswith('LoginModule required username="alice" password="cor\\"rect\\\\horse";')
 
@@ -46,19 +37,9 @@ def test_certificates_travel_as_text(tmp_path: Path) -> None:
     """Executors do not have the driver's files."""
     for name in ("ca", "certificate", "key"):
         (tmp_path / f"{name}.pem").write_text(f"-- {name} --")
-    options = java_options(
-        KafkaConnection(
-            "b:9092",
-            {
-                "security.protocol": "ssl",
-                "ssl.ca.location": str(tmp_path / "ca.pem"),
-                "ssl.certificate.location": str(tmp_path / "certificate.pem"),
-                "ssl.key.location": str(tmp_path / "key.pem"),
-                "ssl.endpoint.identification.algorithm": "none",
-            },
-        )
-    )
-    assert options == {
+    places = {f"ssl.{name}.location": str(tmp_path / f"{name}.pem") for name in ("ca", "certificate", "key")}
+    others = {"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "none"}
+    assert java_options(KafkaConnection("b:9092", places | others)) == {
         "security.protocol": "SSL",
         "ssl.truststore.type": "PEM",
         "ssl.truststore.certificates": "-- ca --",
@@ -91,25 +72,12 @@ def test_what_cannot_be_said_in_java_is_named(options: dict[str, str], named: st
         java_options(KafkaConnection("b:9092", options))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "kafka.sasl.jaas.config",
-        "kafka.ssl.keystore.key",
-        "kafka.ssl.keystore.certificate.chain",
-        "kafka.ssl.truststore.certificates",
-        "kafka.ssl.key.password",
-        "kafka.ssl.truststore.password",
-    ],
-)
-def test_secrets_are_hidden_by_spark(name: str) -> None:
-    """Spark hides the options whose names match."""
-    assert re.search(REDACTED, name)
+def test_secrets_are_hidden_by_spark_and_by_us() -> None:
+    """Spark hides the options whose names match; a connection hides them in what it says of itself."""
+    ssl = "keystore.key keystore.certificate.chain truststore.certificates key.password truststore.password"
+    for name in ("kafka.sasl.jaas.config", *(f"kafka.ssl.{name}" for name in ssl.split())):
+        assert re.search(REDACTED, name), name
     assert not re.search(REDACTED, "kafka.bootstrap.servers")
-
-
-def test_secrets_are_hidden_by_us() -> None:
-    """In what a connection says of itself."""
     shown = repr(KafkaConnection("b", {"kafka.sasl.jaas.config": "hush", "kafka.ssl.keystore.key": "hush"}))
     assert "hush" not in shown
     assert is_secret("kafka.ssl.keystore.key")
