@@ -11,9 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 import pytest
-from acceptance.books import named
+from acceptance.books import named, results
 from acceptance.damage import CODECS, codecs_in, damage, segment_of
-from aiokafka.partitioner import DefaultPartitioner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
@@ -48,14 +47,13 @@ def house(request: pytest.FixtureRequest, bootstrap: str, make_stage: Callable[[
     stage = make_stage(bootstrap)
     stage.service.rule = answer
     topics = {name: stage.main_topic(name) for name in ("raw", "metadata", "publishing", "events")}
-    single = ("big", "codecs", "torn", "short", "paid")
+    single = ("big", "codecs", "torn", "short")
     topics |= {name: stage.main_topic(name, partitions=1) for name in single}
     out = stage.main_topic("payments", OUT_PARTITIONS)
     stage.program(
         HandlerSpec(topic=topics["raw"], policy="100ms*2", value="bytes"),
         HandlerSpec(topic=topics["metadata"], policy="100ms"),
         HandlerSpec(topic=topics["publishing"], policy="12s", publishes=out),
-        HandlerSpec(topic=topics["paid"], policy="200ms 400ms", publishes=out),
         HandlerSpec(topic=topics["events"], policy="700ms", deduplicate="header:event-id"),
         HandlerSpec(topic=topics["big"], policy="500ms", value="bytes", concurrency=2),
         HandlerSpec(topic=topics["codecs"], policy="200ms"),
@@ -291,26 +289,6 @@ def test_a_million_bytes_and_three_megabytes_that_fit_only_compressed(house: Sta
     assert evidence.repeated_handoffs() == {}
 
 
-def results(stage: Stage, out: str) -> list[dict[str, object]]:
-    """Return what a committed reader of an output topic sees, in the partitions that its keys belong to."""
-    records = list(read_topic(stage.connection, out))
-    for record in records:
-        assert record.partition == DefaultPartitioner()(record.key, list(range(OUT_PARTITIONS)), [])
-    return [json.loads(record.value or b"") for record in records]
-
-
-def test_what_an_attempt_published_is_dropped_when_it_fails(house: Stage) -> None:
-    """Each result is there once, of the attempt that was fine."""
-    topic = named(house, "paid")
-    house.produce(topic, [{"id": f"p{n}", "fail": n % 4} for n in range(40)], 1)
-    house.wait_settled(topic)
-    found = [result for result in results(house, named(house, "payments")) if str(result["id"]).startswith("p")]
-    assert Counter((r["id"], r["attempt"]) for r in found) == Counter(
-        (f"p{n}", n % 4 + 1) for n in range(40) if n % 4 < 3
-    )
-    assert len({result["idempotency_key"] for result in found}) == 30
-
-
 def test_a_topic_that_does_not_serve_fails_attempts_and_no_partition(house: Stage) -> None:
     """Missing, ours, too small: the others go on, and a topic that is made later is found."""
     topic, out = named(house, "publishing"), named(house, "payments")
@@ -321,7 +299,7 @@ def test_a_topic_that_does_not_serve_fails_attempts_and_no_partition(house: Stag
     KafkaAdmin(house.connection).wait_for_topics([small])
     ours = house.topology(topic).dlq
     house.produce(topic, [{"id": 0, "to": missing}, {"id": 1}, {"id": 2, "to": small}, {"id": 3, "to": ours}], 1)
-    wait_for(lambda: 1 in {result["id"] for result in results(house, out)}, "the others publish")
+    wait_for(lambda: 1 in {result["id"] for _, result in results(house, out)}, "the others publish")
     evidence = house.evidence(topic)
     wait_for(lambda: evidence.waiting() == 3, "three wait")
     failed = {m.origin.offset: (m.error_type.rsplit(".", 1)[1], m.error_message) for _, m in evidence.retries()}
@@ -333,7 +311,7 @@ def test_a_topic_that_does_not_serve_fails_attempts_and_no_partition(house: Stag
     assert missing not in KafkaAdmin(house.connection).topic_names(), "looking makes no topic"
     KafkaAdmin(house.connection).create_main_topic(missing, partitions=OUT_PARTITIONS)
     house.wait_settled(topic)
-    assert [result["attempt"] for result in results(house, missing)] == [2]
+    assert [result["attempt"] for _, result in results(house, missing)] == [2]
     assert sorted(metadata.origin.offset for _, metadata in evidence.dead()) == [2, 3]
     lines = house.workers[0].log.splitlines()
     assert not [line for line in lines if "retryapp.lane_failed" in line and topic in line]

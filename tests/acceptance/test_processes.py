@@ -92,19 +92,7 @@ def test_two_processes_share_the_work_and_one_signal_stops_both(stage: Stage) ->
     assert "Traceback" not in worker.log
 
 
-def test_one_that_dies_stops_the_other(stage: Stage) -> None:
-    """Fewer processes than asked for would go unnoticed; the code is the dead one's."""
-    topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic))
-    worker = start(stage, "--processes", "2")
-    places(worker, 2)
-    first, second = children(worker)
-    first.kill()
-    assert worker.wait(15) == 128 + signal.SIGKILL
-    assert gone([second], 0)
-    assert re.search(r"^retryapp: process-\d ended with SIGKILL; the others are stopped$", worker.log, re.MULTILINE)
-
-
+@pytest.mark.extended
 def test_workers_stop_when_their_starter_is_killed(stage: Stage) -> None:
     """They stop as on SIGTERM and give their records back; nothing is left behind."""
     topic = stage.main_topic()

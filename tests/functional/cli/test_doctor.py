@@ -148,6 +148,7 @@ HALF_CONFIGURED = {
 
 
 @pytest.mark.broker
+@pytest.mark.extended
 def test_a_half_configured_broker_is_found_out(cache_dir, tmp_path):
     """Each setting by its name; what follows from them, by trying."""
     topology = HandlerTopology(group="g", main="orders")
