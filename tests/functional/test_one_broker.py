@@ -11,6 +11,8 @@ import psutil
 import pytest
 from harness import wait_for
 
+from retryapp.guardian import is_alive
+
 PROCESS = """
 import json, sys, time
 from pathlib import Path
@@ -24,10 +26,11 @@ with joined(Path(sys.argv[1])):
 
 @pytest.mark.extended
 @pytest.mark.broker
+@pytest.mark.parametrize("keeper_is_killed", [False, True], ids=["both are killed", "the keeper is killed"])
 def test_two_processes_have_one_broker_until_both_are_killed(
-    bootstrap: str, tmp_path: Path, cache_dir: Path, project_root: Path
+    bootstrap: str, tmp_path: Path, cache_dir: Path, project_root: Path, keeper_is_killed: bool
 ) -> None:
-    """The second one finds the first one's; it stays while one of them is left."""
+    """The second one finds the first one's; it stays while one of them is left, or until its keeper is killed."""
     assert bootstrap, "the session's is asked for first, so that a machine without Java skips"
     run = [
         subprocess.Popen(
@@ -43,10 +46,17 @@ def test_two_processes_have_one_broker_until_both_are_killed(
         _, pid, data = first
         run[0].kill()
         run[0].wait()
+        broker = psutil.Process(pid)
         with pytest.raises(psutil.TimeoutExpired):
-            psutil.Process(pid).wait(0.5)
+            broker.wait(0.5)
+        if keeper_is_killed:
+            keeper = broker.parent()
+            assert keeper is not None
+            assert "one_broker.py" in " ".join(keeper.cmdline())
+            keeper.kill()
+            wait_for(lambda: not is_alive(broker) and not Path(data).exists(), "nothing is left of the broker")
     finally:
         for process in run:
             process.kill()
             process.communicate()
-    wait_for(lambda: not psutil.pid_exists(pid) and not Path(data).exists(), "nothing is left of the broker")
+    wait_for(lambda: not is_alive(broker) and not Path(data).exists(), "nothing is left of the broker")
