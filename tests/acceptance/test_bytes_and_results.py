@@ -135,19 +135,12 @@ def test_bytes_headers_and_time_are_untouched(house: Stage) -> None:
             assert tuple(h for h in letter.headers if not h[0].startswith("retry-")) == headers
 
 
-def _good_headers(house: Stage) -> Headers:
-    """Return the headers of a real waiting record."""
-    topic = named(house, "metadata")
-    evidence = house.evidence(topic)
-    house.produce(topic, [{"id": "model", "fail": 1}])
-    return wait_for(lambda: [r.headers for r, _ in evidence.retries()], "a record that waits")[0]
-
-
 def test_damaged_metadata_is_a_dead_letter(house: Stage) -> None:
     """What comes on our topics with unreadable metadata is dead, reason damaged: never delivered, no counter reset."""
     topic = named(house, "metadata")
     evidence = house.evidence(topic)
-    good = dict(_good_headers(house))
+    house.produce(topic, [{"id": "model", "fail": 1}])
+    good = dict(wait_for(lambda: [r.headers for r, _ in evidence.retries()], "a record that waits")[0])
 
     def changed(**changes: bytes | None) -> list[tuple[str, bytes | None]]:
         renamed = {f"retry-{name.replace('_', '-')}": value for name, value in changes.items()}
