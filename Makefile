@@ -28,7 +28,7 @@ test: install  ## the quick half of the tests; options for pytest: ARGS="-k sche
 	@$(BIN)/python tools/prometheus.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-all: install  ## all tests but the longest (-m soak): kills, crash chains, security, clusters, 3,000 histories
+test-all: install  ## all tests but the longest (-m soak): crash chains, security, clusters, demo, chaos samples, 3,000 histories
 	@$(BIN)/python tools/prometheus.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not soak' $(ARGS)
 

@@ -2,7 +2,7 @@
 
 The first process that asks starts a keeper: this module as a program. The keeper starts the broker and stops it once no
 process of the run is left. Each process holds a shared lock on a file, which the system releases however the process
-ends.
+ends. Where the keeper itself is killed, its guardian ends the broker.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from pathlib import Path
 
 from retryapp.broker import Broker
 from retryapp.core.errors import EnvironmentFault
+from retryapp.guardian import entrust, guard
 
 _USERS, _STARTING, _STATE = "broker-users", "broker-starting", "broker.json"
 _GUARDED = "RUN_GUARDED_BY"
-"""Mark of processes that end with the one that started them, which the keeper must not."""
+"""Mark of what a guardian ends: the keeper must not end with the test process that happened to start it."""
 _SETTINGS = {"log.initial.task.delay.ms": "86400000", "log.retention.check.interval.ms": "86400000"}
 """It deletes no record for its age: a sweep at any moment would hit whichever test has old timestamps just then."""
 _TIMEOUT_S = 150.0
@@ -97,8 +98,10 @@ def _start_keeper(folder: Path, cache_dir: Path) -> None:
 
 def _keep(folder: Path, cache_dir: Path) -> None:
     """Run the broker until no process of the run is left."""
+    guard()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Broker(cache_dir, settings=_SETTINGS) as broker, (folder / _USERS).open("rb") as users:
+        entrust(broker.data)
         _write(folder, {"bootstrap": broker.bootstrap, "data": str(broker.data), "pid": broker.pid})
         fcntl.flock(users, fcntl.LOCK_EX)
 

@@ -17,7 +17,7 @@ import pytest
 
 from retryapp.broker.probe import broker_count, free_ports
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
 RETRYAPP = [sys.executable, "-m", "retryapp.cli.main"]
 

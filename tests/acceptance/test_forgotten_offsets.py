@@ -8,27 +8,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from acceptance.books import delete_group
 from harness import HandlerSpec, Stage, wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 COUNT = 12
-
-
-def forget(stage: Stage) -> None:
-    """Have the broker forget the group, which is empty."""
-    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
-
-    def done() -> bool:
-        try:
-            admin.delete_consumer_groups([stage.group])[stage.group].result(10)
-        except KafkaException:
-            return False
-        return True
-
-    wait_for(done, "the group has no members any more, and is deleted", every_s=0.3)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +31,7 @@ def test_a_forgotten_group_goes_on_where_it_was(stage: Stage, store: str) -> Non
         "some wait, the others are done",
     )
     assert worker.stop() == 0
-    forget(stage)
+    delete_group(stage)
     assert sum(evidence.committed(topic).values()) <= 0
     stage.produce(topic, [{"id": i, "fail": 0} for i in range(COUNT, COUNT + 4)])
     stage.worker("after", env={"RETRYAPP_DATADIR": str(stage.folder / ("data" if store == "kept" else "data2"))})

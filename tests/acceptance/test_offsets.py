@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from acceptance.books import delete_group, partitions
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from harness import HandlerSpec, Stage, Worker, wait_for
 
@@ -27,20 +27,6 @@ class Group:
     def __init__(self, stage: Stage) -> None:
         self._admin = AdminClient({"bootstrap.servers": stage.bootstrap})
         self._name = stage.group
-
-    def delete(self) -> None:
-        """Delete the group with all its offsets."""
-
-        def deleted() -> bool:
-            try:
-                self._admin.delete_consumer_groups([self._name])[self._name].result(10)
-            except KafkaException as error:
-                if error.args[0].name() == "NON_EMPTY_GROUP":  # the last member is still leaving
-                    return False
-                raise
-            return True
-
-        wait_for(deleted, "the group is deleted")
 
     def set(self, offsets: dict[tuple[str, int], int]) -> None:
         """Set offsets."""
@@ -65,9 +51,7 @@ def last_errors(worker: Worker, *topics: str) -> str:
     """Return what the worker's pages say of the lanes of handlers, a line a partition."""
     said = []
     for topic in topics:
-        status, body = worker.get(f"/retries/{topic}/?format=json")
-        partitions = json.loads(body)["partitions"] if status == 200 else []
-        said += [f"{each['state']} {each['last_error']}" for each in partitions]
+        said += [f"{row['state']} {row['last_error']}" for row in partitions(worker, topic)]
     return "\n".join(said)
 
 
@@ -98,7 +82,7 @@ def test_lanes_whose_offsets_cannot_be_stay_shut_until_somebody_decides(stage: S
         for topic in (cut, lost)
     }
     group = Group(stage)
-    group.delete()
+    delete_group(stage)
     group.set({**kept[cut], (cut, 0): 1_000, (cut, 1): 1})
     group.delete_records(cut, 1, 3)
     delivered = len(stage.service.visits)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
-from typing import Any
 
 import pytest
+from acceptance.books import results
+from aiokafka.partitioner import DefaultPartitioner
 from confluent_kafka.admin import AdminClient
 from harness import HandlerSpec, Stage, wait_for
 
-from retryapp.kafka import KafkaAdmin, read_topic
+from retryapp.kafka import KafkaAdmin
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
@@ -28,11 +28,6 @@ STEPS = (
     ("KafkaTransport.apply", "before", 1),
 )
 """Where a worker ends itself with SIGKILL, holding results: call, moment, and how many calls go well before."""
-
-
-def results(stage: Stage, out: str) -> list[dict[str, Any]]:
-    """Return what a committed reader of the output topic sees."""
-    return [json.loads(record.value or b"") for record in read_topic(stage.connection, out)]
 
 
 @pytest.mark.timeout(150)
@@ -55,7 +50,9 @@ def test_each_result_is_there_once_whatever_dies(stage: Stage, steps: tuple[tupl
     sent += stage.produce(topic, [{"id": i, "fail": i % 4} for i in range(sent, sent + 5 * ROUND)])
     stage.worker("last")
     stage.wait_settled(topic)
-    found = results(stage, out)
+    records, found = zip(*results(stage, out), strict=True)
+    places = list(range(PARTITIONS))
+    assert all(record.partition == DefaultPartitioner()(record.key, places, []) for record in records), "by their keys"
     expected = Counter((i, i % 4 + 1) for i in range(sent) if i % 4 < 3)
     assert Counter((result["id"], result["attempt"]) for result in found) == expected
     assert len({result["idempotency_key"] for result in found}) == len(found)
@@ -77,7 +74,7 @@ def test_a_topic_that_is_deleted_under_an_open_lane_stops_it_once(stage: Stage) 
     stage.produce(topic, [{"id": 1, "to": gone}, {"id": 2}], 1)
     evidence = stage.evidence(topic)
     wait_for(lambda: evidence.waiting() == 1, "its record waits", timeout_s=90)
-    wait_for(lambda: [result["id"] for result in results(stage, out)] == [2], "the other is published")
+    wait_for(lambda: [result["id"] for _, result in results(stage, out)] == [2], "the other is published")
     assert worker.log.count("retryapp.lane_failed") == 1
     ((_, metadata),) = evidence.retries()
     assert "no such topic" in metadata.error_message

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import wait_for
+from harness import Worker, wait_for
 from one_broker import RunBroker
 
 from retryapp.broker.probe import free_ports
@@ -34,7 +34,7 @@ class Reader:
         (program,) = re.findall(r"`billing.py`:\n\n```python\n(.*?)```", readme, re.S)
         (folder / "billing.py").write_text(program.replace("localhost:9092", f"localhost:{self.broker_port}"))
         self.folder = folder
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
 
     def run(self, line: str) -> str:
         """Run one line; a worker stays in the background.
@@ -45,25 +45,12 @@ class Reader:
         words = shlex.split(line.replace("broker start", f"broker start --port {self.broker_port}"))
         command = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
         if words[:2] == ["retryapp", "worker"]:
-            with (self.folder / "worker.log").open("wb") as log:
-                self.workers.append(
-                    subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
-                )
+            started = Worker("worker", command, log_file=self.folder / "worker.log", cwd=self.folder).start()
+            self.workers.append(started)
             return ""
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         return done.stdout
-
-    def stop(self) -> None:
-        """End the workers."""
-        for worker in self.workers:
-            worker.terminate()
-            assert worker.wait(20) == 0, self.log
-
-    @property
-    def log(self) -> str:
-        """What the worker has said."""
-        return (self.folder / "worker.log").read_text()
 
 
 @pytest.fixture
@@ -73,9 +60,7 @@ def reader(broker: RunBroker, project_root: Path, tmp_path: Path) -> Iterator[Re
     made = Reader(project_root, tmp_path)
     yield made
     for worker in made.workers:
-        if worker.poll() is None:
-            worker.kill()
-            worker.wait()
+        worker.kill()
     subprocess.run(
         [str(Path(sys.executable).with_name("retryapp")), "broker", "stop"],
         cwd=tmp_path,
@@ -97,13 +82,14 @@ def test_your_own_program(reader: Reader) -> None:
     ]
     for line in reader.first[2:]:
         reader.run(line)
-    wait_for(lambda: reader.log.count("retryapp.lane_opened") == 4, "the worker serves all partitions")
-    assert "http://127.0.0.1:" in reader.log.splitlines()[0]
+    (worker,) = reader.workers
+    wait_for(lambda: worker.log.count("retryapp.lane_opened") == 4, "the worker serves all partitions")
+    assert "http://127.0.0.1:" in worker.log.splitlines()[0]
     first_order, second_order, pending, dead, stop_broker = reader.second
     reader.run(first_order)
     reader.run(second_order)
     wait_for(lambda: "1 of 1 waiting" in reader.run(pending), "the first order waits")
     wait_for(lambda: "rejected" in reader.run(dead), "the second order is dead")
     assert "5m" in reader.run(pending)
-    reader.stop()
+    assert worker.stop() == 0
     assert "stopped" in reader.run(stop_broker)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from retryapp.broker.probe import free_ports
 from retryapp.kafka import KafkaAdmin
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
-
-Change = Callable[[Stage, str], None]
 
 
 def refused(stage: Stage, exit_code: int, *wanted: str, worker: Worker | None = None) -> None:
@@ -40,54 +37,11 @@ def test_a_missing_main_topic(stage: Stage) -> None:
     assert not [name for name in found if stage.group in name]
 
 
-def wrong_policy(stage: Stage, topic: str) -> None:
-    """A bare number."""
-    stage.program(replace(stage.handlers[topic], policy="5 10m"))
-
-
-def second_handler(stage: Stage, topic: str) -> None:
-    """Two handlers of one topic."""
-    handler = stage.handlers[topic]
-    stage.program(handler, handler)
-
-
-def own_agent(stage: Stage, topic: str) -> None:
-    """An agent of the user's on the main topic."""
-    stage.program(stage.handlers[topic], agent=topic)
-
-
-def exactly_once(stage: Stage, topic: str) -> None:
-    """Faust's own exactly_once."""
-    stage.program(stage.handlers[topic], app_options={"processing_guarantee": "exactly_once"})
-
-
-def bad_setting(stage: Stage, topic: str) -> None:
-    """A variable without a unit."""
-    stage.env["RETRYAPP_GRACE"] = "25"
-    stage.program(stage.handlers[topic], options={"grace": None})
-
-
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        (own_agent, ("orders", "count_clicks", "handle")),
-        *(
-            pytest.param(*case, marks=pytest.mark.extended)
-            for case in (
-                (wrong_policy, ("policy", "'5'")),
-                (second_handler, ("orders", "handle")),
-                (exactly_once, ("processing_guarantee", "exactly_once")),
-                (bad_setting, ("RETRYAPP_GRACE", "25")),
-            )
-        ),
-    ],
-)
-def test_a_wrong_program(stage: Stage, change: Change, wanted: tuple[str, ...]) -> None:
-    """Exit 2 with the thing and its value, before anything is consumed."""
+def test_an_agent_of_the_users_on_a_main_topic(stage: Stage) -> None:
+    """Exit 2 with both names, before anything is consumed."""
     topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic))
-    change(stage, topic)
-    refused(stage, 2, *wanted)
+    stage.program(HandlerSpec(topic=topic), agent=topic)
+    refused(stage, 2, topic, "count_clicks", "handle")
 
 
 @pytest.mark.extended

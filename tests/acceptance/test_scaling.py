@@ -1,4 +1,4 @@
-"""Fleets that change: partition counts that differ, workers that come and go, deploys, a main topic that grows.
+"""Fleets that change: partition counts that differ, workers that come and go, deploys.
 
 Faust places topics with unlike partition counts apart, so a partition number of a handler may lie on two workers. What
 is checked each time: nobody fences a neighbour, nothing stops for good, the log says what waits for what.
@@ -6,16 +6,13 @@ is checked each time: nobody fences a neighbour, nothing stops for good, the log
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from acceptance.books import check_books, partitions
 from harness import HandlerSpec, Stage, Worker, wait_for
-
-from retryapp.kafka import KafkaAdmin
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
@@ -25,21 +22,8 @@ def lanes(workers: Iterable[Worker], *topics: str) -> Counter[tuple[str, int]]:
     found: Counter[tuple[str, int]] = Counter()
     for worker in workers:
         for topic in topics:
-            status, body = worker.get(f"/retries/{topic}/?format=json")
-            rows = json.loads(body)["partitions"] if status == 200 else []
-            found.update((topic, row["partition"]) for row in rows if row["state"] == "open")
+            found.update((topic, row["partition"]) for row in partitions(worker, topic) if row["state"] == "open")
     return found
-
-
-def check_done(stage: Stage, topic: str, count: int) -> None:
-    """Every record is done, in the end and once; nothing is dead, early or handed on twice."""
-    stage.wait_settled(topic, timeout_s=60)
-    evidence = stage.evidence(topic)
-    assert stage.service.done(topic) == set(range(count))
-    assert not evidence.dead()
-    assert evidence.repeated_handoffs() == {}
-    due = evidence.due_times()
-    assert all(v.at_ms >= due[v.failure_id, v.attempt] for v in stage.service.of(topic) if v.attempt > 1)
 
 
 def check_no_fences(*workers: Worker) -> None:
@@ -64,8 +48,8 @@ def test_handlers_with_unlike_partition_counts_from_one_to_three_workers_and_bac
     wanted = Counter({(four, n): 1 for n in range(4)} | {(six, n): 1 for n in range(6)})
     count, workers = 0, [stage.worker("worker1")]
     for change in ("join", "join", "leave", "leave"):
-        for topic, partitions in ((four, 4), (six, 6)):
-            stage.produce(topic, [{"id": n, "fail": n % 3} for n in range(count, count + 60)], partitions)
+        for topic, size in ((four, 4), (six, 6)):
+            stage.produce(topic, [{"id": n, "fail": n % 3} for n in range(count, count + 60)], size)
         count += 60
         if change == "join":
             workers.append(stage.worker(f"worker{len(workers) + 1}", ready=False))
@@ -73,7 +57,8 @@ def test_handlers_with_unlike_partition_counts_from_one_to_three_workers_and_bac
             assert workers.pop(0).stop() == 0
         wait_for(lambda: lanes(workers, four, six) == wanted, f"every lane is open once after a {change}", every_s=0.2)
     for topic in (four, six):
-        check_done(stage, topic, count)
+        stage.wait_settled(topic, timeout_s=60)
+        check_books(stage, topic, count, (300, 600))
     assert len({visit.pid for visit in stage.service.visits}) == 3, "all three had a share"
     check_no_fences(*stage.workers)
 
@@ -115,7 +100,8 @@ def test_a_rolling_deploy_adds_a_tier_and_another_takes_it_away(stage: Stage) ->
     assert during.stop() == 0
     wait_for(lambda: lanes([after], topic) == wanted, "the last one has every lane")
     stage.program(longer)  # so that its topics are read too
-    check_done(stage, topic, 480)
+    stage.wait_settled(topic, timeout_s=60)
+    check_books(stage, topic, 480, (300, 600, 900), same_policy=False)
     check_no_fences(before, during, after)
 
 
@@ -127,38 +113,3 @@ def load(stage: Stage, topic: str, start: int, *, fail: int) -> None:
 def others(stage: Stage, topic: str, tier: str) -> str:
     """Return the consumed topics of a handler but for one, as the log lists them."""
     return ", ".join(sorted(name for name in stage.topology(topic).consumed if name != tier))
-
-
-@pytest.mark.timeout(180)
-def test_a_main_topic_that_grows_under_two_workers(stage: Stage) -> None:
-    """From 4 to 6 under load: what cannot go on says why, and goes on once somebody has done what the log says."""
-    topic = stage.main_topic(partitions=4)
-    stage.program(HandlerSpec(topic=topic, policy="300ms"), app_options={"consumer_metadata_max_age_ms": 500})
-    workers = [stage.worker("first", ready=False), stage.worker("second", ready=False)]
-    for worker in workers:
-        worker.wait_ready()
-    stage.produce(topic, [{"id": n, "fail": n % 2} for n in range(120)], 4)
-    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
-    admin.create_partitions([NewPartitions(topic, 6)])[topic].result(10)
-    stage.produce(topic, [{"id": n, "fail": n % 2} for n in range(120, 240)], 6)
-
-    def told() -> dict[int, str]:
-        return dict(line for worker in workers for line in incomplete(worker))
-
-    wait_for(lambda: {4, 5} <= set(told()), "the log says which numbers wait")
-    ours = [name for name in stage.topology(topic).consumed if name != topic]
-    for number in (4, 5):
-        assert told()[number] == f"the main topic has grown; add partitions to {', '.join(sorted(ours))} and restart"
-    wait_for(lambda: any(n % 6 < 4 for n in stage.service.done(topic) if n >= 120), "others go on")
-    owned = stage.topology(topic).owned
-    for future in admin.create_partitions([NewPartitions(name, 6) for name in owned]).values():
-        future.result(10)
-    KafkaAdmin(stage.connection).wait_for_topics(owned)
-    assert workers[0].stop() == 0
-    third = stage.worker("third", ready=False)
-    wait_for(lambda: "retryapp.lane_opened" in third.log, "the restarted one works")
-    assert workers[1].stop() == 0
-    wanted = Counter({(topic, n): 1 for n in range(6)})
-    wait_for(lambda: lanes([third], topic) == wanted, "every lane is open")
-    check_done(stage, topic, 240)
-    check_no_fences(*workers, third)

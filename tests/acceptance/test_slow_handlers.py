@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 
@@ -15,18 +14,6 @@ BEHIND = 8_000
 """Records behind a slow handler: more than the intake and the places in flight of its partitions take."""
 LATE_MS = 2_500
 """Far above what others wait while all is well (it is printed), below what either slow handler takes for its queue."""
-
-
-class Slow(Gate):
-    """An answer that takes a while."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    async def passed(self) -> None:
-        """Wait that long."""
-        await asyncio.sleep(self._seconds)
 
 
 def shown(what: str, waits_ms: list[int]) -> int:
@@ -76,14 +63,15 @@ def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(stag
     The client leaves the group when its consumer does not come for records within that interval. No rebalance, and
     nothing behind the hanging record is acknowledged.
     """
-    gate, half_second = Gate(), Slow(0.5)
+    gate = Gate()
     stuck, half = stage.main_topic("stuck", 1), stage.main_topic("half")
     quick = stage.main_topic("quick")
 
     def rule(visit: Visit) -> Answer:
         if visit.attempt <= visit.facts.get("fail", 0):
             return Answer(503)
-        return Answer(gate={"hangs": gate, "takes": half_second}.get(visit.facts.get("then", "")))
+        then = visit.facts.get("then")
+        return Answer(gate=gate if then == "hangs" else None, after_s=0.5 if then == "takes" else 0.0)
 
     stage.service.rule = rule
     stage.program(

@@ -1,20 +1,21 @@
-"""README.md and docs/: their program runs, their commands exist, their tables say what the code says."""
+"""README.md and docs/: their programs run, their commands exist, their tables say what the code says.
+
+`acceptance/test_readme.py` runs the README's own program.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
+from docs.commands import ROOT, assert_parses, load_tool
 
-from retryapp import Delivery, Reject
+from retryapp import Delivery
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import cli
 from retryapp.core.classify import DeadReason
@@ -27,8 +28,9 @@ from retryapp.settings import settings_table
 from retryapp.web.answers import PREFIX
 from retryapp.web.views import ROUTES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+TABLES, ENVIRONMENT = load_tool("docs_tables"), load_tool("environment")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DEPLOYMENT = [ROOT / name for name in ("docker-compose.yml", "Dockerfile", "Procfile")]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -58,33 +60,6 @@ def command_lines() -> Iterator[tuple[str, str]]:
                 yield path.name, line
 
 
-@pytest.fixture
-def billing(tmp_path: Path) -> Iterator[ModuleType]:
-    """The README's program, imported as a user's module."""
-    (program,) = [body for body in blocks(ROOT / "README.md", "python") if "faust.App" in body]
-    (tmp_path / "billing.py").write_text(program)
-    spec = importlib.util.spec_from_file_location("billing", tmp_path / "billing.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["billing"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["billing"]
-
-
-async def test_the_program_works_as_written(billing: ModuleType) -> None:
-    """Its handler is declared, and can be called without a broker."""
-    (handler,) = billing.retries.handlers
-    assert (handler.group, handler.main, handler.policy.max_attempts) == ("billing", "orders", 7)
-    assert handler.function is billing.charge
-
-    with pytest.raises(ConnectionError):
-        await billing.charge(handler.decode(b'{"id": 1, "amount": 5.0}'))
-    with pytest.raises(Reject, match="negative amount"):
-        await billing.charge(billing.Order(id=2, amount=-1.0))
-
-
 @pytest.mark.parametrize(
     ("document", "code"),
     [(path.name, body) for path in DOCUMENTS for body in blocks(path, "python") if "faust.App" not in body],
@@ -95,7 +70,7 @@ def test_python_blocks_run(document: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(("document", "line"), list(command_lines()))
-def test_commands_exist(document: str, line: str, assert_parses: Callable[[list[str]], None]) -> None:
+def test_commands_exist(document: str, line: str) -> None:
     """Each line is parsed by the program that it starts."""
     words = shlex.split(line)
     if words[0] == "make":
@@ -122,23 +97,19 @@ def test_commands_in_the_text_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_tables_are_up_to_date(path: Path, docs_tables: ModuleType) -> None:
+def test_tables_are_up_to_date(path: Path) -> None:
     """`python tools/docs_tables.py` writes them."""
     text = path.read_text()
-    assert docs_tables.renewed(text) == text
+    assert TABLES.renewed(text) == text
     for name in re.findall(r"<!-- table: (\S+) -->", text):
-        assert docs_tables.TABLES[name]().count("\n") > 2
+        assert TABLES.TABLES[name]().count("\n") > 2
 
 
-def test_every_table_is_shown_somewhere(docs_tables: ModuleType) -> None:
-    """None is made for nothing."""
+def test_every_table_is_shown_and_a_stale_one_is_seen() -> None:
+    """None is made for nothing; and the check above can fail."""
     shown = {name for path in DOCUMENTS for name in re.findall(r"<!-- table: (\S+) -->", path.read_text())}
-    assert shown == set(docs_tables.TABLES)
-
-
-def test_a_stale_table_is_seen(docs_tables: ModuleType) -> None:
-    """The check above can fail."""
-    assert docs_tables.renewed("<!-- table: settings -->\nold\n<!-- end -->\n").count("RETRYAPP_") >= 5
+    assert shown == set(TABLES.TABLES)
+    assert TABLES.renewed("<!-- table: settings -->\nold\n<!-- end -->\n").count("RETRYAPP_") >= 5
 
 
 def test_the_readme_is_short() -> None:
@@ -154,13 +125,9 @@ def test_all_headers_are_described() -> None:
     assert SHIELD in text
 
 
-def test_all_reasons_are_described() -> None:
-    """Each word of `retry-reason`."""
+def test_all_reasons_and_exit_codes_are_described() -> None:
+    """Each word of `retry-reason`; each code with what a supervisor should do."""
     assert first_cells((ROOT / "docs" / "handlers.md").read_text(), "### Reasons") == list(DeadReason)
-
-
-def test_all_exit_codes_are_described() -> None:
-    """With what a supervisor should do."""
     codes = first_cells((ROOT / "docs" / "operating.md").read_text(), "## Starting")
     assert [int(code) for code in codes] == sorted(ExitCode)
 
@@ -192,18 +159,18 @@ def test_topic_names_in_the_text_are_those_that_are_made() -> None:
         assert all(f"`{name}`" in text for name in topology.owned)
 
 
-def test_downloads_are_as_large_as_said(environment: ModuleType) -> None:
+def test_downloads_are_as_large_as_said() -> None:
     """The table in docs/getting-started.md against what is announced before a download."""
-    sizes = environment.DOWNLOAD_MB
+    sizes = ENVIRONMENT.DOWNLOAD_MB
     rows = re.findall(
         r"^\| `make (demo|demo ARGS=--no-report|test)` \| at most (\d+) MB \| (\d+) MB \|",
         prose(ROOT / "docs" / "getting-started.md"),
         re.MULTILINE,
     )
     profiles = {
-        "demo": environment.PROFILES["demo"],
-        environment.WITHOUT_REPORT.removeprefix("make "): environment.PROFILES["demo-without-report"],
-        "test": environment.PROFILES["dev"],
+        "demo": ENVIRONMENT.PROFILES["demo"],
+        ENVIRONMENT.WITHOUT_REPORT.removeprefix("make "): ENVIRONMENT.PROFILES["demo-without-report"],
+        "test": ENVIRONMENT.PROFILES["dev"],
     }
     assert {name for name, _, _ in rows} == set(profiles)
     for name, size, java in rows:
@@ -211,11 +178,13 @@ def test_downloads_are_as_large_as_said(environment: ModuleType) -> None:
         assert int(java) == sizes["java"]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *DEPLOYMENT], ids=lambda path: path.name)
 def test_settings_exist(path: Path) -> None:
     """Every RETRYAPP_ variable named is one."""
     known = {row.name for row in settings_table()} | {DEMO_PREFIX + name.upper() for name in DemoSettings.model_fields}
-    assert set(re.findall(r"RETRYAPP_[A-Z_]+", path.read_text())) - {"RETRYAPP_TEST_BROKER"} <= known
+    named = set(re.findall(r"RETRYAPP_[A-Z_]+", path.read_text())) - {"RETRYAPP_TEST_BROKER"}
+    assert named <= known
+    assert named or path not in DEPLOYMENT
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -233,7 +202,7 @@ def test_links_lead_somewhere(path: Path) -> None:
         }, target
 
 
-def test_the_systemd_unit_agrees_with_the_settings(assert_parses: Callable[[list[str]], None]) -> None:
+def test_the_systemd_unit_agrees_with_the_settings() -> None:
     """Its command exists, and its time to stop is longer than the grace."""
     (unit,) = blocks(ROOT / "docs" / "operating.md", "ini")
     values = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)

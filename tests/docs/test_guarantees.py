@@ -68,14 +68,6 @@ def values(partition: MemoryPartition, topic: str) -> list[Any]:
     return [json.loads(record.value or b"") for record in partition.records(topic)]
 
 
-async def test_results_are_published_as_written() -> None:
-    """With the record's key."""
-    async with MemoryPartition(program("Results on topics")["charge"], value_type=dict) as orders:
-        await orders.send(b'{"id": 1, "amount": 5.25}', key=b"alice")
-        (record,) = orders.records("payments")
-        assert (record.key, json.loads(record.value or b"")) == (b"alice", {"order": 1, "cents": 525})
-
-
 async def test_the_example_of_a_test_passes() -> None:
     """It has asserts of its own."""
     await program("Results on topics", 1)["test_a_payment_is_published_once"]()

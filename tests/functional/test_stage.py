@@ -64,7 +64,7 @@ def bearers(mark: str) -> list[psutil.Process]:
     [
         (signal.SIGINT, False),
         (signal.SIGTERM, False),
-        pytest.param(signal.SIGKILL, True, marks=pytest.mark.broker),
+        pytest.param(signal.SIGKILL, True, marks=[pytest.mark.broker, pytest.mark.extended]),
     ],
     ids=["SIGINT", "SIGTERM", "SIGKILL"],
 )

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -230,6 +229,4 @@ def test_free_ports_are_distinct_and_below_outgoing_ones() -> None:
 
 def test_a_listener_that_is_no_kafka_counts_as_not_ready(taken_port: int) -> None:
     """It never answers; the question times out."""
-    began = time.monotonic()
     assert broker_count(taken_port, timeout_s=0.2) == 0
-    assert time.monotonic() - began < 2

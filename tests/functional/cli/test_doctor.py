@@ -106,6 +106,8 @@ def test_what_is_wrong_is_found_with_its_remedy(retryapp, module, topology, boot
     retry = topology.retry_topics[0]
     resource = ConfigResource(ResourceType.TOPIC, retry, incremental_configs=[retention])
     client.incremental_alter_configs([resource])[resource].result(10)
+    admin = KafkaAdmin(KafkaConnection(bootstrap))
+    wait_for(lambda: admin.describe_topics([retry])[retry].config["retention.ms"] == "60000", "the broker has it")
     commit(client, module, {topology.main: 99}, partition=1)
     foreign = Consumer({"bootstrap.servers": bootstrap, "group.id": module, "client.id": "foreign"})
     foreign.subscribe([topology.main])
@@ -148,6 +150,7 @@ HALF_CONFIGURED = {
 
 
 @pytest.mark.broker
+@pytest.mark.extended
 def test_a_half_configured_broker_is_found_out(cache_dir, tmp_path):
     """Each setting by its name; what follows from them, by trying."""
     topology = HandlerTopology(group="g", main="orders")

@@ -201,6 +201,7 @@ def worker(group: str, tmp_path: Path) -> Iterator[Callable[[], Worker]]:
 
 
 @pytest.mark.broker
+@pytest.mark.extended
 def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_path, worker):
     """The needed rights alone: topics, a success, a retry, a dead letter; it publishes once --publishes says so."""
     main, out = f"orders-{group}", f"payments-{group}"
@@ -260,6 +261,7 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
 
 
 @pytest.mark.broker
+@pytest.mark.extended
 def test_a_refused_login_is_exit_3(retryapp, secured, group, tmp_path):
     """With the reason; this machine is checked all the same."""
     config = tmp_path / "client.properties"
@@ -274,6 +276,7 @@ def test_a_refused_login_is_exit_3(retryapp, secured, group, tmp_path):
 
 
 @pytest.mark.broker
+@pytest.mark.extended
 def test_each_missing_right_is_reported(retryapp, secured, group, tmp_path):
     """The doctor names it, or fails to do what needs it; nothing of it passes as fine."""
     main = f"orders-{group}"

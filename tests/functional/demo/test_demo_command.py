@@ -18,7 +18,7 @@ from retryapp.demo.visits import Outcome
 from retryapp.guardian import is_alive
 from retryapp.stage import Child
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.broker, pytest.mark.extended, pytest.mark.timeout(600)]
 
 RECORDS = 900
 
@@ -37,7 +37,6 @@ def demo(tmp_path: Path, cache_dir: Path) -> Iterator[Child]:
     child.stop(30)
 
 
-@pytest.mark.slow
 def test_every_flight_is_accounted_for(demo: Child, tmp_path: Path) -> None:
     """The fates are those of the data; balance, ledger and report agree; nothing but the report is left."""
     assert demo.wait(500) == 0, demo.log

@@ -1,17 +1,17 @@
-"""What tests of documents share: command lines that are parsed by the programs that they start."""
+"""Command lines, parsed by the programs that they start, and the scripts of ``tools/``."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import click
-import pytest
 
 from retryapp.cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
@@ -37,34 +37,17 @@ def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
     return found, rest
 
 
-@pytest.fixture
-def assert_parses() -> Callable[[list[str]], None]:
-    """Return a check that command and options exist."""
-
-    def check(command: list[str]) -> None:
-        found, rest = resolve(command)
-        found.make_context("test", list(rest), resilient_parsing=False)
-
-    return check
+def assert_parses(command: list[str]) -> None:
+    """Check that command and options exist."""
+    found, rest = resolve(command)
+    found.make_context("test", list(rest), resilient_parsing=False)
 
 
-def load_tool(project_root: Path, name: str) -> ModuleType:
+def load_tool(name: str) -> ModuleType:
     """Import a script of ``tools/``."""
-    spec = importlib.util.spec_from_file_location(f"{name}_tool", project_root / "tools" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"{name}_tool", ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="session")
-def docs_tables(project_root: Path) -> ModuleType:
-    """The script that writes the tables."""
-    return load_tool(project_root, "docs_tables")
-
-
-@pytest.fixture(scope="session")
-def environment(project_root: Path) -> ModuleType:
-    """The script that makes the virtual environment."""
-    return load_tool(project_root, "environment")
