@@ -84,8 +84,6 @@ def _section(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ran(ran: Mapping[str, Any]) -> Iterator[str]:
-    if not ran:
-        return
     before, after = ran["before"], ran["after"]
     yield (
         f"Run {ran['began']}, {ran['minutes']:.0f} min, version {ran['version']}: `{ran['command']}`. "

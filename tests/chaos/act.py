@@ -292,5 +292,6 @@ class Act:
             raise RuntimeError(f"the verifier ended with {done.returncode}: {done.stderr[-2000:]}")
         told: dict[str, Any] = json.loads(done.stdout)
         ledger = take_ledger(self.stage.connection, topology)
-        told["ledger"] = [str(problem) for problem in ledger.problems[:12]]
+        excused = FROM_COPIES if self.copied else set()
+        told["ledger"] = [str(problem) for problem in ledger.problems if problem.fault not in excused][:12]
         return {**told, "notes": self.notes}
