@@ -71,7 +71,7 @@ def die_in_turn(act: Act, lives: int, number: int) -> None:
         )
         act.program(crash={**spec, "after": 0 if opening else act.rng.randrange(3)})
         act.publish(ROUND)
-        worker = act.worker(ready=False)
+        worker = act.worker()
         if point.point == "KafkaTransport.release":  # a lane closes in good order when it is asked to
             wait_for(lambda w=worker: act.opened(w) > 0 or w.ended(), "lanes open", timeout_s=LIFE_S)  # type: ignore[misc]
             worker.signal(signal.SIGTERM)

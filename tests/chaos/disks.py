@@ -19,6 +19,7 @@ from harness import wait_for
 from rocksdict import Options, Rdict
 
 from chaos.act import Act
+from chaos.network import fault_of_all
 
 STORE_MB = 24
 BROKER_MB = 420
@@ -86,10 +87,7 @@ def fill_store(act: Act, times: int) -> None:
         act.app_options = {"datadir": str(disk)}
         act.program()
         act.raise_curtain(1)
-        for _ in range(act.some(times)):
-            act.revive(1)
-            act.publish(8)
-            act.busy(2, revive=True)
+        for _ in act.turns(times, 1, 8, 2, revive=True):
             kind = act.rng.choice(("full", "read-only", "file size"))
             with act.fault(f"store's disk: {kind}"):
                 _STORE_FAULTS[kind](act, disk)
@@ -103,7 +101,6 @@ def fill_store(act: Act, times: int) -> None:
 def _full(act: Act, disk: Path) -> None:
     filler = _fill(disk, act.rng.choice((0, 4096, 200_000)))
     _load(act)
-    act.pause(1.0, 4.0)
     filler.unlink(missing_ok=True)
 
 
@@ -114,7 +111,6 @@ def _read_only(act: Act, disk: Path) -> None:
         _full(act, disk)
         return
     _load(act)
-    act.pause(1.0, 3.0)
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
 
 
@@ -124,7 +120,6 @@ def _file_size(act: Act, disk: Path) -> None:
     size = max((file.stat().st_size for file in disk.rglob("*") if file.is_file()), default=0)
     process.rlimit(resource.RLIMIT_FSIZE, (min(size, 50_000), before[1]))
     _load(act)
-    act.pause(1.0, 3.0)
     with contextlib.suppress(psutil.NoSuchProcess):
         process.rlimit(resource.RLIMIT_FSIZE, before)
 
@@ -138,36 +133,28 @@ _STORE_FAULTS: dict[str, Callable[[Act, Path], None]] = {
 
 def _load(act: Act) -> None:
     act.publish(24, padding=os.urandom(10_000).hex())
+    act.pause(1.0, 4.0)
 
 
 def fill_broker(acts: Sequence[Act], times: int) -> None:
     """F7: the broker's disk fills up under load; it ends, or fails writes; there is room again, it is started again."""
-    ground = acts[0].ground
+    broker, ended = acts[0].ground.broker, 0
     for act in acts:
         act.raise_curtain(1)
     for _ in range(acts[0].some(times)):
         for act in acts:
             act.publish(16)
             act.busy(2)
-        at = [act.fault("broker's disk full") for act in acts]
-        for each in at:
-            each.__enter__()
-        filler = _fill(ground.broker.data, acts[0].rng.choice((0, 4_096)))
-        for act in acts:
-            act.publish(200, flush=False, padding=os.urandom(2_000).hex())
-        acts[0].pause(3.0, 8.0)
-        acts[0].notes["broker ended by itself"] = acts[0].notes.get("broker ended by itself", 0) + (
-            ground.broker.pid is None
-        )
-        filler.unlink(missing_ok=True)
-        ground.broker.stop()
-        ground.broker.start()
-        for each in at:
-            each.__exit__(None, None, None)
-        for act in acts:
-            act.revive(1)
-            act.publish(8)  # and what could not be before
-            act.busy(2, timeout_s=120, revive=True)
+        with fault_of_all(acts, "broker's disk full"):
+            filler = _fill(broker.data, acts[0].rng.choice((0, 4_096)))
+            for act in acts:
+                act.publish(200, flush=False, padding=os.urandom(2_000).hex())
+            acts[0].pause(3.0, 8.0)
+            ended += broker.pid is None
+            filler.unlink(missing_ok=True)
+            broker.stop()
+            broker.start()
+    acts[0].notes["broker ended by itself"] = ended
 
 
 # F8
@@ -177,15 +164,9 @@ def damage_stores(act: Act, times: int) -> None:
     """F8: workers end, and before the next one starts their stores are damaged in a way that is drawn."""
     act.raise_curtain(1)
     old: Path | None = None
-    for number in range(act.some(times)):
-        act.publish(24)
-        act.busy(12)
+    for number in act.turns(times, 1, 24, 12):
         act.pause(0.0, 1.0)
-        worker = act.cast[0]
-        if act.rng.random() < 0.3:
-            worker.stop(30)
-        else:
-            worker.kill()
+        act.end(act.cast[0], 0.7)
         stores = sorted(folder for folder in (act.folder / "data").glob("worker-1/**/pending/*") if folder.is_dir())
         if not stores:
             raise AssertionError(f"no stores in {act.folder / 'data'}")

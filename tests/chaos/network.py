@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 import psutil
 
 from chaos.act import SESSION_S, Act
 from chaos.proxy import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def _link(act: Act) -> Link:
@@ -94,7 +90,7 @@ def cut_off(act: Act, times: int, *, both: bool) -> None:
         times: how often.
         both: both workers go through the link, so that the whole group is cut off; else one, and the other takes over.
     """
-    act.cast = [act.worker(ready=False, far=True), act.worker(ready=False, far=both)]
+    act.cast = [act.worker(far=True), act.worker(far=both)]
     act.raise_curtain(2)
     for _ in range(act.some(times)):
         act.revive(2, far=True)
@@ -112,11 +108,17 @@ def disturb(act: Act) -> None:
 
 
 @contextmanager
-def _all(acts: Sequence[Act], kind: str) -> Iterator[None]:
+def fault_of_all(acts: Sequence[Act], kind: str) -> Iterator[None]:
+    """Note a fault of the broker with each of its groups; at its end all of them have to work again."""
     with ExitStack() as stack:
         for act in acts:
             stack.enter_context(act.fault(kind))
         yield
+    for act in acts:
+        act.revive(1)
+        act.publish(8)
+    for act in acts:
+        act.busy(2, timeout_s=120, revive=True)
 
 
 def restart_broker(acts: Sequence[Act], times: int) -> None:
@@ -135,14 +137,10 @@ def restart_broker(acts: Sequence[Act], times: int) -> None:
                 act.revive(1)
             acts[0].pause(0.5, 4.0)
         clean = rng.random() < 0.4
-        with _all(acts, f"{'stopped' if clean else 'killed'}{' while workers start' if starting else ''}"):
+        with fault_of_all(acts, f"{'stopped' if clean else 'killed'}{' while workers start' if starting else ''}"):
             (broker.stop if clean else broker.kill)()
             acts[0].pause(0.0, 3.0)
             broker.start()
-        for act in acts:
-            act.revive(1)
-            act.publish(8)
-            act.busy(2, timeout_s=120, revive=True)
 
 
 def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
@@ -157,15 +155,11 @@ def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
         for act in acts:
             act.publish(40)
             act.busy(2)
-        with _all(acts, f"paused for {length_s:g} s"):
+        with fault_of_all(acts, f"paused for {length_s:g} s"):
             os.kill(pid, signal.SIGSTOP)
             try:
                 time.sleep(length_s)
                 most += [psutil.Process(act.cast[0].pid).memory_info().rss / 1e6 for act in acts]
             finally:
                 os.kill(pid, signal.SIGCONT)
-        for act in acts:
-            act.revive(1)
-            act.publish(8)
-            act.busy(2, timeout_s=120, revive=True)
     acts[0].notes["rss_mb_max"] = round(max(most))

@@ -21,11 +21,8 @@ EXIT_S = GRACE_S + 10.0
 def stand_still(act: Act, times: int) -> None:
     """F2: one of two workers is stopped past its session under load and goes on as a zombie."""
     act.raise_curtain(2)
-    for _ in range(act.some(times)):
-        act.revive(2)
+    for _ in act.turns(times, 2, 24, act.rng.randrange(1, 12)):
         zombie, other = act.rng.sample(act.cast, 2)
-        act.publish(24)
-        act.busy(act.rng.randrange(1, 12))
         stop_past_session(act, zombie, other)
         act.publish(12)
         act.pause(0.2, 2.0)
@@ -51,14 +48,6 @@ def stop_past_session(act: Act, zombie: Worker, other: Worker | None) -> None:
             zombie.signal(signal.SIGCONT)
 
 
-def kill_any(act: Act) -> None:
-    """Kill a worker with -9 and start another one."""
-    act.revive(2)
-    with act.fault("kill -9"):
-        act.rng.choice(act.cast).kill()
-    act.revive(2)
-
-
 def storm(act: Act, changes: int, every_s: float) -> None:
     """F3: workers join, leave, and are killed, one every two seconds."""
     act.raise_curtain(2)
@@ -68,7 +57,7 @@ def storm(act: Act, changes: int, every_s: float) -> None:
         act.cast = [worker for worker in act.cast if not worker.ended()]
         if len(act.cast) < 2 or (len(act.cast) < 4 and act.rng.random() < 0.5):
             with act.fault("a worker joins"):
-                act.cast.append(act.worker(ready=False))
+                act.cast.append(act.worker())
         else:
             leaving = act.rng.choice(act.cast)
             if act.rng.random() < 0.7:
@@ -99,8 +88,8 @@ def ask_to_end(act: Act, times: int) -> None:
 
 def ends(act: Act, kind: str, took: list[float]) -> None:
     """Start a worker (or two) and have it end, at a moment that the kind says."""
-    first = act.worker(ready=False)
-    second = act.worker(ready=False) if kind == "double start" else None
+    first = act.worker()
+    second = act.worker() if kind == "double start" else None
     if kind == "start-up":
         act.pause(0.3, 3.0)
     elif kind == "recovery":
@@ -127,19 +116,15 @@ def starve(act: Act, times: int) -> None:
     """F18: out of file handles, out of memory, the event loop held for longer than the session."""
     act.unheard = True
     act.raise_curtain(2)
-    for _ in range(act.some(times)):
-        act.revive(2)
-        act.publish(16)
-        act.busy(3, revive=True)
+    for _ in act.turns(times, 2, 16, 3, revive=True):
         act.rng.choice((no_files, no_memory, hold_loop))(act)
         act.publish(8)
 
 
-def _limited(act: Act, kind: str, which: int, spare: int, used: int, pid: int) -> None:
-    process = psutil.Process(pid)
+def _limited(act: Act, kind: str, which: int, size: int, process: psutil.Process) -> None:
     before = process.rlimit(which)
     with act.fault(kind):
-        process.rlimit(which, (used + spare, before[1]))
+        process.rlimit(which, (size, before[1]))
         act.publish(16)
         act.pause(1.0, 4.0)
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -148,22 +133,22 @@ def _limited(act: Act, kind: str, which: int, spare: int, used: int, pid: int) -
 
 def no_files(act: Act) -> None:
     """Take the right to open files from a worker, for some seconds."""
-    pid = act.rng.choice(act.cast).pid
     with contextlib.suppress(psutil.NoSuchProcess):
-        _limited(act, "no file handles", resource.RLIMIT_NOFILE, 0, psutil.Process(pid).num_fds(), pid)
+        process = psutil.Process(act.rng.choice(act.cast).pid)
+        _limited(act, "no file handles", resource.RLIMIT_NOFILE, process.num_fds(), process)
 
 
 def no_memory(act: Act) -> None:
     """Take the right to more memory from a worker, for some seconds; it may end of it."""
-    pid = act.rng.choice(act.cast).pid
     with contextlib.suppress(psutil.NoSuchProcess):
-        spare = act.rng.choice((0, 1 << 20, 8 << 20))
-        _limited(act, "no memory", resource.RLIMIT_AS, spare, psutil.Process(pid).memory_info().vms, pid)
+        process = psutil.Process(act.rng.choice(act.cast).pid)
+        size = process.memory_info().vms + act.rng.choice((0, 1 << 20, 8 << 20))
+        _limited(act, "no memory", resource.RLIMIT_AS, size, process)
 
 
 def hold_loop(act: Act) -> None:
     """A careless handler holds the event loop for longer than the session."""
     with act.fault("event loop held"):
-        act.put({"fail": 1, "blocks_s": SESSION_S + 2}, fails=1, fate="done")
+        act.put({"fail": 1, "blocks_s": SESSION_S + 2}, fate="done")
         act.flush()
         act.pause(SESSION_S + 1, SESSION_S + 3)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from chaos.__main__ import main
-from chaos.campaign import Campaign, Result
-from chaos.matrix import FAULTS
-from chaos.plan import Fault, Round, rounds
+from chaos.campaign import Campaign, Result, Round, rounds
+from chaos.matrix import FAULTS, Fault
 from chaos.report import by_fault, summary
 from click.testing import CliRunner
 
@@ -45,11 +44,12 @@ class Recorded(Campaign):
 
     ran: list[str]
 
-    def _single(self, each: Round, folder: Path) -> Result:
+    def play(self, each: Round, _folder: Path) -> list[dict[str, Any]]:
+        """Fail in one of them."""
         self.ran.append(each.key)
         if each.key == "A#1":
             raise RuntimeError("it did not settle")
-        return {"outcome": "passed", "injections": {"kill": 2}, "verdicts": []}
+        return [{"passed": True, "ledger": []}]
 
 
 def run(folder: Path, faults: list[Fault], until_s: float = 60.0) -> tuple[list[str], dict[str, Result]]:
