@@ -16,7 +16,6 @@ from confluent_kafka.admin import AdminClient
 
 from harness.evidence import Evidence
 from harness.service import Service
-from harness.waiting import wait_for
 from harness.workers import Worker
 from retryapp.broker.probe import free_ports
 from retryapp.core.deduplicate import Deduplicate
@@ -24,6 +23,7 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ledger import take_ledger
+from retryapp.stage import wait_for
 
 PARTITIONS = 2
 
@@ -101,22 +101,10 @@ class Stage:
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Worker:
         """Start a command that runs workers of the program."""
-        worker = Worker(
-            name, command, log_file=self.folder / f"{name}.log", cwd=self.folder, env={**self.env, **(env or {})}
-        )
+        file = self.folder / f"{name}.log"
+        worker = Worker(name, command, log_file=file, cwd=self.folder, env={**self.env, **(env or {})})
         self.workers.append(worker)
         return worker.start()
-
-    def faust(self, *arguments: str) -> tuple[int, str]:
-        """Run another `faust -A app` command to its end; return exit code and output."""
-        run = Worker(
-            "faust",
-            [sys.executable, "-m", "faust", "-A", "app", *arguments],
-            log_file=self.folder / f"{uuid.uuid4().hex}.log",
-            cwd=self.folder,
-            env=self.env,
-        )
-        return run.start().wait(60), run.log
 
     def topology(self, topic: str) -> HandlerTopology:
         """Return the topics of a handler."""
@@ -152,11 +140,11 @@ class Stage:
     def reset_offset(self, topic: str, offset: int, partition: int = 0) -> None:
         """Set the group's offset, as an operator would; no worker may run, and those killed must be forgotten."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        wanted = [ConsumerGroupTopicPartitions(self.group, [TopicPartition(topic, partition, offset)])]
+        request = [ConsumerGroupTopicPartitions(self.group, [TopicPartition(topic, partition, offset)])]
 
         def done() -> bool:
             try:
-                (future,) = admin.alter_consumer_group_offsets(wanted).values()
+                (future,) = admin.alter_consumer_group_offsets(request).values()
                 return all(tp.error is None for tp in future.result(10).topic_partitions)
             except KafkaException:
                 return False
@@ -184,8 +172,8 @@ class Stage:
         """End every process; print their logs (pytest shows them when the test fails)."""
         for worker in self.workers:
             worker.kill()
-        for worker in {worker.log_file: worker for worker in self.workers}.values():
-            print(f"----- {worker.log_file.name} -----\n{worker.log[-8000:]}")  # noqa: T201 - for the failure report
+        for file in {worker.log_file for worker in self.workers}:
+            print(f"----- {file.name} -----\n{file.read_text(errors='replace')[-8000:]}")  # noqa: T201 - for the report
 
 
 @contextmanager
