@@ -27,9 +27,8 @@ def poison(act: Act, times: int) -> None:
         kind = ("undecodable", "refused", "hangs", "undecodable", "kills its worker")[number % 5]
         with act.fault(kind):
             if kind == "undecodable":
-                act.put(
-                    value=act.rng.choice((b"\xff\xfe", b"{", b"", b"\x00" * 64)), fate="dead", reasons=("undecodable",)
-                )
+                value = act.rng.choice((b"\xff\xfe", b"{", b"", b"\x00" * 64))
+                act.put(value=value, fate="dead", reasons=("undecodable",))
             elif kind == "refused":
                 act.put({"reject": True}, fate="dead", reasons=("rejected",))
             elif kind == "hangs":
@@ -46,9 +45,7 @@ def poison(act: Act, times: int) -> None:
 def _see_it_end(act: Act) -> None:
     """Start workers again until a record that ends them is dead; note each end."""
     dead = act.stage.topology(act.topic).dlq
-    known = _crashed(act, dead)
-
-    looks = 0
+    known, looks = _crashed(act, dead), 0
 
     def over() -> bool:
         nonlocal looks
@@ -93,9 +90,7 @@ def _fails(key: bytes | None) -> int:
 
 
 def _sized(act: Act, number: int) -> tuple[str, dict[str, Any]]:
-    some: tuple[tuple[str, bytes | None], ...] = tuple(
-        (f"h{n % 7}", None if n % 5 == 0 else os.urandom(60)) for n in range(400)
-    )
+    some = tuple((f"h{n % 7}", None if n % 5 == 0 else os.urandom(60)) for n in range(400))
     kinds: tuple[tuple[str, dict[str, Any]], ...] = (
         ("empty value", {"value": b""}),
         ("null value", {"value": None}),
@@ -141,9 +136,7 @@ def herd(act: Act, count: int) -> None:
         act.put({"fail": 1 + (act.published % 10 == 0)}, fate="done")
     act.flush()
     with act.fault("all due in one second"):
-        wait_for(
-            lambda: any(visit.attempt > 1 for visit in act.stage.service.visits), "they are due", timeout_s=90
-        )  # fmt: skip
+        wait_for(lambda: any(v.attempt > 1 for v in act.stage.service.visits), "they are due", timeout_s=90)
     act.pause(0.5, 3.0)
     with act.fault("kill -9 in the herd"):
         act.rng.choice(act.cast).kill()

@@ -169,19 +169,18 @@ def take_rights(act: Act, times: int) -> None:
 
 
 def _acl(where: ResourceType, name: str, permission: AclPermissionType) -> AclBinding:
-    operation = AclOperation.ALL
     kind = ResourcePatternType.PREFIXED if where == ResourceType.TRANSACTIONAL_ID else ResourcePatternType.LITERAL
-    return AclBinding(where, name, kind, "User:ANONYMOUS", "*", operation, permission)
+    return AclBinding(where, name, kind, "User:ANONYMOUS", "*", AclOperation.ALL, permission)
 
 
 def _rights(act: Act) -> list[tuple[str, ResourceType, str]]:
-    topology = act.stage.topology(act.topic)
+    ours = act.stage.topology(act.topic)
+    topics = {
+        "retry": ours.retry_topics[0], "redelivery": ours.redelivery, "dead-letter": ours.dlq,
+        "changelog": ours.pending_changelog, "events": ours.events,
+    }  # fmt: skip
     return [
-        ("the retry topic", ResourceType.TOPIC, topology.retry_topics[0]),
-        ("the redelivery topic", ResourceType.TOPIC, topology.redelivery),
-        ("the dead-letter topic", ResourceType.TOPIC, topology.dlq),
-        ("the changelog", ResourceType.TOPIC, topology.pending_changelog),
-        ("the events topic", ResourceType.TOPIC, topology.events),
+        *((f"the {name} topic", ResourceType.TOPIC, topic) for name, topic in topics.items()),
         ("its group", ResourceType.GROUP, act.stage.group),
         ("its transactions", ResourceType.TRANSACTIONAL_ID, act.stage.group),
     ]
