@@ -182,11 +182,10 @@ class Act:
     def wider(self) -> None:
         """Publish to one partition more, once the broker shows it."""
         self.partitions += 1
-
-        def shown() -> bool:
-            return len(self._producer.list_topics(self.topic, 10).topics[self.topic].partitions) == self.partitions
-
-        wait_for(shown, f"{self.topic} has {self.partitions} partitions")
+        wait_for(
+            lambda: len(self._producer.list_topics(self.topic, 10).topics[self.topic].partitions) == self.partitions,
+            f"{self.topic} has {self.partitions} partitions",
+        )
 
     def flush(self) -> None:
         """Wait until the broker has all."""

@@ -11,6 +11,7 @@ import psutil
 from harness import Worker, wait_for
 
 from chaos.act import SESSION_S, Act
+from retryapp.stage import NotInTimeError
 
 GRACE_S = 5.0
 """What the program leaves a handler on SIGTERM."""
@@ -38,10 +39,10 @@ def stop_past_session(act: Act, zombie: Worker, other: Worker | None) -> None:
             if short or other is None:
                 act.pause(0.2, SESSION_S - 1)
             else:
-                # the other one takes over; where it has all partitions already there is nothing to see
-                deadline_s = time.monotonic() + 2 * SESSION_S + 2
-                while act.opened(other) == opened and not other.ended() and time.monotonic() < deadline_s:
-                    time.sleep(0.1)
+                with contextlib.suppress(NotInTimeError):  # where it has all partitions already it opens none
+                    wait_for(
+                        lambda: act.opened(other) != opened or other.ended(), "takes over", timeout_s=2 * SESSION_S + 2
+                    )
                 act.publish(8)
                 act.pause(0.1, 1.0)
         finally:
@@ -59,14 +60,10 @@ def storm(act: Act, changes: int, every_s: float) -> None:
             with act.fault("a worker joins"):
                 act.cast.append(act.worker())
         else:
-            leaving = act.rng.choice(act.cast)
-            if act.rng.random() < 0.7:
-                with act.fault("a worker leaves (SIGTERM)"):
-                    leaving.signal(signal.SIGTERM)
-            else:
-                with act.fault("a worker is killed"):
-                    leaving.kill()
-            act.cast.remove(leaving)
+            leaving = act.cast.pop(act.rng.randrange(len(act.cast)))
+            by_term = act.rng.random() < 0.7
+            with act.fault("a worker leaves (SIGTERM)" if by_term else "a worker is killed"):
+                (leaving.terminate if by_term else leaving.kill)()
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
     act.revive(2)
 
@@ -105,10 +102,9 @@ def ends(act: Act, kind: str, took: list[float]) -> None:
             act.pause(0.0, 0.5)
             worker.signal(signal.SIGTERM)
     for worker in filter(None, (first, second)):
-        code = worker.wait(EXIT_S)
         # before Python has its handlers, the signal's own default ends the process: nothing has begun by then
-        if code not in (0, -signal.SIGTERM, -signal.SIGINT):
-            raise AssertionError(f"{kind}: {worker.name} ended with {code}: {worker.log[-2000:]}")
+        if worker.wait(EXIT_S) not in (0, -signal.SIGTERM, -signal.SIGINT):
+            raise worker.failure(f"ended with {worker.exit_code} ({kind})")
     took.append(time.monotonic() - began_s)
 
 

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 from harness.evidence import Evidence
 from harness.service import Service
@@ -109,12 +108,11 @@ class Stage:
     def topology(self, topic: str) -> HandlerTopology:
         """Return the topics of a handler."""
         handler = self.handlers[topic]
-        delays = RetryPolicy(handler.policy).schedule.nominal_delays_ms
         return HandlerTopology(
             group=self.group,
             main=topic,
             tiers=Tiers(handler.tiers),
-            delays_ms=delays,
+            delays_ms=RetryPolicy(handler.policy).schedule.nominal_delays_ms,
             seen_window_ms=Deduplicate(handler.deduplicate).window_ms if handler.deduplicate else None,
         )
 
@@ -136,20 +134,6 @@ class Stage:
                 producer.poll(0)
         assert producer.flush(20) == 0, "the broker did not take all records"
         return count
-
-    def reset_offset(self, topic: str, offset: int, partition: int = 0) -> None:
-        """Set the group's offset, as an operator would; no worker may run, and those killed must be forgotten."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        request = [ConsumerGroupTopicPartitions(self.group, [TopicPartition(topic, partition, offset)])]
-
-        def done() -> bool:
-            try:
-                (future,) = admin.alter_consumer_group_offsets(request).values()
-                return all(tp.error is None for tp in future.result(10).topic_partitions)
-            except KafkaException:
-                return False
-
-        wait_for(done, "the group has no members any more, and takes the offset", every_s=0.3)
 
     def wait_settled(self, topic: str, timeout_s: float = 40.0, *, ledger: bool = True) -> None:
         """Wait until everything published has its fate: nothing waits, every offset is committed, the ledger agrees.
