@@ -18,7 +18,7 @@ from benchmarks.plan import Plan
 from benchmarks.records import Wanted, encode
 from benchmarks.spec import WorkerSpec
 from benchmarks.worker import WorkerProcess
-from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
 from retryapp.settings import load_settings
 from retryapp.stage import NotInTimeError, Run, held_to, wait_for
 
@@ -102,36 +102,12 @@ class Stage:
             future.result(60)
 
     def broker_records(self, prefix: str, *, but: str) -> tuple[int, int]:
-        """Count what a run left on its topics, the main topic aside.
-
-        Returns:
-            Records, and offsets: transaction markers take one each.
-        """
-        client = self.connection.client(AdminClient)
-        consumer = self.connection.client(
-            Consumer,
-            group_id="count",
-            enable_auto_commit=False,
-            isolation_level="read_uncommitted",
-            enable_partition_eof=True,
-        )
-        parts = [
-            TopicPartition(name, number, 0)
-            for name, topic in client.list_topics(timeout=30).topics.items()
-            if name.startswith(prefix) and name != but
-            for number in topic.partitions
-        ]
-        try:
-            offsets = sum(consumer.get_watermark_offsets(part, timeout=30)[1] for part in parts)
-            consumer.assign(parts)
-            ended = records = 0
-            while ended < len(parts):
-                for message in consumer.consume(10_000, timeout=5):
-                    ended += message.error() is not None
-                    records += message.error() is None
-        finally:
-            consumer.close()
-        return records, offsets
+        """Count what a run left on its topics, the main topic aside: records, and offsets (markers take one each)."""
+        names = self.connection.client(AdminClient).list_topics(timeout=30).topics
+        topics = [name for name in names if name.startswith(prefix) and name != but]
+        admin = KafkaAdmin(self.connection)
+        records = sum(1 for topic in topics for _ in read_topic(self.connection, topic))
+        return records, sum(span.end for topic in topics for span in admin.offsets(topic).values())
 
     def lag(self, group: str, topic: str, *, markers: int = 0) -> int:
         """Return a group's lag on a topic, less so many transaction markers at the end of each partition."""
