@@ -2,9 +2,8 @@
 
 Steps: a broker of its own; records of one group as workers leave them (six of ten wait, one is dead, three succeeded,
 payload of 200 bytes); a first run over some of them, so that Spark's JVM is warm (Java compiles what is hot for half a
-minute of processor time); the measured run over the rest. The
-machine's load is part of the result: with other programs on it, the rate says little, and the processor time per record
-says more.
+minute of processor time); the measured run over the rest. With other programs on the machine the rate says little, and
+the processor time per record says more.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ import json
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 import psutil
@@ -31,48 +32,23 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.settings import current_settings
 from retryapp.stage import Run
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 WANTED_PER_S = 40_000
 PARTITIONS = 4
 PAYLOAD_BYTES = 200
 TOPOLOGY = HandlerTopology("bench", "orders")
 MAX_MESSAGE_BYTES = 1_048_588
-_BUFFER = 500_000
-
+ERROR = "requests.exceptions.ConnectionError"
 WAITING = RetryMetadata(
-    group=TOPOLOGY.group,
-    handler="shop.billing.charge",
-    origin=Origin(TOPOLOGY.main, "kq8G0bTz", 0, 0),
-    origin_timestamp_ms=1_900_000_000_000,
-    attempt=1,
-    due_at_ms=1_900_000_060_000,
-    started_ms=1_900_000_000_100,
-    policy="5f1c2d3e",
-    tier="1m",
-    first_failed_ms=1_900_000_000_350,
-    last_failed_ms=1_900_000_000_350,
-    error_type="requests.exceptions.ConnectionError",
-    error_message="",
-    fingerprint="8f3a9c0de1",
-    history=(HistoryEntry(1, 1_900_000_000_350, "requests.exceptions.ConnectionError"),),
-)
+    group=TOPOLOGY.group, handler="shop.billing.charge", origin=Origin(TOPOLOGY.main, "kq8G0bTz", 0, 0),
+    origin_timestamp_ms=1_900_000_000_000, attempt=1, due_at_ms=1_900_000_060_000, started_ms=1_900_000_000_100,
+    policy="5f1c2d3e", tier="1m", first_failed_ms=1_900_000_000_350, last_failed_ms=1_900_000_000_350,
+    error_type=ERROR, error_message="", fingerprint="8f3a9c0de1",
+    history=(HistoryEntry(1, 1_900_000_000_350, ERROR),),
+)  # fmt: skip
 TRACE = "Traceback (most recent call last):\n" + '  File "shop/billing.py", line 12, in charge\n' * 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What was measured."""
-
-    records: int
-    warm_records: int
-    """Archived before, by the same JVM."""
-    elapsed_s: float
-    rows_per_s: float
-    wanted_per_s: int
-    cpu_us_per_row: dict[str, float]
-    """By program: Spark's JVM, its Python workers, and the broker."""
-    load_before: float
-    """Load average of the last minute when the run began: beside nothing else it is near 0."""
-    processors: int
 
 
 def records(count: int, first: int) -> Iterator[tuple[str, int, bytes, bytes, Any]]:
@@ -81,39 +57,25 @@ def records(count: int, first: int) -> Iterator[tuple[str, int, bytes, bytes, An
     for number in range(first, first + count):
         partition, kind = number % PARTITIONS, number % 10
         origin = Origin(TOPOLOGY.main, "kq8G0bTz", partition, number)
-        key, message = b"customer-%d" % (number % 5_000), f"10.0.0.{number % 250}:443 refused after {number % 900} ms"
-        if kind < 6:
-            waits = replace(WAITING, origin=origin, error_message=message)
-            yield TOPOLOGY.retry_topics[0], partition, key, rng.randbytes(PAYLOAD_BYTES), encode_metadata(waits)
-        elif kind < 7:
-            died = replace(
-                WAITING, origin=origin, error_message=message, due_at_ms=None, tier=None, reason="exhausted",
-                error_trace=TRACE,
-            )  # fmt: skip
-            yield TOPOLOGY.dlq, partition, key, rng.randbytes(PAYLOAD_BYTES), encode_metadata(died)
-        else:
+        if kind >= 7:
             event = Succeeded(
-                group=TOPOLOGY.group,
-                handler=WAITING.handler,
-                failure_id=failure_id(TOPOLOGY.group, origin),
-                origin=origin.text,
-                attempt=2,
-                started_ms=1_900_000_060_010,
-                ended_ms=1_900_000_060_200,
-                lateness_ms=10,
-            )
+                group=TOPOLOGY.group, handler=WAITING.handler, failure_id=failure_id(TOPOLOGY.group, origin),
+                origin=origin.text, attempt=2, started_ms=1_900_000_060_010, ended_ms=1_900_000_060_200, lateness_ms=10,
+            )  # fmt: skip
             yield TOPOLOGY.events, partition, event.key, event.to_json(), ()
+            continue
+        message = f"10.0.0.{number % 250}:443 refused after {number % 900} ms"
+        metadata, topic = replace(WAITING, origin=origin, error_message=message), TOPOLOGY.retry_topics[0]
+        if kind == 6:
+            metadata = replace(metadata, due_at_ms=None, tier=None, reason="exhausted", error_trace=TRACE)
+            topic = TOPOLOGY.dlq
+        key = b"customer-%d" % (number % 5_000)
+        yield topic, partition, key, rng.randbytes(PAYLOAD_BYTES), encode_metadata(metadata)
 
 
-def write(bootstrap: str, count: int, first: int) -> None:
+def write(connection: KafkaConnection, count: int, first: int) -> None:
     """Publish records."""
-    options: dict[str, Any] = {
-        "bootstrap.servers": bootstrap,
-        "linger.ms": 20,
-        "compression.type": "lz4",
-        "queue.buffering.max.messages": _BUFFER,
-    }
-    producer = Producer(options)
+    producer = connection.client(Producer, linger_ms=20, compression_type="lz4")
     for topic, partition, key, value, headers in records(count, first):
         while True:
             try:
@@ -121,73 +83,35 @@ def write(bootstrap: str, count: int, first: int) -> None:
                 break
             except BufferError:
                 producer.poll(0.1)
-        producer.poll(0)
     if producer.flush(120):
         raise RuntimeError("the broker did not take the records")
 
 
-def processor_s() -> dict[str, float]:
-    """Return the processor time that our child processes have used so far, by program."""
-    used: dict[str, float] = {}
+def processor_s() -> Counter[str]:
+    """Return the processor time that our child processes have used so far, in ms, by program."""
+    used: Counter[str] = Counter()
     for child in psutil.Process().children(recursive=True):
         try:
-            times, name = child.cpu_times(), _program(child)
+            times, java, words = child.cpu_times(), "java" in child.name(), child.cmdline()
         except psutil.NoSuchProcess:
             continue
-        used[name] = used.get(name, 0.0) + times.user + times.system
+        spark = any("SparkSubmit" in word for word in words)
+        used["python workers" if not java else "spark" if spark else "broker"] += int(
+            (times.user + times.system) * 1000
+        )
     return used
 
 
-def _program(process: psutil.Process) -> str:
-    if "java" not in process.name():
-        return "python workers"
-    return "spark" if any("SparkSubmit" in word for word in process.cmdline()) else "broker"
-
-
-def measure(count: int, warm: int) -> Figures:
-    """Archive records and return the figures."""
-    from retryapp.pipeline.archive import Archive
-    from retryapp.pipeline.lake import open_lake
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """Run a session of the pipeline, of the size that both benchmarks use."""
     from retryapp.pipeline.session import SessionOptions, start_session
 
-    with Run() as run:
-        broker = run.broker(current_settings().cache_dir)
-        connection = KafkaConnection(broker.bootstrap)
-        admin = KafkaAdmin(connection)
-        specs = topic_specs(
-            TOPOLOGY,
-            partitions=PARTITIONS,
-            main_max_message_bytes=MAX_MESSAGE_BYTES,
-            replication=1,
-            longest_wait_ms=60_000,
-        )
-        admin.create(specs)
-        admin.wait_for_topics(TOPOLOGY.owned)
-        spark = start_session(SessionOptions(cache_dir=current_settings().cache_dir, memory="3g"))
-        try:
-            lake = open_lake(spark, str(run.folder / "lake"))
-            job = Archive(spark, connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
-            write(broker.bootstrap, warm, 0)
-            job.run_once()
-            write(broker.bootstrap, count, warm)
-            load, before = os.getloadavg()[0], processor_s()
-            result = job.run_once()
-            after = processor_s()
-        finally:
-            spark.stop()
-    if result.rows != count:
-        raise RuntimeError(f"{result.rows} of {count} records were archived")
-    used = {name: after[name] - before.get(name, 0.0) for name in after}
-    return Figures(
-        records=count,
-        warm_records=warm,
-        elapsed_s=round(result.elapsed_ms / 1_000, 1),
-        rows_per_s=round(result.rows_per_s),
-        wanted_per_s=WANTED_PER_S,
-        cpu_us_per_row={name: round(spent * 1e6 / count, 1) for name, spent in used.items()},
-        load_before=round(load, 2),
-        processors=os.cpu_count() or 1,
-    )
+    spark = start_session(SessionOptions(cache_dir=current_settings().cache_dir, memory="3g"))
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 @click.command()
@@ -195,8 +119,42 @@ def measure(count: int, warm: int) -> Figures:
 @click.option("--warm", type=click.IntRange(min=1_000), default=400_000, show_default=True)
 def main(count: int, warm: int) -> None:
     """Measure the archive's rate; prints one JSON object."""
-    figures = measure(count, warm)
-    click.echo(json.dumps({**asdict(figures), "machine": machine.describe()}, indent=2))
+    from retryapp.pipeline.archive import Archive
+    from retryapp.pipeline.lake import open_lake
+
+    with Run() as run:
+        connection = KafkaConnection(run.broker(current_settings().cache_dir).bootstrap)
+        admin = KafkaAdmin(connection)
+        admin.create(
+            topic_specs(
+                TOPOLOGY, partitions=PARTITIONS, main_max_message_bytes=MAX_MESSAGE_BYTES, replication=1,
+                longest_wait_ms=60_000,
+            )
+        )  # fmt: skip
+        admin.wait_for_topics(TOPOLOGY.owned)
+        with spark_session() as spark:
+            lake = open_lake(spark, str(run.folder / "lake"))
+            job = Archive(spark, connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
+            write(connection, warm, 0)
+            job.run_once()
+            write(connection, count, warm)
+            load, before = os.getloadavg()[0], processor_s()
+            result = job.run_once()
+            used = processor_s() - before
+    if result.rows != count:
+        raise RuntimeError(f"{result.rows} of {count} records were archived")
+    figures = {
+        "records": count,
+        "warm_records": warm,
+        "elapsed_s": round(result.elapsed_ms / 1_000, 1),
+        "rows_per_s": round(result.rows_per_s),
+        "wanted_per_s": WANTED_PER_S,
+        "cpu_us_per_row": {name: round(ms * 1e3 / count, 1) for name, ms in used.items()},
+        "load_before": round(load, 2),
+        "processors": os.cpu_count(),
+        "machine": machine.describe(),
+    }
+    click.echo(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

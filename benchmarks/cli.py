@@ -18,10 +18,10 @@ import click
 from benchmarks import machine, results
 from benchmarks.plan import Plan, quick_plan
 from benchmarks.report import PAGE, page, summary
-from benchmarks.results import Result, as_json
+from benchmarks.results import Result
 from benchmarks.stage import Stage
 from benchmarks.worker import ROOT
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS
 from retryapp.core.errors import RetryAppError
 from retryapp.stage import ChildFailedError, NotInTimeError
 
@@ -29,99 +29,98 @@ SHARED = ("partitions", "value_bytes", "concurrency", "pin", "log_level", "timeo
 """Fields of the plan that every workload reads."""
 
 
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time_ns() / 1e9, UTC)
+
+
 def say(text: str) -> None:
-    """Tell a person what goes on; results go to stdout."""
-    click.echo(f"{datetime.fromtimestamp(time.time_ns() / 1e9, UTC):%H:%M:%S} {text}", err=True)
+    """Report progress; results go to stdout."""
+    click.echo(f"{_now():%H:%M:%S} {text}", err=True)
 
 
-def run_workloads(chosen: Sequence[Workload], plan: Plan, out: Path | None) -> bool:
-    """Run workloads on one broker, printing each result as it comes and writing it at once.
+def run_workloads(names: Sequence[str], plan: Plan, out: Path | None) -> bool:
+    """Run workloads on one broker; print each result, and write it at once.
 
     Returns:
         Whether every workload finished and every target was met.
     """
-    kept = results.load(out) if out is not None else {}
+    known = results.load(out) if out is not None else {}
     met = True
-    with Stage(plan) as stage:
-        for workload in chosen:
-            found = _run_one(workload, stage)
-            met = met and found["unfinished"] is None and all(f["met"] is not False for f in found["figures"])
-            kept[workload.name] = found
-            click.echo(summary(found))
+    with Stage(plan, say) as stage:
+        for name in names:
+            known[name] = result = _run_one(name, stage)
+            met = met and result["unfinished"] is None and all(f["met"] is not False for f in result["figures"])
+            click.echo(summary(result))
             if out is not None:
-                _write(out, {w.name: kept[w.name] for w in WORKLOADS if w.name in kept}, stage.folder)
+                _write(out, {name: known[name] for name in WORKLOADS if name in known}, stage.folder)
     return met
 
 
-def _run_one(workload: Workload, stage: Stage) -> dict[str, Any]:
+def _run_one(name: str, stage: Stage) -> dict[str, Any]:
+    workload = WORKLOADS[name]
     before = machine.look()
-    if not before.idle:
-        say(f"WARNING: the machine is not idle ({before.busy_percent:.0f} % busy): do not trust these figures")
-    began, began_s = datetime.fromtimestamp(time.time_ns() / 1e9, UTC), time.monotonic()
-    say(f"{workload.name}: {workload.title}")
+    began, began_s = _now(), time.monotonic()
+    say(f"{name}: {workload.TITLE}")
     try:
-        result = workload.run(stage, say)
+        result = workload.run(stage)
     except (NotInTimeError, ChildFailedError) as error:
-        say(f"{workload.name}: DID NOT FINISH: {error}")
-        result = Result(name=workload.name, title=workload.title, unfinished=str(error))
+        say(f"{name}: DID NOT FINISH: {error}")
+        result = Result(unfinished=str(error))
     minutes = (time.monotonic() - began_s) / 60
     after = machine.look()
-    if before.idle and not after.idle:
-        say(f"WARNING: the machine was not idle at the end ({after.busy_percent:.0f} % busy)")
-    sizes = asdict(stage.plan)
-    result.ran = {
+    idle = max(before["busy_percent"], after["busy_percent"]) <= machine.BUSY_PERCENT
+    if not idle:
+        say(f"WARNING: the machine was not idle before or after {name}: do not trust these figures")
+    cores = "not pinned"
+    if stage.cores is not None:
+        cores = f"broker and load generator on processor {stage.cores[0]}, worker on {stage.cores[1]}"
+    ran = {
         "began": f"{began:%Y-%m-%d %H:%M} UTC",
         "minutes": minutes,
         "version": _version(),
         "command": shlex.join(["python", "-m", "benchmarks", *_without_out(sys.argv[1:])]),
-        "before": asdict(before),
-        "after": asdict(after),
-        "idle": before.idle and after.idle,
+        "before": before,
+        "after": after,
+        "idle": idle,
         "machine": machine.describe(),
-        "cores": stage.cores.text,
-        "sizes": {name: sizes[name] for name in (*workload.options, *SHARED)},
+        "cores": cores,
+        "sizes": {field: getattr(stage.plan, field) for field in (*workload.OPTIONS, *SHARED)},
     }
-    return as_json(result)
+    return {"name": name, "title": workload.TITLE, **asdict(result), "ran": ran}
 
 
 def _without_out(arguments: Sequence[str]) -> list[str]:
     """Leave out where the page went: it changes nothing, and names a folder of this machine."""
-    kept, skip = list[str](), False
-    for argument in arguments:
-        if not (skip or argument == "--out" or argument.startswith("--out=")):
-            kept.append(argument)
-        skip = argument == "--out"
-    return kept
+    return [
+        argument
+        for before, argument in zip(("", *arguments), arguments, strict=False)
+        if "--out" not in (before, argument.partition("=")[0])
+    ]
 
 
-def _write(out: Path, found: dict[str, dict[str, Any]], folder: Path) -> None:
+def _write(out: Path, by_name: dict[str, dict[str, Any]], folder: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    results.save(out, found)
-    (out / PAGE).write_text(page(found))
+    results.save(out, by_name)
+    (out / PAGE).write_text(page(by_name))
     for picture in folder.glob("*.png"):
         shutil.copyfile(picture, out / picture.name)
 
 
 def _version() -> str:
     """Return the commit that was measured, and whether the tree had changes."""
-    git = shutil.which("git")
-    if git is None:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - ours
+    except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    said = subprocess.run(  # noqa: S603 - all words of the command are ours
-        [git, "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return said.stdout.strip() or "unknown"
+    return done.stdout.strip()
 
 
-def _command(name: str, text: str, chosen: Sequence[Workload]) -> click.Command:
-    names = [field for workload in chosen for field in workload.options] + list(SHARED)
-    fields = [Plan.__dataclass_fields__[name] for name in dict.fromkeys(names)]
-
-    def run(*, quick: bool, out: Path | None, **given: Any) -> int:
-        base = quick_plan() if quick else Plan()
-        plan = replace(base, **{name: value for name, value in given.items() if value is not None})
+def _command(command: str, text: str, names: Sequence[str]) -> click.Command:
+    def run(*, quick: bool, out: Path | None, **sizes: Any) -> int:
+        plan = replace(quick_plan() if quick else Plan(), **{k: v for k, v in sizes.items() if v is not None})
         folder = out if out is not None or quick else ROOT / "benchmarks"
-        return 0 if run_workloads(chosen, plan, folder) or quick else 1
+        return 0 if run_workloads(names, plan, folder) or quick else 1
 
     options: list[click.Parameter] = [
         click.Option(["--quick"], is_flag=True, help="Small sizes: proves that it works, figures mean nothing."),
@@ -131,7 +130,8 @@ def _command(name: str, text: str, chosen: Sequence[Workload]) -> click.Command:
             help="Folder for README.md, results.json and the picture. [default: benchmarks; none with --quick]",
         ),
     ]
-    for field in fields:
+    used = dict.fromkeys([field for name in names for field in WORKLOADS[name].OPTIONS] + list(SHARED))
+    for field in map(Plan.__dataclass_fields__.__getitem__, used):
         flag = field.name.replace("_", "-")
         is_switch = isinstance(field.default, bool)
         options.append(
@@ -142,28 +142,27 @@ def _command(name: str, text: str, chosen: Sequence[Workload]) -> click.Command:
                 help=f"{field.metadata['help']} [default: {field.default}; quick: {field.metadata['quick']}]",
             )
         )
-    return click.Command(name, callback=run, params=options, help=text, short_help=text)
+    return click.Command(command, callback=run, params=options, help=text, short_help=text)
 
 
 @click.group(name="benchmarks", context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """Measure retryapp beside its peers.
+    """Measure retryapp and its peers.
 
     Exit codes: 0 all targets met, or --quick; 1 one was missed or did not finish; 3 it could not be run.
     """
 
 
-for _workload in WORKLOADS:
-    cli.add_command(_command(_workload.name, f"{_workload.title}.", [_workload]))
-cli.add_command(_command("all", "Every workload, on one broker.", WORKLOADS))
+for _name, _workload in WORKLOADS.items():
+    cli.add_command(_command(_name, f"{_workload.TITLE}.", [_name]))
+cli.add_command(_command("all", "Every workload, on one broker.", tuple(WORKLOADS)))
 
 
 @cli.command(name="page")
-@click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path), required=False)
-def write_page(folder: Path | None) -> int:
+@click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path), default=ROOT / "benchmarks")
+def write_page(folder: Path) -> int:
     """Write the page again from results.json."""
-    where = folder or ROOT / "benchmarks"
-    (where / PAGE).write_text(page(results.load(where)))
+    (folder / PAGE).write_text(page(results.load(folder)))
     return 0
 
 

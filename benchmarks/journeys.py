@@ -14,16 +14,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from pyspark.sql import functions as F
 
 from benchmarks import machine
-from benchmarks.archive import processor_s
-from retryapp.settings import current_settings
+from benchmarks.archive import processor_s, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,28 +37,6 @@ RECORDS_OF_20 = 50
 RANGES = 50
 """Progress events of each partition."""
 NOON_MS = 1_900_000_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What was measured."""
-
-    events: int
-    """Records of the archive that tell of failed records."""
-    journeys: int
-    write_s: float
-    """The archive, before the measurement."""
-    journeys_s: float
-    """The table of journeys alone."""
-    analysis_s: float
-    """Every table and check, journeys included."""
-    wanted_s: float
-    """For the journeys."""
-    cpu_s: dict[str, float]
-    """Processor time of both, by program."""
-    failed_checks: list[str]
-    load_before: float
-    processors: int
 
 
 def rows_of(spark: SparkSession, failures: int) -> DataFrame:
@@ -131,7 +106,6 @@ def _width(failures: int) -> int:
 
 
 def _progress(lives: DataFrame, failures: int) -> DataFrame:
-
     from retryapp.pipeline.schemas import EVENT
 
     width = _width(failures)
@@ -155,7 +129,6 @@ def _progress(lives: DataFrame, failures: int) -> DataFrame:
 
 
 def _struct(columns: Mapping[str, Column], schema: T.StructType) -> Column:
-
     given = (columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in schema)
     return F.struct(*given)
 
@@ -172,16 +145,8 @@ def _whole(rows: DataFrame) -> DataFrame:
     }  # fmt: skip
     return rows.select(
         *(
-            (
-                plain[field.name]
-                if field.name in plain
-                else F.col(field.name)
-                if field.name in rows.columns
-                else F.lit(None)
-            )
-            .cast(field.dataType)
-            .alias(field.name)
-            for field in RECORDS
+            plain.get(name, F.col(name) if name in rows.columns else F.lit(None)).cast(field.dataType).alias(name)
+            for name, field in zip(RECORDS.names, RECORDS, strict=True)
         )
     )
 
@@ -202,20 +167,26 @@ def taken_cut(failures: int) -> TakenCut:
     )
 
 
-def measure(events: int, folder: Path) -> Figures:
-    """Make an archive, analyse it, and return the figures."""
+def _timed(work: Callable[[], object]) -> float:
+    began_s = time.monotonic()
+    work()
+    return round(time.monotonic() - began_s, 1)
+
+
+@click.command()
+@click.option("--events", type=click.IntRange(min=10_000), default=5_000_000, show_default=True)
+def main(events: int) -> None:
+    """Measure the analysis; prints one JSON object."""
     from retryapp.pipeline.analysis.derived import Derived
     from retryapp.pipeline.analysis.job import Analysis
     from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
     from retryapp.pipeline.analysis.schemas import CUT
     from retryapp.pipeline.lake import open_lake
-    from retryapp.pipeline.session import SessionOptions, start_session
     from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
     failures = -(-events * 20 // RECORDS_OF_20)
-    spark = start_session(SessionOptions(cache_dir=current_settings().cache_dir, memory="3g"))
-    try:
-        lake = open_lake(spark, str(folder))
+    with tempfile.TemporaryDirectory() as folder, spark_session() as spark:
+        lake = open_lake(spark, folder)
         Tables(spark, lake).ensure_records()
         rows = rows_of(spark, failures)
         write_s = _timed(lambda: rows.write.format("delta").mode("append").save(lake.table(RECORDS_TABLE)))
@@ -227,38 +198,23 @@ def measure(events: int, folder: Path) -> Figures:
         click.echo(f"archive written in {write_s:.1f} s, journeys in {journeys_s:.1f} s; now the analysis", err=True)
         job = Analysis(spark, lake, now_ms=lambda: time.time_ns() // 1_000_000)
         result = job.run([taken], full=True)
-        after = processor_s()
-    finally:
-        spark.stop()
+        used = processor_s() - before
     if result.journeys != failures:
         raise RuntimeError(f"{result.journeys} journeys were made of {failures}")
-    return Figures(
-        events=failures * RECORDS_OF_20 // 20,
-        journeys=result.journeys,
-        write_s=round(write_s, 1),
-        journeys_s=round(journeys_s, 1),
-        analysis_s=round(result.elapsed_ms / 1_000, 1),
-        wanted_s=WANTED_S,
-        cpu_s={name: round(after[name] - before.get(name, 0.0), 1) for name in after},
-        failed_checks=[verdict.name for verdict in result.verdicts if verdict.failures],
-        load_before=round(load, 2),
-        processors=os.cpu_count() or 1,
-    )
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began_s = time.monotonic()
-    work()
-    return time.monotonic() - began_s
-
-
-@click.command()
-@click.option("--events", type=click.IntRange(min=10_000), default=5_000_000, show_default=True)
-def main(events: int) -> None:
-    """Measure the analysis; prints one JSON object."""
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(events, Path(folder))
-    click.echo(json.dumps({**asdict(figures), "machine": machine.describe()}, indent=2))
+    figures = {
+        "events": failures * RECORDS_OF_20 // 20,
+        "journeys": result.journeys,
+        "write_s": write_s,
+        "journeys_s": journeys_s,
+        "analysis_s": round(result.elapsed_ms / 1_000, 1),
+        "wanted_s": WANTED_S,
+        "cpu_s": {name: round(ms / 1_000, 1) for name, ms in used.items()},
+        "failed_checks": [verdict.name for verdict in result.verdicts if verdict.failures],
+        "load_before": round(load, 2),
+        "processors": os.cpu_count(),
+        "machine": machine.describe(),
+    }
+    click.echo(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

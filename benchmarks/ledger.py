@@ -1,8 +1,8 @@
-"""The count of deliveries, kept outside of whatever is measured: memory shared by the handler and the benchmark.
+"""The count of deliveries, kept outside of what is measured: memory shared by the handler and the benchmark.
 
-The handler of every side does the same: it calls :meth:`Ledger.visit`, which writes down that the record was delivered
-and when, in wall time, and says whether to fail. Nothing of a framework's own counters is used. The file is mapped by
-both processes; layout, 8-byte unsigned numbers in the machine's order::
+The handler of every side calls `Ledger.visit`, which records the delivery with its wall time and returns whether to
+fail. No framework's own counter is used. Both processes map the file; layout, 8-byte unsigned numbers in the machine's
+order::
 
     | deliveries | done | slots | 5 x reserved | slots x (runs, first start ns, last failure ns, last start ns) |
 
@@ -12,9 +12,11 @@ One process writes: a worker whose handlers run on one event loop.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
+from typing import Self
 
 from benchmarks.records import ABSOLUTE_FROM
 
@@ -29,11 +31,11 @@ EARLY_TOLERANCE_MS = 1.0
 class Balance:
     """What became of a run's records; all zero, or the run's rate is void."""
 
-    lost: int
+    lost: int = 0
     """Records with fewer runs than wanted."""
-    repeated: int
+    repeated: int = 0
     """Records with more runs than wanted."""
-    early: int
+    early: int = 0
     """Redeliveries before their due time."""
 
     @property
@@ -42,11 +44,13 @@ class Balance:
         return not (self.lost or self.repeated or self.early)
 
 
+SOUND = Balance()
+
+
 class Ledger:
-    """One run's deliveries. See the module's text."""
+    """One run's deliveries, in a file that `create` made. As a context manager it gives the memory back."""
 
     def __init__(self, path: Path) -> None:
-        """Args: path: a file that :meth:`create` made."""
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._cells = memoryview(self._map).cast("Q")
@@ -61,12 +65,12 @@ class Ledger:
         made._cells[2] = slots
         return made
 
-    def close(self) -> None:
-        """Give the memory back."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._cells.release()
         self._map.close()
-
-    # -- the handler's side -------------------------------------------------------------------------------------
 
     def visit(self, value: bytes) -> int:
         """Write one delivery down.
@@ -95,8 +99,6 @@ class Ledger:
         cells[1] += 1
         return 0
 
-    # -- the benchmark's side -----------------------------------------------------------------------------------
-
     @property
     def deliveries(self) -> int:
         """Runs of the handler so far."""
@@ -106,10 +108,6 @@ class Ledger:
     def done(self) -> int:
         """Records that succeeded so far, each counted once (without slots: runs that succeeded)."""
         return self._cells[1]
-
-    def runs(self, number: int) -> int:
-        """Return how often a record was delivered."""
-        return self._cells[_HEADER + number * _SLOT]
 
     def first_ns(self, number: int) -> int:
         """Return when a record was delivered first, epoch nanoseconds; 0: never."""
@@ -129,20 +127,19 @@ class Ledger:
         """Return how long after its due time a record was delivered again."""
         return (self.last_ns(number) - self.due_ns(number, wait_ms)) / 1e6
 
-    def balance(self, numbers: range, *, runs: int, wait_ms: int | None = None) -> Balance:
+    def balance(self, waits: Mapping[int, int | None], *, runs: int) -> Balance:
         """Compare with what is wanted.
 
         Args:
-            numbers: the records.
+            waits: wait of each record in milliseconds, to look for early ones; None: it was not to come back.
             runs: deliveries that each should have.
-            wait_ms: the wait of all of them, to look for early ones; None: they were not to come back.
         """
         lost = repeated = early = 0
-        for number in numbers:
-            seen = self.runs(number)
-            lost += seen < runs
-            repeated += seen > runs
-            if wait_ms is not None and seen >= runs and self.lateness_ms(number, wait_ms) < -EARLY_TOLERANCE_MS:
+        for number, wait_ms in waits.items():
+            count = self._cells[_HEADER + number * _SLOT]
+            lost += count < runs
+            repeated += count > runs
+            if wait_ms is not None and count >= runs and self.lateness_ms(number, wait_ms) < -EARLY_TOLERANCE_MS:
                 early += 1
         return Balance(lost, repeated, early)
 

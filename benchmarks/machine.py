@@ -1,4 +1,4 @@
-"""What the figures were taken on, and whether anything else was running."""
+"""The machine that figures were taken on, and whether anything else was running."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import time
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,26 +17,11 @@ _LOOK_S = 2.0
 _PACKAGES = ("faust-streaming", "mode-streaming", "aiokafka", "confluent-kafka", "rocksdict")
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What the machine did at one moment, without our load."""
-
-    busy_percent: float
-    """Share of all processors in use."""
-    load_average: float
-    """Of the last minute; of the moment before a workload it still has the one before it."""
-
-    @property
-    def idle(self) -> bool:
-        """Tell whether figures taken now can be trusted."""
-        return self.busy_percent <= BUSY_PERCENT
-
-
-def look() -> Load:
-    """Watch the processors for two seconds."""
+def look() -> dict[str, float]:
+    """Watch the processors for two seconds; the load average is of the last minute, so it includes what ran before."""
     psutil.cpu_percent()
     time.sleep(_LOOK_S)
-    return Load(psutil.cpu_percent(), round(os.getloadavg()[0], 2))
+    return {"busy_percent": psutil.cpu_percent(), "load_average": round(os.getloadavg()[0], 2)}
 
 
 def describe() -> dict[str, str]:
@@ -53,35 +37,12 @@ def describe() -> dict[str, str]:
 
 
 def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    file = Path("/proc/cpuinfo")
+    match = re.search(r"^model name\s*:\s*(.+)$", file.read_text(), re.MULTILINE) if file.exists() else None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
-@dataclass(frozen=True, slots=True)
-class Cores:
-    """Which processors broker and workers are held to; none: they are not."""
-
-    broker: frozenset[int] | None
-    worker: frozenset[int] | None
-
-    @property
-    def text(self) -> str:
-        """Say it."""
-        if self.broker is None or self.worker is None:
-            return "not pinned"
-        return f"broker and load generator on processor {_listed(self.broker)}, worker on {_listed(self.worker)}"
-
-
-def share_cores(*, pin: bool) -> Cores:
-    """Give the worker one processor and the broker another, where the system can do that and has two."""
-    if not pin or not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
-        return Cores(None, None)
-    first, second, *_ = sorted(os.sched_getaffinity(0))
-    return Cores(frozenset({first}), frozenset({second}))
-
-
-def _listed(cores: frozenset[int]) -> str:
-    return ", ".join(map(str, sorted(cores)))
+def share_cores() -> tuple[int, int] | None:
+    """Return a processor for the broker and one for the worker; None where there are no two, or no affinity."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return (cores[0], cores[1]) if len(cores) > 1 else None

@@ -29,12 +29,3 @@ def encode(wanted: Wanted, size: int) -> bytes:
     b'000000007 1 0000000000250 xxxx'
     """
     return (b"%09d %d %013d " % (wanted.number, wanted.failures, wanted.wait_ms)).ljust(size, b"x")
-
-
-def decode(value: bytes) -> Wanted:
-    """Return what a record asks for.
-
-    >>> decode(encode(Wanted(7, 1, 250), 30))
-    Wanted(number=7, failures=1, wait_ms=250)
-    """
-    return Wanted(int(value[:9]), value[10] - 48, int(value[12:25]))

@@ -1,4 +1,4 @@
-"""What a workload found: figures with their intervals and targets, in a form that JSON keeps."""
+"""What a workload measured: figures with intervals and targets, as plain data that JSON keeps."""
 
 from __future__ import annotations
 
@@ -8,103 +8,53 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.stats import Estimate, estimate
+from benchmarks.stats import estimate
 
 RESULTS = "results.json"
 FORMAT = 1
-"""Raised when a field comes or goes: what an older version kept is measured again, not guessed at."""
+"""Raised when a field comes or goes; files of another format are not read."""
+
+Figure = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a figure has to reach."""
-
-    least: float | None = None
-    most: float | None = None
-
-    def met_by(self, value: float) -> bool:
-        """Tell whether a value reaches it."""
-        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
-
-    @property
-    def text(self) -> str:
-        """Say it."""
-        return f">= {self.least:,g}" if self.least is not None else f"<= {self.most:,g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure."""
-
-    name: str
-    unit: str
-    value: Estimate | None
-    """None: no run finished."""
-    target: Target | None = None
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the median reaches the target; None: there is none."""
-        if self.target is None:
-            return None
-        return self.value is not None and self.target.met_by(self.value.median)
-
-
-def figure(name: str, unit: str, samples: Sequence[float | None], target: Target | None = None) -> Figure:
-    """Return the median of those runs that finished."""
+def figure(
+    name: str, unit: str, samples: Sequence[float | None], *, least: float | None = None, most: float | None = None
+) -> Figure:
+    """Return the median of the runs that finished (None: did not), and whether it is within its target."""
     finished = [sample for sample in samples if sample is not None]
-    return Figure(name, unit, estimate(finished) if finished else None, target)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows for the page, beside the figures."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    value = estimate(finished) if finished else None
+    target = None if least is most is None else f">= {least:,g}" if least is not None else f"<= {most:,g}"
+    met = None
+    if target is not None:
+        met = value is not None and (least is None or value.median >= least) and (most is None or value.median <= most)
+    return {"name": name, "unit": unit, "value": value and asdict(value), "target": target, "met": met}
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
     """One workload's outcome."""
 
-    name: str
-    title: str
     figures: list[Figure] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    """`columns` and `rows` of text."""
     notes: list[str] = field(default_factory=list)
     samples: dict[str, list[float | None]] = field(default_factory=dict)
     """Every run's figure, in order."""
     unfinished: str | None = None
-    """Why the whole workload did not finish, when ours did not."""
+    """Why the whole workload did not finish."""
     picture: str | None = None
-    """File name of its plot."""
-    ran: dict[str, Any] = field(default_factory=dict)
-    """When, on what, how: set by the one who runs it."""
-
-    def find(self, name: str) -> Figure:
-        """Return the figure of this name."""
-        return next(figure for figure in self.figures if figure.name == name)
+    """File name."""
 
 
 def save(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write results, each as :func:`as_json` returns it, into a folder."""
+    """Write results, by workload."""
     partial = folder / f"{RESULTS}.new"
     partial.write_text(json.dumps({"format": FORMAT, "workloads": results}, indent=1) + "\n")
     partial.replace(folder / RESULTS)
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read what was saved; nothing when there is nothing, or only another format."""
+    """Read saved results; nothing if there are none, or only in another format."""
     file = folder / RESULTS
-    found = json.loads(file.read_text()) if file.exists() else {}
-    return dict(found["workloads"]) if found.get("format") == FORMAT else {}
-
-
-def as_json(result: Result) -> dict[str, Any]:
-    """Return a result as JSON keeps it, with each figure's verdict."""
-    plain = asdict(result)
-    for shown, made in zip(plain["figures"], result.figures, strict=True):
-        shown["met"] = made.met
-        shown["target"] = None if made.target is None else made.target.text
-    return plain
+    content = json.loads(file.read_text()) if file.exists() else {}
+    return dict(content["workloads"]) if content.get("format") == FORMAT else {}

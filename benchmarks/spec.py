@@ -1,11 +1,10 @@
-"""What a worker process is told, through one environment variable."""
+"""The settings of a worker process, passed in one environment variable."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 VARIABLE = "RETRYAPP_BENCH_SPEC"
 
@@ -21,9 +20,9 @@ class WorkerSpec:
     partitions: int
     ledger: str
     datadir: str
-    delay_ms: int = 5_000
+    delay_ms: int
     """Wait of a record that names none."""
-    concurrency: int = 1
+    concurrency: int
 
     @property
     def retry_topic(self) -> str:
@@ -37,12 +36,4 @@ class WorkerSpec:
 
 def load_spec() -> WorkerSpec:
     """Read this process's spec."""
-    told = json.loads(os.environ[VARIABLE])
-    return WorkerSpec(**{**told, "topics": tuple(told["topics"])})
-
-
-def folder_of(spec: WorkerSpec) -> Path:
-    """Return the folder of the worker's state, made if it is missing."""
-    folder = Path(spec.datadir)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return WorkerSpec(**json.loads(os.environ[VARIABLE]))

@@ -1,4 +1,4 @@
-"""What the workloads stand on: one broker for all sides, their topics, the load generator, the workers."""
+"""The ground of all workloads: one broker for all sides, their topics, the load generator, the workers."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
+from typing import Self
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.ledger import Ledger
-from benchmarks.machine import Cores, share_cores
+from benchmarks.machine import share_cores
 from benchmarks.plan import Plan
 from benchmarks.records import Wanted, encode
 from benchmarks.spec import WorkerSpec
 from benchmarks.worker import WorkerProcess
-from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
 from retryapp.settings import load_settings
-from retryapp.stage import NotInTimeError, Run, held_to
+from retryapp.stage import NotInTimeError, Run, held_to, wait_for
 
 POLL_S = 0.002
 _FLUSH_S = 120.0
-_WAKE_TRIES, _WAKE_PAUSE_S = 60, 0.5
+_WAKE_S = 30.0
 
 
 class Stage:
-    """Broker, folders, names. As a context manager it cleans up."""
+    """Broker, folders, names. As a context manager it cleans up.
 
-    def __init__(self, plan: Plan, *, bootstrap: str | None = None, broker_pid: int | None = None) -> None:
-        """Describe it.
+    Args:
+        plan: sizes and settings.
+        say: reports progress.
+        broker: address and process id of a broker that runs; None: one is started.
+    """
 
-        Args:
-            plan: sizes and settings.
-            bootstrap: an existing broker; None: one is started.
-            broker_pid: its process; needed with ``bootstrap``.
-        """
+    def __init__(self, plan: Plan, say: Callable[[str], None], *, broker: tuple[str, int] | None = None) -> None:
         self.plan = plan
-        self.cores: Cores = share_cores(pin=plan.pin)
-        self._bootstrap = bootstrap or ""
-        self._broker_pid = broker_pid
+        self.say = say
+        self.cores = share_cores() if plan.pin else None
+        self._bootstrap, self._broker_pid = broker or ("", 0)
         self._numbers = count(1)
         self._run = Run()
         self.folder = self._run.folder
         self._cleanup = ExitStack()
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Self:
         with ExitStack() as cleanup:
             cleanup.enter_context(self._run)
-            cleanup.enter_context(held_to(self.cores.broker))
+            cleanup.enter_context(held_to(None if self.cores is None else frozenset(self.cores[:1])))
             if not self._bootstrap:
                 broker = self._run.broker(load_settings().cache_dir, heap_mb=1024)
-                self._bootstrap, self._broker_pid = broker.bootstrap, broker.pid
+                self._bootstrap, self._broker_pid = broker.bootstrap, broker.pid or 0
             self._wake_coordinator()
             self._cleanup = cleanup.pop_all()
         return self
@@ -66,23 +66,22 @@ class Stage:
         return KafkaConnection(self._bootstrap)
 
     def _wake_coordinator(self) -> None:
-        """Have the broker make its topic of offsets: the first run would wait for it."""
+        """Have the broker create its topic of offsets: the first run would wait for it."""
         topic = self.make_topic(self.name("wake"), 1)
         consumer = self.connection.client(Consumer, group_id="wake", enable_auto_commit=False)
+
+        def committed() -> bool:
+            try:
+                consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+            except KafkaException:  # the coordinator is being created
+                return False
+            return True
+
         try:
-            for left in reversed(range(_WAKE_TRIES)):
-                try:
-                    consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
-                    break
-                except KafkaException:  # the coordinator is still being made
-                    if not left:
-                        raise
-                    time.sleep(_WAKE_PAUSE_S)
+            wait_for(committed, "the broker's coordinator commits offsets", timeout_s=_WAKE_S, every_s=0.5)
         finally:
             consumer.close()
         self.drop_topics(topic)
-
-    # -- topics -------------------------------------------------------------------------------------------------
 
     def name(self, what: str) -> str:
         """Return a fresh name: no run sees another's group, topics or folder."""
@@ -103,45 +102,15 @@ class Stage:
             future.result(60)
 
     def broker_records(self, prefix: str, *, but: str) -> tuple[int, int]:
-        """Count what a run left on its topics, the main topic aside.
-
-        Returns:
-            Records, and offsets: transaction markers take one each.
-        """
-        client = self.connection.client(AdminClient)
-        consumer = self.connection.client(
-            Consumer,
-            group_id="count",
-            enable_auto_commit=False,
-            isolation_level="read_uncommitted",
-            enable_partition_eof=True,
-        )
-        parts = [
-            TopicPartition(name, number, 0)
-            for name, topic in client.list_topics(timeout=30).topics.items()
-            if name.startswith(prefix) and name != but
-            for number in topic.partitions
-        ]
-        try:
-            offsets = sum(consumer.get_watermark_offsets(part, timeout=30)[1] for part in parts)
-            consumer.assign(parts)
-            ended = records = 0
-            while ended < len(parts):
-                for message in consumer.consume(10_000, timeout=5):
-                    ended += message.error() is not None
-                    records += message.error() is None
-        finally:
-            consumer.close()
-        return records, offsets
+        """Count what a run left on its topics, the main topic aside: records, and offsets (markers take one each)."""
+        names = self.connection.client(AdminClient).list_topics(timeout=30).topics
+        topics = [name for name in names if name.startswith(prefix) and name != but]
+        admin = KafkaAdmin(self.connection)
+        records = sum(1 for topic in topics for _ in read_topic(self.connection, topic))
+        return records, sum(span.end for topic in topics for span in admin.offsets(topic).values())
 
     def lag(self, group: str, topic: str, *, markers: int = 0) -> int:
-        """Return how far a group's committed offsets are behind the topic's ends.
-
-        Args:
-            group: consumer group.
-            topic: topic.
-            markers: offsets at the end of each partition that no consumer commits: 1 after a transaction.
-        """
+        """Return a group's lag on a topic, less so many transaction markers at the end of each partition."""
         consumer = self.connection.client(Consumer, group_id=group, enable_auto_commit=False)
         try:
             numbers = consumer.list_topics(topic, timeout=30).topics[topic].partitions
@@ -151,20 +120,18 @@ class Stage:
             consumer.close()
         return sum(max(0, ends[part.partition] - max(0, part.offset) - markers) for part in committed)
 
-    # -- load ---------------------------------------------------------------------------------------------------
-
     def fill(self, topic: str, wanted: Iterable[Wanted]) -> None:
         """Publish as fast as the broker takes it; record n goes to partition n modulo their number."""
         producer = self.connection.client(Producer, acks="all", linger_ms=20)
         for record in wanted:
             self._produce(producer, topic, record)
-        self._flush(producer)
+        _flush(producer)
 
     def feed(self, topic: str, wanted: Iterable[Wanted], rate: float) -> dict[int, int]:
-        """Publish in an open loop: each record at its slot, whatever becomes of those before it.
+        """Publish in an open loop: each record at its slot, regardless of those before it.
 
         Returns:
-            Record number to the moment at which it was meant to be sent, epoch nanoseconds.
+            Epoch nanoseconds of each record's slot, by its number.
         """
         producer = self.connection.client(Producer, acks="all", linger_ms=5)
         began_ns = time.time_ns() + 50_000_000
@@ -176,7 +143,7 @@ class Stage:
                 time.sleep(min(left_ns / 1e9, 0.001))
             intended[record.number] = slot_ns
             self._produce(producer, topic, record)
-        self._flush(producer)
+        _flush(producer)
         return intended
 
     def _produce(self, producer: Producer, topic: str, record: Wanted) -> None:
@@ -189,58 +156,55 @@ class Stage:
             else:
                 return
 
-    def _flush(self, producer: Producer) -> None:
-        if producer.flush(_FLUSH_S):
-            raise NotInTimeError(f"the load generator did not finish: all records taken within {_FLUSH_S:g} s")
-
-    # -- workers ------------------------------------------------------------------------------------------------
-
     def ledger(self, slots: int) -> Ledger:
-        """Return a fresh ledger; its file is :meth:`spec`'s."""
+        """Return a fresh ledger; workers started from now on write to it."""
         self._ledger_path = self.folder / self.name("ledger")
         return Ledger.create(self._ledger_path, slots)
 
-    def spec(self, group: str, *topics: str, delay_ms: int = 5_000, **more: object) -> WorkerSpec:
+    def spec(self, group: str, *topics: str, delay_ms: int = 5_000, partitions: int | None = None) -> WorkerSpec:
         """Return a worker's spec, for the ledger that was made last."""
-        fields: dict[str, object] = {"partitions": self.plan.partitions, "concurrency": self.plan.concurrency, **more}
         return WorkerSpec(
             group=group,
             bootstrap=self._bootstrap,
             topics=topics,
+            partitions=partitions or self.plan.partitions,
             ledger=str(self._ledger_path),
             datadir=str(self.folder / f"data-{group}"),
             delay_ms=delay_ms,
-            **fields,  # type: ignore[arg-type]  # the spec checks its own fields
+            concurrency=self.plan.concurrency,
         )
 
-    def worker(
-        self, side: str, spec: WorkerSpec, *, level: str | None = None, interpreter: tuple[str, ...] = ()
-    ) -> WorkerProcess:
-        """Start a worker on its processors."""
+    def worker(self, side: str, spec: WorkerSpec, *, level: str | None = None) -> WorkerProcess:
+        """Start a worker on its processor."""
         return WorkerProcess(
             self._run,
             self.name(side),
             side,
             spec,
             level=level or self.plan.log_level,
-            cores=self.cores.worker,
-            broker_pid=self._broker_pid or 0,
-            interpreter=interpreter,
+            cores=None if self.cores is None else frozenset(self.cores[1:]),
+            broker_pid=self._broker_pid,
         )
 
     def wait(self, worker: WorkerProcess, reached: Callable[[], bool], what: str, poll_s: float = POLL_S) -> None:
-        """Wait until something is so.
+        """Wait for a condition within the plan's time-out.
 
         Raises:
-            NotInTimeError: it is not so within the plan's time-out.
+            NotInTimeError: it did not become true.
             ChildFailedError: the worker ended.
         """
-        deadline_s = time.monotonic() + self.plan.timeout_s
-        while not reached():
-            worker.check()
-            if time.monotonic() > deadline_s:
-                raise NotInTimeError(f"{worker.side} did not finish: {what} within {self.plan.timeout_s:g} s")
-            time.sleep(poll_s)
+
+        def checked() -> bool:
+            if worker.ended():
+                raise worker.failure(f"ended with exit code {worker.exit_code}")
+            return reached()
+
+        wait_for(checked, f"{worker.name}: {what}", timeout_s=self.plan.timeout_s, every_s=poll_s)
+
+
+def _flush(producer: Producer) -> None:
+    if producer.flush(_FLUSH_S):
+        raise NotInTimeError(f"the broker did not take all records of the load generator within {_FLUSH_S:g} s")
 
 
 @contextmanager

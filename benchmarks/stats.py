@@ -27,19 +27,12 @@ class Estimate:
     """Number of samples."""
 
 
-def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+def estimate(samples: Sequence[float]) -> Estimate:
     """Return the median with a distribution-free interval.
 
     The true median lies between the k-th smallest and the k-th largest of n samples with probability
-    ``1 - 2 * P(Binomial(n, 1/2) < k)``; k is the largest that reaches ``confidence``, at least 1. Source: Conover,
+    ``1 - 2 * P(Binomial(n, 1/2) < k)``; k is the largest that reaches `CONFIDENCE`, at least 1. Source: Conover,
     "Practical Nonparametric Statistics", confidence interval for a quantile.
-
-    Args:
-        samples: at least one.
-        confidence: wanted coverage, in (0, 1).
-
-    Raises:
-        ValueError: there are no samples.
 
     >>> estimate([5, 1, 4, 2, 3, 9, 7, 8, 6, 10])
     Estimate(median=5.5, low=2, high=9, coverage=0.978515625, n=10)
@@ -49,7 +42,7 @@ def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estima
     ordered = sorted(samples)
     n = len(ordered)
     k = 1
-    while k < (n + 1) // 2 and _coverage(n, k + 1) >= confidence:
+    while k < (n + 1) // 2 and _coverage(n, k + 1) >= CONFIDENCE:
         k += 1
     return Estimate(statistics.median(ordered), ordered[k - 1], ordered[n - k], _coverage(n, k), n)
 
@@ -60,14 +53,7 @@ def _coverage(n: int, k: int) -> float:
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile: a value that was measured.
-
-    Args:
-        samples: at least one, in any order.
-        share: in (0, 1].
-
-    Raises:
-        ValueError: no samples, or a share outside its range.
+    """Return the nearest-rank percentile, a value that was measured, for a share in (0, 1].
 
     >>> percentile(range(1, 101), 0.99)
     99
@@ -88,14 +74,7 @@ def turn_order(round_number: int, sides: Sequence[T]) -> tuple[T, ...]:
 
 
 def pair_ratios(ours: Sequence[float | None], theirs: Sequence[float | None]) -> list[float]:
-    """Return ours / theirs pair by pair; a pair of which one side did not finish has no ratio.
-
-    Args:
-        ours: one figure a pair; None: did not finish.
-        theirs: the same, in the same order.
-
-    Raises:
-        ValueError: there are not as many of one as of the other.
+    """Return ours / theirs pair by pair; a pair of which one side did not finish (None) has no ratio.
 
     >>> pair_ratios([8, 9, None], [2, 3, 4])
     [4.0, 3.0]

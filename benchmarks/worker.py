@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -22,89 +23,69 @@ _SAMPLE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a worker and its broker have used up to a moment."""
+    """Wall time, and processor time of a worker and its broker, seconds."""
 
-    at_ns: int
-    worker_cpu_s: float
-    broker_cpu_s: float
+    wall_s: float
+    worker_s: float
+    broker_s: float
+
+    def __sub__(self, before: Used) -> Used:
+        return Used(self.wall_s - before.wall_s, self.worker_s - before.worker_s, self.broker_s - before.broker_s)
 
 
-class WorkerProcess:
+class WorkerProcess(Child):
     """One worker. As a context manager it is stopped at the end.
 
     Args:
-        run: whose process it is.
-        name: of its log.
+        run: the run that stops it, however that ends.
+        name: name of its log.
         side: module of `benchmarks.peers`.
-        spec: what the program reads.
+        spec: its settings.
         level: log level of Faust's workers.
-        cores: processors it is held to.
-        broker_pid: whose CPU time is read too.
-        interpreter: arguments to Python before the program, for a profiler.
+        cores: processors that it is held to.
+        broker_pid: process whose CPU time is read too.
     """
 
     def __init__(
-        self,
-        run: Run,
-        name: str,
-        side: str,
-        spec: WorkerSpec,
-        *,
-        level: str,
-        cores: frozenset[int] | None,
+        self, run: Run, name: str, side: str, spec: WorkerSpec, *, level: str, cores: frozenset[int] | None,
         broker_pid: int,
-        interpreter: tuple[str, ...] = (),
-    ) -> None:
-        self.side = side
-        self.started_ns = time.time_ns()
-        program = ["-m", f"benchmarks.peers.{side}"]
-        if side in FAUST_SIDES:
-            program = ["-m", "faust", "-A", program[1], "worker", "-l", level, "--without-web"]
-        self._child: Child = run.child(
-            name, [sys.executable, *interpreter, *program], cwd=ROOT, env=spec.environment(), cores=cores
+    ) -> None:  # fmt: skip
+        module = f"benchmarks.peers.{side}"
+        program = ["faust", "-A", module, "worker", "-l", level, "--without-web"] if side in FAUST_SIDES else [module]
+        super().__init__(
+            side,
+            [sys.executable, "-m", *program],
+            log_file=run.folder / f"{name}.log",
+            cwd=ROOT,
+            env=spec.environment(),
+            cores=cores,
         )
-        self._watched = psutil.Process(self._child.pid)
-        self._broker = psutil.Process(broker_pid)
+        run.children.append(self)
+        self.started_s = time.time_ns() / 1e9
+        self.start()
         self.peak_rss = 0
+        self._watched, self._broker = psutil.Process(self.pid), psutil.Process(broker_pid)
         self._stopping = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name=f"rss-{side}", daemon=True)
         self._sampler.start()
 
-    def __enter__(self) -> WorkerProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def check(self) -> None:
-        """Raise when it has ended.
-
-        Raises:
-            ChildFailedError: it has.
-        """
-        if self._child.ended():
-            raise self._child.failure(f"ended with exit code {self._child.exit_code}")
+        self._stopping.set()
+        self._sampler.join()
+        self.stop(STOP_S)
 
     def used(self) -> Used:
-        """Return what worker and broker have used so far."""
-        mine, brokers = self._watched.cpu_times(), self._broker.cpu_times()
-        return Used(time.time_ns(), mine.user + mine.system, brokers.user + brokers.system)
+        """Return the time used up to now."""
+        worker, broker = self._watched.cpu_times(), self._broker.cpu_times()
+        return Used(time.time_ns() / 1e9, worker.user + worker.system, broker.user + broker.system)
 
     @property
     def rss(self) -> int:
         """Resident memory now, bytes."""
         return int(self._watched.memory_info().rss)
-
-    @property
-    def text(self) -> str:
-        """What it wrote so far."""
-        return self._child.log
-
-    def stop(self) -> None:
-        """Stop it, with SIGKILL if SIGTERM is not enough."""
-        self._stopping.set()
-        self._sampler.join()
-        self._child.stop(STOP_S)
 
     def _sample(self) -> None:
         while not self._stopping.wait(_SAMPLE_S):

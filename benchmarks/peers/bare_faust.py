@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import faust
 
-from benchmarks.ledger import Ledger
-from benchmarks.spec import load_spec
-
-spec = load_spec()
-ledger = Ledger(Path(spec.ledger))
+from benchmarks.peers.handler import handle, spec
 
 app = faust.App(spec.group, broker=f"kafka://{spec.bootstrap}", datadir=spec.datadir)
 records = app.topic(spec.topics[0], key_type=bytes, value_type=bytes, value_serializer="raw")
-
-
-async def handle(value: bytes) -> None:
-    """Do as the record says."""
-    ledger.visit(value)
 
 
 @app.agent(records)

@@ -14,16 +14,11 @@ and retry topic stay co-partitioned. `sent` keeps the timer from sending a row t
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import faust
 
-from benchmarks.ledger import Ledger
-from benchmarks.spec import load_spec
-
-spec = load_spec()
-ledger = Ledger(Path(spec.ledger))
+from benchmarks.peers.handler import DownError, handle, spec
 
 app = faust.App(
     spec.group,
@@ -48,16 +43,6 @@ records = app.topic(spec.topics[0], key_type=bytes, value_type=bytes, value_seri
 retries = app.topic(spec.retry_topic, key_type=str, value_type=Waiting)
 waiting = app.Table("waiting", key_type=str, value_type=Waiting, partitions=spec.partitions)
 sent: set[str] = set()
-
-
-class DownError(Exception):
-    """What the handler raises for a record that shall fail."""
-
-
-async def handle(value: bytes) -> None:
-    """Do as the record says."""
-    if ledger.visit(value):
-        raise DownError("the service is down")
 
 
 @app.agent(records)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import faust
 
-from benchmarks.ledger import Ledger
-from benchmarks.spec import load_spec
+from benchmarks.peers.handler import DownError, ledger, spec
 from retryapp import Retries, RetryLater, RetryPolicy
-
-spec = load_spec()
-ledger = Ledger(Path(spec.ledger))
 
 app = faust.App(spec.group, broker=f"kafka://{spec.bootstrap}", store="rocksdb://", datadir=spec.datadir)
 retries = Retries(app)
-
-
-class DownError(Exception):
-    """What the handler raises for a record that shall fail."""
 
 
 async def handle(value: bytes) -> None:

@@ -14,26 +14,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from benchmarks.ledger import Ledger
-from benchmarks.spec import load_spec
-
-spec = load_spec()
-ledger = Ledger(Path(spec.ledger))
-
-
-class DownError(Exception):
-    """What the handler raises for a record that shall fail."""
-
-
-async def handle(value: bytes) -> None:
-    """Do as the record says."""
-    if ledger.visit(value):
-        raise DownError("the service is down")
+from benchmarks.peers.handler import DownError, handle, spec
 
 
 async def attempt(producer: Any, record: Any) -> Any:

@@ -1,28 +1,12 @@
-"""The workloads: what each runs, and what it reports. One function a workload, `(stage, say) -> Result`."""
+"""The workloads: each module has a title, the fields of the plan that it reads, and `run`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from types import ModuleType
 
-from benchmarks.results import Result
-from benchmarks.runs import Say
-from benchmarks.stage import Stage
 from benchmarks.workloads import burst, happy, healthy, lateness, many, memory, peers, recovery
 
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A workload by name."""
-
-    name: str
-    title: str
-    run: Callable[[Stage, Say], Result]
-    options: tuple[str, ...]
-    """Fields of the plan that it reads, beside those that all share."""
-
-
-WORKLOADS = tuple(
-    Workload(module.NAME, module.TITLE, module.run, module.OPTIONS)
+WORKLOADS: dict[str, ModuleType] = {
+    module.__name__.rsplit(".")[-1]: module
     for module in (happy, burst, lateness, healthy, recovery, memory, many, peers)
-)
+}

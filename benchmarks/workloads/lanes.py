@@ -16,23 +16,19 @@ class Lanes:
     """The lanes of one worker's start."""
 
     count: int
-    opening_s: float
+    opening_s: float = 0.001
     """From the first that began to open to the last that was open."""
-    last_open_s: float
+    last_open_s: float = 0.0
     """When the last was open, epoch seconds."""
 
 
 def opened(log: str) -> Lanes:
-    """Read a log.
-
-    >>> opened("[2024-01-01 00:00:01,500] [9] [INFO] retryapp.lane_opened handler=a partition=0 duration_ms=500").count
-    1
-    """
+    """Read a log."""
     ends = [
         (datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp(), int(took) / 1000)
         for at, took in _OPENED.findall(log)
     ]
     if not ends:
-        return Lanes(0, 0.0, 0.0)
+        return Lanes(0)
     last = max(at for at, _ in ends)
     return Lanes(len(ends), max(last - min(at - took for at, took in ends), 0.001), last)

@@ -3,66 +3,56 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
-from benchmarks.results import Result, Target, figure
-from benchmarks.runs import Say, healthy
+from benchmarks.results import Result, figure
+from benchmarks.runs import Run, each, healthy, repeated
 from benchmarks.stage import Stage, cleaned
 from benchmarks.workloads.lanes import opened
 from benchmarks.workloads.waiting import park
 
-NAME = "recovery"
 TITLE = "Recovery of a lost store"
 OPTIONS = ("repeats", "recovery_pending")
 
 
-def run(stage: Stage, say: Say) -> Result:
+def run(stage: Stage) -> Result:
     """Park records once; then start workers, with the store kept and with it lost."""
     plan = stage.plan
-    group = stage.name(NAME)
-    topic = f"{group}-main"
-    rates: list[float | None] = []
-    first: dict[str, list[float | None]] = {"kept": [], "lost": []}
+    group = stage.name("recovery")
     with cleaned(stage, group):
-        stage.make_topic(topic)
-        say(f"{NAME}: parking {plan.recovery_pending:,} records")
+        topic = stage.make_topic(f"{group}-main")
+        stage.say(f"parking {plan.recovery_pending:,} records")
         park(stage, group, topic, plan.recovery_pending)
-        for number in range(plan.repeats):
-            for kind in ("kept", "lost"):
-                opening_s, delivered_s = _start(stage, group, topic, lose=kind == "lost")
-                first[kind].append(delivered_s)
-                if kind == "lost":
-                    rates.append(plan.recovery_pending / opening_s)
-                say(
-                    f"{NAME} {number + 1}/{plan.repeats} store {kind}: lanes open in {opening_s:.2f} s, "
-                    f"first delivery {delivered_s:.2f} s after the start"
-                )
+        kept = repeated(stage, "store kept", partial(_start, stage, group, topic, lose=False))
+        lost = repeated(stage, "store lost", partial(_start, stage, group, topic, lose=True))
+    deliveries = {"kept": each(kept, "deliveries"), "lost": each(lost, "deliveries")}
     return Result(
-        name=NAME,
-        title=TITLE,
         figures=[
-            figure("store lost: rebuilt from the changelog", "records/s", rates, Target(least=100_000)),
-            figure("store lost: process start to deliveries on all partitions", "s", first["lost"]),
-            figure("store kept: process start to deliveries on all partitions", "s", first["kept"]),
+            figure("store lost: rebuilt from the changelog", "records/s", each(lost, "rebuilt"), least=100_000),
+            figure("store lost: process start to deliveries on all partitions", "s", deliveries["lost"]),
+            figure("store kept: process start to deliveries on all partitions", "s", deliveries["kept"]),
         ],
         notes=[
             f"{plan.recovery_pending:,} records wait. The rate is that number by the time from the first lane that "
             "begins to open to the last that is open (the worker's log), fencing and offsets included; the time to "
             "deliveries is the ledger's.",
         ],
-        samples={"records/s": rates, **{f"start to deliveries, store {kind}": v for kind, v in first.items()}},
+        samples={
+            "records/s": each(lost, "rebuilt"),
+            **{f"start to deliveries, store {kind}": values for kind, values in deliveries.items()},
+        },
     )
 
 
-def _start(stage: Stage, group: str, topic: str, *, lose: bool) -> tuple[float, float]:
-    """Start a worker; return how long its lanes took to open, and start to the last partition's first delivery."""
-    ledger = stage.ledger(stage.plan.partitions)
-    spec = stage.spec(group, topic)
-    if lose:
-        shutil.rmtree(spec.datadir)
-    stage.fill(topic, healthy(stage.plan.partitions))
-    with stage.worker("ours", spec, level="info") as worker:
-        stage.wait(worker, lambda: ledger.done >= stage.plan.partitions, "each partition delivered")
-        delivered_ns = max(ledger.first_ns(n) for n in range(stage.plan.partitions))
-        lanes = opened(worker.text)
-    ledger.close()
-    return lanes.opening_s, (delivered_ns - worker.started_ns) / 1e9
+def _start(stage: Stage, group: str, topic: str, *, lose: bool) -> Run:
+    count = stage.plan.partitions
+    with stage.ledger(count) as ledger:
+        spec = stage.spec(group, topic)
+        if lose:
+            shutil.rmtree(spec.datadir)
+        stage.fill(topic, healthy(count))
+        with stage.worker("ours", spec, level="info") as worker:
+            stage.wait(worker, lambda: ledger.done >= count, "each partition delivered")
+        delivered_s = max(ledger.first_ns(n) for n in range(count)) / 1e9
+    rebuilt = stage.plan.recovery_pending / opened(worker.log).opening_s
+    return Run({"rebuilt": rebuilt, "deliveries": delivered_s - worker.started_s})

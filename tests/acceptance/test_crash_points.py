@@ -17,6 +17,7 @@ from acceptance.books import check_books
 from harness import Evidence, HandlerSpec, Stage, Worker
 
 from retryapp.ledger import take_ledger
+from retryapp.stage import ChildFailedError
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(150)]
 
@@ -72,7 +73,7 @@ class Lived:
         """Wait for the end of a worker."""
         try:
             self.ends.append((worker.wait(30), worker.log))
-        except AssertionError:
+        except ChildFailedError:
             worker.kill()
             self.ends.append((None, worker.log))
 

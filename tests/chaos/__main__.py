@@ -15,11 +15,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chaos.campaign import Campaign, Result
+from chaos.campaign import Campaign, Result, Round, rounds
 from chaos.disks import leave
 from chaos.ground import Ground
 from chaos.matrix import FAULTS
-from chaos.plan import Round, rounds
 from chaos.report import publish, summary
 from retryapp.core.errors import EnvironmentFault
 from retryapp.guardian import guard
@@ -31,9 +30,8 @@ ENVIRONMENT = 3
 def _chosen(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
     known = [fault.id for fault in FAULTS]
     wanted = known if text == "all" else [name.strip() for name in text.split(",")]
-    strange = [name for name in wanted if name not in known]
-    if strange:
-        raise click.BadParameter(f"{', '.join(strange)}: known are {', '.join(known)}")
+    if unknown := set(wanted) - set(known):
+        raise click.BadParameter(f"{', '.join(unknown)}: known are {', '.join(known)}")
     return wanted
 
 
@@ -44,7 +42,8 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option("--jobs", default=3 * (os.cpu_count() or 1), show_default=True, help="Groups side by side.")
 @click.option("--seed", default=None, type=int, help="Of the campaign; drawn unless given, kept by its folder.")
 @click.option(
-    "--run", "folder", default=Path("build/chaos"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    "--run", "folder", default=Path("build/chaos"), show_default=True,
+    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
     help="Folder of the run: a campaign that is there goes on.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Do rounds that failed once more.")
@@ -57,83 +56,77 @@ def main(
     again: bool, keep: bool, short: bool, publishes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Do real faults to real workers and brokers; exit 1 when a promise did not hold, 3 when there is no broker."""
-    folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if publishes:
         publish(folder)
         return
     guard()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end_all)
-    made = list(rounds([fault for fault in FAULTS if fault.id in faults], _seed(folder, seed), times))
+    planned = list(rounds([fault for fault in FAULTS if fault.id in faults], _seed(folder, seed), times))
+    until_s = time.monotonic() + minutes * 60
     try:
-        results = _run(made, folder, jobs, time.monotonic() + minutes * 60, again=again, keep=keep, short=short)
+        results = _run(planned, folder, jobs, until_s, again=again, keep=keep, short=short)
     except EnvironmentFault as error:
         click.echo(f"retryapp: {error}", err=True)
         sys.exit(ENVIRONMENT)
-    told = summary(results)
+    total = summary(results)
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(total))
     else:
-        for line in told["lines"]:
-            click.echo(line)
-        click.echo(f"{told['passed']} passed, {told['failed']} failed, {told['skipped']} skipped")
-    sys.exit(int(told["failed"] > 0))
+        click.echo("\n".join(total["lines"]))
+        click.echo(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    sys.exit(int(total["failed"] > 0))
 
 
 def _end_all(number: int, _frame: object) -> None:
-    """End at once: the guardian ends what this process has started, and the rounds that are over are written down."""
+    """End at once: the guardian ends what this process has started, and the rounds that are over are logged."""
     os._exit(128 + number)
 
 
 def _seed(folder: Path, wanted: int | None) -> int:
     """Return the seed that a run began with, or begin one."""
     file = folder / "run.json"
-    if file.exists():
-        return int(json.loads(file.read_text())["seed"])
-    seed = random.SystemRandom().randrange(1 << 32) if wanted is None else wanted
-    file.write_text(json.dumps({"seed": seed}))
-    return seed
+    if not file.exists():
+        seed = random.SystemRandom().randrange(1 << 32) if wanted is None else wanted
+        file.write_text(json.dumps({"seed": seed}))
+    return int(json.loads(file.read_text())["seed"])
 
 
 def _run(
-    made: list[Round], folder: Path, jobs: int, until_s: float, *, again: bool, keep: bool, short: bool
+    planned: list[Round], folder: Path, jobs: int, until_s: float, *, again: bool, keep: bool, short: bool
 ) -> list[Result]:
     cache_dir = load_settings().cache_dir
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     leave(folder)
     shutil.rmtree(folder / "broker", ignore_errors=True)  # rounds share nothing, and thousands of topics slow it down
     with (
         Ground(cache_dir, folder / "broker", links=jobs) as ground,
-        Progress(*columns, console=console) as bar,
+        Progress(*columns, console=Console(stderr=True)) as bar,
     ):
         campaign = Campaign(folder, cache_dir, ground, keep=keep, short=short)
         known = campaign.finished()
-        left = [each for each in made if each.key not in known or (again and known[each.key]["outcome"] == "failed")]
+        over = {key for key, result in known.items() if not (again and result["outcome"] == "failed")}
+        left = [each for each in planned if each.key not in over]
+        task = bar.add_task("rounds", total=len(planned), completed=len(planned) - len(left))
 
         def begun(key: str) -> None:
             bar.update(task, description=f"rounds, now {key}")
 
-        task = bar.add_task("rounds", total=len(made), completed=len(made) - len(left))
-        for part, at_a_time in (
-            ([each for each in left if not each.fault.alone], jobs),
-            ([each for each in left if each.fault.alone], 1),
-        ):
-            for result in campaign.run(part, at_a_time, until_s, begun):
+        for alone in (False, True):
+            part = [each for each in left if each.fault.alone == alone]
+            for result in campaign.run(part, 1 if alone else jobs, until_s, begun):
                 bar.advance(task)
                 if result["outcome"] != "passed":
-                    bar.console.print(
-                        f"{result['key']} {result['outcome']}: {_why(result)}", highlight=False, markup=False
-                    )
+                    text = f"{result['key']} {result['outcome']}: {_why(result)}"
+                    bar.console.print(text, highlight=False, markup=False)
         known = campaign.finished()
-    return [known[each.key] for each in made if each.key in known]
+    return [known[each.key] for each in planned if each.key in known]
 
 
 def _why(result: Result) -> str:
-    if "reason" in result or "error" in result:
-        return str(result.get("reason") or result["error"])
-    return json.dumps([{**v["shown"], "ledger": v["ledger"]} for v in result["verdicts"]])
+    verdicts = [{**verdict["shown"], "ledger": verdict["ledger"]} for verdict in result.get("verdicts", ())]
+    return str(result.get("reason") or result.get("error") or json.dumps(verdicts))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 from harness import HandlerSpec, Service, Stage, Worker, wait_for
 
+from chaos.eyes import b64
 from chaos.ground import Ground
 from chaos.proxy import Link
 from retryapp.ledger import take_ledger
@@ -39,13 +38,9 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _b64(raw: bytes | None) -> str | None:
-    return None if raw is None else base64.b64encode(raw).decode()
-
-
 @dataclass(slots=True)
 class Act:
-    """See the module's text. `spec` holds what differs from the usual program."""
+    """One group under load, and the faults done to it. As a context manager it opens and closes its stage."""
 
     ground: Ground
     folder: Path
@@ -60,7 +55,6 @@ class Act:
     link: Link | None = None
     """Way of the workers that are started with `far=True`."""
     app_options: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
     unheard: bool = False
     """A fault keeps handlers from reaching the service: attempts fail of which the deliveries log knows nothing."""
     short: bool = False
@@ -72,7 +66,6 @@ class Act:
     stage: Stage = field(init=False)
     topic: str = field(init=False)
     published: int = 0
-    injected: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     """Figures of the scenario's own."""
     cast: list[Worker] = field(default_factory=list)
@@ -82,7 +75,6 @@ class Act:
     _producer: Producer = field(init=False)
 
     def __enter__(self) -> Act:
-        """Open the stage; write the program."""
         self.folder.mkdir(parents=True, exist_ok=True)
         service = Service(log=self.folder / "deliveries.jsonl")
         service.start()
@@ -102,10 +94,7 @@ class Act:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all that runs."""
         for worker in self.stage.workers:
-            if not worker.ended():
-                worker.signal(signal.SIGCONT)
             worker.kill()
         self.stage.service.stop()
 
@@ -118,23 +107,22 @@ class Act:
         )  # fmt: skip
         self.stage.program(
             handler,
-            options=self.options,
             app_options={"datadir": str(self.folder / "data"), **self.app_options},
             partitions=self.partitions,
             session_timeout_s=SESSION_S,
             **more,
         )
 
-    def worker(self, *, ready: bool = True, far: bool = False, env: Mapping[str, str] | None = None) -> Worker:
-        """Start a worker; with `far` its only way to the broker is the link."""
+    def worker(self, *, far: bool = False, env: Mapping[str, str] | None = None) -> Worker:
+        """Start a worker, which need not be ready; with `far` its only way to the broker is the link."""
         way = {"STAGE_BOOTSTRAP": f"127.0.0.1:{self.link.port}"} if far and self.link else {}
-        return self.stage.worker(f"life{len(self.stage.workers)}", ready=ready, env={**way, **(env or {})})
+        return self.stage.worker(f"life{len(self.stage.workers)}", ready=False, env={**way, **(env or {})})
 
     def revive(self, count: int = 2, **how: Any) -> None:
         """See that so many workers are there, as a process manager does; those that are new need not be ready."""
         self.cast = [worker for worker in self.cast if not worker.ended()]
         while len(self.cast) < count:
-            self.cast.append(self.worker(ready=False, **how))
+            self.cast.append(self.worker(**how))
 
     def raise_curtain(self, count: int = 2, **how: Any) -> None:
         """Start workers and wait until all are ready."""
@@ -146,7 +134,7 @@ class Act:
         """Publish records: a quarter each fails never, once, twice, always; or as `fail` says."""
         for _ in range(count):
             fails = int(facts.get("fail", self.published % 4))
-            self.put({"fail": fails, **facts}, fails=fails, fate="dead" if fails > len(self.waits_ms) else "done")
+            self.put({"fail": fails, **facts}, fate="dead" if fails > len(self.waits_ms) else "done")
         if flush:
             self.flush()
 
@@ -155,32 +143,25 @@ class Act:
         facts: Mapping[str, Any] | None = None,
         *,
         fate: str,
-        fails: int = 0,
         reasons: tuple[str, ...] = (),
         value: bytes | None = None,
         key: bytes | None = b"k",
         headers: tuple[tuple[str, bytes | None], ...] = (("trace", b"\x00\xff"),),
-        partition: int | None = None,
         producer: Producer | None = None,
-    ) -> str:
-        """Publish one record and note what has to become of it, once the broker has it.
+    ) -> None:
+        """Publish one record, and note what has to become of it once the broker has it.
 
         Args:
             facts: the value, as JSON; else `value` is it.
             fate: `done`, `dead`, `waiting` or `any`.
-            fails: how many attempts the service refuses.
             reasons: why it may be dead; any reason where empty.
             value: of the record, without `facts`.
             key: of the record.
             headers: of the record.
-            partition: of the record; in turn where None.
             producer: one of the caller's own.
-
-        Returns:
-            Its id.
         """
         name = f"r{self.published}"
-        number = self.published % self.partitions if partition is None else partition
+        number = self.published % self.partitions
         self.published += 1
         raw = json.dumps({"id": name, **facts}).encode() if facts is not None else value
 
@@ -190,23 +171,21 @@ class Act:
             self._write(
                 "input",
                 partition=message.partition(), offset=message.offset(), timestamp_ms=message.timestamp()[1],
-                id=name, fails=fails, fate=fate, reasons=reasons, key=_b64(key), value=_b64(raw),
-                headers=[(header, _b64(content)) for header, content in headers],
+                id=name, fate=fate, reasons=reasons, key=b64(key), value=b64(raw),
+                headers=[(header, b64(content)) for header, content in headers],
             )  # fmt: skip
 
         (producer or self._producer).produce(
             self.topic, raw, key=key, headers=list(headers), partition=number, on_delivery=noted
         )
-        return name
 
     def wider(self) -> None:
         """Publish to one partition more, once the broker shows it."""
         self.partitions += 1
-
-        def shown() -> bool:
-            return len(self._producer.list_topics(self.topic, 10).topics[self.topic].partitions) == self.partitions
-
-        wait_for(shown, f"{self.topic} has {self.partitions} partitions")
+        wait_for(
+            lambda: len(self._producer.list_topics(self.topic, 10).topics[self.topic].partitions) == self.partitions,
+            f"{self.topic} has {self.partitions} partitions",
+        )
 
     def flush(self) -> None:
         """Wait until the broker has all."""
@@ -219,17 +198,35 @@ class Act:
         at_ms = now_ms()
         yield facts
         self._write("injections", kind=kind, at_ms=at_ms, until_ms=now_ms(), **facts)
-        self.injected += 1
 
     def _write(self, name: str, **fact: Any) -> None:
         with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write(json.dumps(fact) + "\n")
 
+    def turns(self, times: int, workers: int, publish: int, busy: int, *, revive: bool = False) -> Iterator[int]:
+        """Yield numbers of turns, each with its workers there, records published and some under way."""
+        for number in range(self.some(times)):
+            self.revive(workers)
+            self.publish(publish)
+            self.busy(busy, revive=revive)
+            yield number
+
+    def end(self, worker: Worker, kill: float) -> None:
+        """Kill a worker with this probability, else stop it in good order."""
+        if self.rng.random() < kill:
+            worker.kill()
+        else:
+            worker.stop(30)
+
+    def kill_sometimes(self, share: float) -> None:
+        """Kill the only worker with this probability, and start another one."""
+        if self.rng.random() < share:
+            self.cast[0].kill()
+            self.revive(1)
+
     def some(self, times: int) -> int:
         """Return how often to do what a whole round does so many times."""
         return max(2, times // 4) if self.short else times
-
-    # What scenarios wait for
 
     @property
     def visits(self) -> int:
@@ -266,13 +263,6 @@ class Act:
         """Return how many lanes a worker has opened in its life."""
         return worker.log.count("retryapp.lane_opened")
 
-    # What it has come to
-
-    @property
-    def single(self) -> bool:
-        """Tell whether no hand-off may be there twice."""
-        return not self.copied
-
     def verdict(self) -> dict[str, Any]:
         """Have the verifier judge, in a process of its own; add what the ledger says."""
         topology = self.stage.topology(self.topic)
@@ -281,7 +271,7 @@ class Act:
             "bootstrap": self.ground.bootstrap, "group": self.stage.group, "main": self.topic, "retry": retry,
             "partitions": self.partitions, "redelivery": topology.redelivery, "dlq": topology.dlq,
             "events": topology.events, "changelog": topology.pending_changelog, "waits_ms": self.waits_ms,
-            "single": self.single, "truncated": self.truncated, "unheard": self.unheard,
+            "single": not self.copied, "truncated": self.truncated, "unheard": self.unheard,
         }  # fmt: skip
         (self.folder / "round.json").write_text(json.dumps(facts))
         done = subprocess.run(
@@ -292,5 +282,6 @@ class Act:
             raise RuntimeError(f"the verifier ended with {done.returncode}: {done.stderr[-2000:]}")
         told: dict[str, Any] = json.loads(done.stdout)
         ledger = take_ledger(self.stage.connection, topology)
-        told["ledger"] = [str(problem) for problem in ledger.problems[:12]]
+        excused = FROM_COPIES if self.copied else set()
+        told["ledger"] = [str(problem) for problem in ledger.problems if problem.fault not in excused][:12]
         return {**told, "notes": self.notes}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,119 +21,122 @@ from chaos.act import Act
 from chaos.disks import small_disk
 from chaos.eyes import injections, lines
 from chaos.ground import Ground
-from chaos.plan import Round
+from chaos.matrix import Fault
 
 Result = dict[str, Any]
 LOG = "rounds.jsonl"
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One of a campaign's rounds."""
+
+    fault: Fault
+    number: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Name in the run's log."""
+        return f"{self.fault.id}#{self.number}"
+
+
+def rounds(faults: Sequence[Fault], seed: int, times: float) -> Iterator[Round]:
+    """Name all rounds, a round of each fault in turn, so that a campaign that is cut short has some of each.
+
+    Args:
+        faults: which.
+        seed: of the campaign; each round's follows from it.
+        times: how often to do all of it; a part of it where less than 1.
+    """
+    columns = [[(fault, n) for n in range(max(1, round(fault.rounds * times)))] for fault in faults]
+    for row in zip_longest(*columns):
+        for fault, number in filter(None, row):
+            digest = hashlib.sha256(f"{seed}/{fault.id}/{number}".encode()).digest()
+            yield Round(fault, number, int.from_bytes(digest[:6], "big"))
+
+
+@dataclass(slots=True)
 class Campaign:
     """The rounds of one run folder."""
 
-    def __init__(
-        self, folder: Path, cache_dir: Path, ground: Ground, *, keep: bool = False, short: bool = False
-    ) -> None:
-        self.folder = folder
-        self._cache_dir = cache_dir
-        self._ground = ground
-        self._keep = keep
-        self._short = short
-        self._lock = threading.Lock()
+    folder: Path
+    cache_dir: Path
+    ground: Ground
+    keep: bool = False
+    short: bool = False
 
     def finished(self) -> dict[str, Result]:
         """Return the rounds that are over, by key."""
         return {line["key"]: line for line in lines(self.folder / LOG)}
 
-    def run(self, rounds: Sequence[Round], jobs: int, until_s: float, told: Callable[[str], None]) -> Iterator[Result]:
-        """Run rounds, several at a time; yield each result as it is there, and note it.
+    def run(self, left: Sequence[Round], jobs: int, until_s: float, begun: Callable[[str], None]) -> Iterator[Result]:
+        """Run rounds, several at a time; yield each result as it is there, and log it.
 
         Args:
-            rounds: which.
+            left: rounds to run.
             jobs: how many groups at a time.
             until_s: no round begins after this, on the monotonic clock.
-            told: called with the key of a round that begins.
+            begun: called with the key of a round that begins.
         """
-        left = iter(rounds)
+        todo = iter(left)
         running: set[Future[Result]] = set()
         with ThreadPoolExecutor(jobs, thread_name_prefix="round") as pool:
             while True:
-                while len(running) < jobs and time.monotonic() < until_s and (each := next(left, None)) is not None:
-                    told(each.key)
+                while len(running) < jobs and time.monotonic() < until_s and (each := next(todo, None)) is not None:
+                    begun(each.key)
                     running.add(pool.submit(self._one, each))
                 if not running:
                     return
                 over, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in over:
-                    result = future.result()
                     with (self.folder / LOG).open("a") as file:
-                        file.write(json.dumps(result) + "\n")
-                    yield result
+                        file.write(json.dumps(future.result()) + "\n")
+                    yield future.result()
 
     def _one(self, each: Round) -> Result:
-        reason = each.fault.needs()
         base: Result = {"key": each.key, "fault": each.fault.id, "number": each.number, "seed": each.seed}
-        if reason:
+        if reason := each.fault.needs():
             return {**base, "outcome": "skipped", "reason": reason}
         folder = self.folder / f"{each.fault.id}-{each.number}"
         shutil.rmtree(folder, ignore_errors=True)
         began_s = time.monotonic()
         try:
-            told = self._crowd(each, folder) if each.fault.crowd else self._single(each, folder)
+            verdicts = self.play(each, folder)
+            passed = all(verdict["passed"] and not verdict["ledger"] for verdict in verdicts)
+            result: Result = {"outcome": "passed" if passed else "failed", "verdicts": verdicts}
         except Exception:  # noqa: BLE001 - the edge of a round: whatever it is, the others go on, and it has failed
-            told = {"outcome": "failed", "error": traceback.format_exc()[-4000:], "injections": _counted(folder)}
-        if told["outcome"] == "passed" and not self._keep:
+            result = {"outcome": "failed", "error": traceback.format_exc()[-4000:]}
+        noted = folder / "group0" if each.fault.crowd else folder
+        result["injections"] = Counter(injection.kind for injection in injections(noted))
+        if result["outcome"] == "passed" and not self.keep:
             shutil.rmtree(folder, ignore_errors=True)
-        return {**base, "took_s": round(time.monotonic() - began_s, 1), **told}
+        return {**base, "took_s": round(time.monotonic() - began_s, 1), **result}
 
-    def _single(self, each: Round, folder: Path) -> Result:
+    def play(self, each: Round, folder: Path) -> list[dict[str, Any]]:
+        """Do the fault to one group on the campaign's broker, or to several on one of their own; return verdicts."""
+        fault = each.fault
         with ExitStack() as stack:
-            link = stack.enter_context(self._ground.link()) if each.fault.link else None
-            act = stack.enter_context(
-                Act(
-                    self._ground,
-                    folder,
-                    random.Random(each.seed),
-                    link=link,
-                    short=self._short,
-                    **each.fault.act,
-                )
-            )
-            assert each.fault.run is not None
-            each.fault.run(act, each.number)
-            if link is not None:
-                link.heal()
-            act.settle()
-            return _result([act.verdict()], _counted(folder))
-
-    def _crowd(self, each: Round, folder: Path) -> Result:
-        with ExitStack() as stack:
-            if each.fault.disk_mb:
-                stack.enter_context(small_disk(folder / "broker", each.fault.disk_mb))
-            ground = stack.enter_context(Ground(self._cache_dir, folder / "broker"))
-            acts = [
-                stack.enter_context(
-                    Act(
-                        ground,
-                        folder / f"group{n}",
-                        random.Random(each.seed + n),
-                        short=self._short,
-                        **each.fault.act,
-                    )
-                )
-                for n in range(each.fault.groups)
-            ]
-            assert each.fault.crowd is not None
-            each.fault.crowd(acts, each.number)
+            if fault.run is not None:
+                link = stack.enter_context(self.ground.link()) if fault.link else None
+                act = stack.enter_context(self._act(self.ground, folder, each.seed, fault, link=link))
+                fault.run(act, each.number)
+                if link is not None:
+                    link.heal()
+                acts = [act]
+            else:
+                assert fault.crowd is not None
+                if fault.disk_mb:
+                    stack.enter_context(small_disk(folder / "broker", fault.disk_mb))
+                ground = stack.enter_context(Ground(self.cache_dir, folder / "broker"))
+                acts = [
+                    stack.enter_context(self._act(ground, folder / f"group{n}", each.seed + n, fault))
+                    for n in range(fault.groups)
+                ]
+                fault.crowd(acts, each.number)
             for act in acts:
                 act.settle()
-            return _result([act.verdict() for act in acts], _counted(folder / "group0"))
+            return [act.verdict() for act in acts]
 
-
-def _counted(folder: Path) -> dict[str, int]:
-    where = folder if (folder / "injections.jsonl").exists() else folder / "group0"
-    return dict(Counter(each.kind for each in injections(where)))
-
-
-def _result(verdicts: list[dict[str, Any]], injected: dict[str, int]) -> Result:
-    passed = all(verdict["passed"] and not verdict["ledger"] for verdict in verdicts)
-    return {"outcome": "passed" if passed else "failed", "injections": injected, "verdicts": verdicts}
+    def _act(self, ground: Ground, folder: Path, seed: int, fault: Fault, **more: Any) -> Act:
+        return Act(ground, folder, random.Random(seed), short=self.short, **fault.act, **more)

@@ -58,8 +58,9 @@ def machine(act: Act, name: str) -> tuple[Path, dict[str, str]]:
 
 
 def jolt(act: Act, files: Sequence[Path]) -> None:
-    """Set one of several machines' clocks, drawn, by one of the jumps."""
+    """Set one of several machines' clocks, drawn, by one of the jumps, under load."""
     kind = act.rng.choice(list(JUMPS_S))
+    act.publish(8)
     with act.fault(f"clock {kind}"):
         set_clock(act.rng.choice(files), JUMPS_S[kind])
         act.pause(0.2, 1.5)
@@ -68,12 +69,12 @@ def jolt(act: Act, files: Sequence[Path]) -> None:
 def jump(act: Act, times: int) -> None:
     """Let the clocks of two machines jump and drift under load; a worker is killed now and then."""
     machines = [machine(act, name) for name in ("east", "west")]
-    act.cast = [act.worker(ready=False, env=env) for _, env in machines]
+    act.cast = [act.worker(env=env) for _, env in machines]
     act.raise_curtain(2)
     for _ in range(act.some(times)):
         for number, worker in enumerate(act.cast):
             if worker.ended():
-                act.cast[number] = act.worker(ready=False, env=machines[number][1])
+                act.cast[number] = act.worker(env=machines[number][1])
         act.publish(16)
         act.busy(2)
         file = act.rng.choice(machines)[0]
@@ -83,11 +84,7 @@ def jump(act: Act, times: int) -> None:
                     set_clock(file, step * 0.0005)
                     time.sleep(0.05)
         else:
-            kind = act.rng.choice(list(JUMPS_S))
-            with act.fault(kind):
-                set_clock(file, JUMPS_S[kind])
-                act.publish(8)
-                act.pause(0.2, 1.5)
+            jolt(act, [file])
         if act.rng.random() < 0.15:
             act.rng.choice(act.cast).kill()
     for file, _ in machines:

@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from harness import wait_for
 from rocksdict import Options, Rdict
 
 from chaos.act import Act
+from chaos.network import fault_of_all
 
 STORE_MB = 24
 BROKER_MB = 420
@@ -86,13 +87,10 @@ def fill_store(act: Act, times: int) -> None:
         act.app_options = {"datadir": str(disk)}
         act.program()
         act.raise_curtain(1)
-        for _ in range(act.some(times)):
-            act.revive(1)
-            act.publish(8)
-            act.busy(2, revive=True)
+        for _ in act.turns(times, 1, 8, 2, revive=True):
             kind = act.rng.choice(("full", "read-only", "file size"))
             with act.fault(f"store's disk: {kind}"):
-                _STORE_FAULTS[kind](act, disk)
+                _limit_store(act, disk, kind)
             act.revive(1)
         act.settle()
         for worker in act.cast:  # they go with the disk
@@ -100,74 +98,54 @@ def fill_store(act: Act, times: int) -> None:
         act.cast = []
 
 
-def _full(act: Act, disk: Path) -> None:
-    filler = _fill(disk, act.rng.choice((0, 4096, 200_000)))
-    _load(act)
-    act.pause(1.0, 4.0)
-    filler.unlink(missing_ok=True)
+def _limit_store(act: Act, disk: Path, kind: str) -> None:
+    """Do it to the disk of the only worker, under load, for some seconds."""
+    if kind == "file size":
+        process = psutil.Process(act.cast[0].pid)
+        soft, hard = process.rlimit(resource.RLIMIT_FSIZE)
+        size = max((file.stat().st_size for file in disk.rglob("*") if file.is_file()), default=0)
+        process.rlimit(resource.RLIMIT_FSIZE, (min(size, 50_000), hard))
+        _load(act)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.rlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    elif kind == "read-only" and _remount(disk, "ro"):  # refused while files are open for writing
+        _load(act)
+        _remount(disk, "rw")
+    else:
+        filler = _fill(disk, act.rng.choice((0, 4096, 200_000)))
+        _load(act)
+        filler.unlink(missing_ok=True)
 
 
-def _read_only(act: Act, disk: Path) -> None:
-    command = ["mount", "-o", "remount,ro", str(disk)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:  # busy: files are open for writing; then nothing can be written to them any more
-        _full(act, disk)
-        return
-    _load(act)
-    act.pause(1.0, 3.0)
-    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-
-
-def _file_size(act: Act, disk: Path) -> None:
-    process = psutil.Process(act.cast[0].pid)
-    before = process.rlimit(resource.RLIMIT_FSIZE)
-    size = max((file.stat().st_size for file in disk.rglob("*") if file.is_file()), default=0)
-    process.rlimit(resource.RLIMIT_FSIZE, (min(size, 50_000), before[1]))
-    _load(act)
-    act.pause(1.0, 3.0)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.rlimit(resource.RLIMIT_FSIZE, before)
-
-
-_STORE_FAULTS: dict[str, Callable[[Act, Path], None]] = {
-    "full": _full,
-    "read-only": _read_only,
-    "file size": _file_size,
-}
+def _remount(disk: Path, way: str) -> bool:
+    command = ["mount", "-o", f"remount,{way}", str(disk)]
+    return subprocess.run(command, capture_output=True, text=True, check=way == "rw").returncode == 0
 
 
 def _load(act: Act) -> None:
     act.publish(24, padding=os.urandom(10_000).hex())
+    act.pause(1.0, 4.0)
 
 
 def fill_broker(acts: Sequence[Act], times: int) -> None:
     """F7: the broker's disk fills up under load; it ends, or fails writes; there is room again, it is started again."""
-    ground = acts[0].ground
+    broker, ended = acts[0].ground.broker, 0
     for act in acts:
         act.raise_curtain(1)
     for _ in range(acts[0].some(times)):
         for act in acts:
             act.publish(16)
             act.busy(2)
-        at = [act.fault("broker's disk full") for act in acts]
-        for each in at:
-            each.__enter__()
-        filler = _fill(ground.broker.data, acts[0].rng.choice((0, 4_096)))
-        for act in acts:
-            act.publish(200, flush=False, padding=os.urandom(2_000).hex())
-        acts[0].pause(3.0, 8.0)
-        acts[0].notes["broker ended by itself"] = acts[0].notes.get("broker ended by itself", 0) + (
-            ground.broker.pid is None
-        )
-        filler.unlink(missing_ok=True)
-        ground.broker.stop()
-        ground.broker.start()
-        for each in at:
-            each.__exit__(None, None, None)
-        for act in acts:
-            act.revive(1)
-            act.publish(8)  # and what could not be before
-            act.busy(2, timeout_s=120, revive=True)
+        with fault_of_all(acts, "broker's disk full"):
+            filler = _fill(broker.data, acts[0].rng.choice((0, 4_096)))
+            for act in acts:
+                act.publish(200, flush=False, padding=os.urandom(2_000).hex())
+            acts[0].pause(3.0, 8.0)
+            ended += broker.pid is None
+            filler.unlink(missing_ok=True)
+            broker.stop()
+            broker.start()
+    acts[0].notes["broker ended by itself"] = ended
 
 
 # F8
@@ -177,21 +155,15 @@ def damage_stores(act: Act, times: int) -> None:
     """F8: workers end, and before the next one starts their stores are damaged in a way that is drawn."""
     act.raise_curtain(1)
     old: Path | None = None
-    for number in range(act.some(times)):
-        act.publish(24)
-        act.busy(12)
+    for number in act.turns(times, 1, 24, 12):
         act.pause(0.0, 1.0)
-        worker = act.cast[0]
-        if act.rng.random() < 0.3:
-            worker.stop(30)
-        else:
-            worker.kill()
+        act.end(act.cast[0], 0.7)
         stores = sorted(folder for folder in (act.folder / "data").glob("worker-1/**/pending/*") if folder.is_dir())
         if not stores:
             raise AssertionError(f"no stores in {act.folder / 'data'}")
         kind = act.rng.choice([name for name in DAMAGES if name != "older" or old is not None])
         with act.fault(f"store {kind}"):
-            DAMAGES[kind](act, stores, old)
+            _damage(act, kind, stores, old)
         if number % 3 == 0 and kind != AHEAD and stores[0].parent.exists():
             old = act.folder / f"old{number}"
             shutil.copytree(stores[0].parent, old, dirs_exist_ok=True)
@@ -204,72 +176,47 @@ def damage_stores(act: Act, times: int) -> None:
             act.revive(1)
 
 
-def _lost(_act: Act, stores: list[Path], _old: Path | None) -> None:
-    shutil.rmtree(stores[0].parent)
-
-
-def _one_lost(act: Act, stores: list[Path], _old: Path | None) -> None:
-    shutil.rmtree(act.rng.choice(stores))
-
-
-def _flip(act: Act, stores: list[Path], pattern: str) -> None:
-    files = [file for store in stores for file in store.glob(pattern) if file.stat().st_size > 0]
-    for file in files:
-        raw = bytearray(file.read_bytes())
-        for _ in range(3):
-            raw[act.rng.randrange(len(raw))] ^= 1 << act.rng.randrange(8)
-        file.write_bytes(raw)
-
-
-def _bits(act: Act, stores: list[Path], _old: Path | None) -> None:
-    _flip(act, stores, act.rng.choice(("*.sst", "*.log", "MANIFEST-*", "*")))
-
-
-def _truncated(act: Act, stores: list[Path], _old: Path | None) -> None:
-    for store in stores:
-        for file in store.glob(act.rng.choice(("*.log", "MANIFEST-*", "CURRENT", "*.sst"))):
-            os.truncate(file, act.rng.randrange(file.stat().st_size + 1))
-
-
-def _missing_files(act: Act, stores: list[Path], _old: Path | None) -> None:
-    for store in stores:
-        for file in store.glob(act.rng.choice(("*.log", "MANIFEST-*", "CURRENT", "*.sst"))):
-            file.unlink()
-
-
-def _older(_act: Act, stores: list[Path], old: Path | None) -> None:
+def _damage(act: Act, kind: str, stores: list[Path], old: Path | None) -> None:
     parent = stores[0].parent
-    shutil.rmtree(parent)
-    if old is not None:
+    if kind == "lost":
+        shutil.rmtree(parent)
+    elif kind == "lost, one partition's":
+        shutil.rmtree(act.rng.choice(stores))
+    elif kind == "older" and old is not None:
+        shutil.rmtree(parent)
         shutil.copytree(old, parent)
+    elif kind == "of another partition":
+        if len(stores) > 1:
+            shutil.rmtree(stores[0])
+            shutil.copytree(stores[1], stores[0])
+    elif kind == AHEAD:
+        for store in stores:
+            _put_ahead(store)
+    else:
+        pattern = act.rng.choice(("*.log", "MANIFEST-*", "CURRENT", "*.sst"))
+        for file in (file for store in stores for file in store.glob(pattern)):
+            if kind == "with files missing":
+                file.unlink()
+            elif kind == "truncated":
+                os.truncate(file, act.rng.randrange(file.stat().st_size + 1))
+            elif raw := bytearray(file.read_bytes()):
+                for _ in range(3):
+                    raw[act.rng.randrange(len(raw))] ^= 1 << act.rng.randrange(8)
+                file.write_bytes(raw)
 
 
-def _ahead(_act: Act, stores: list[Path], _old: Path | None) -> None:
-    for store in stores:
-        with contextlib.suppress(Exception):  # a store that does not open is damage enough
-            db: Any = Rdict(str(store), options=Options(raw_mode=True))
-            for key in list(db.keys()):
-                if key.startswith(b"\x02"):
-                    meta = json.loads(db[key])
-                    meta["next_offset"] = int(meta["next_offset"]) + 100_000
-                    db[key] = json.dumps(meta).encode()
-            db.close()
+def _put_ahead(store: Path) -> None:
+    with contextlib.suppress(Exception):  # a store that does not open is damage enough
+        db: Any = Rdict(str(store), options=Options(raw_mode=True))
+        for key in list(db.keys()):
+            if key.startswith(b"\x02"):
+                meta = json.loads(db[key])
+                meta["next_offset"] = int(meta["next_offset"]) + 100_000
+                db[key] = json.dumps(meta).encode()
+        db.close()
 
 
-def _foreign(_act: Act, stores: list[Path], _old: Path | None) -> None:
-    if len(stores) > 1:
-        shutil.rmtree(stores[0])
-        shutil.copytree(stores[1], stores[0])
-
-
-Damage = Callable[[Act, list[Path], Path | None], None]
-DAMAGES: dict[str, Damage] = {
-    "lost": _lost,
-    "lost, one partition's": _one_lost,
-    "with flipped bits": _bits,
-    "truncated": _truncated,
-    "with files missing": _missing_files,
-    "older": _older,
-    AHEAD: _ahead,
-    "of another partition": _foreign,
-}
+DAMAGES = (
+    "lost", "lost, one partition's", "with flipped bits", "truncated", "with files missing", "older", AHEAD,
+    "of another partition",
+)  # fmt: skip

@@ -1,6 +1,7 @@
 """The verifier's own eyes: topics and offsets, read with a plain client. Nothing here comes from retryapp.
 
-What it knows of the format is what `docs/headers.md` and `docs/topics.md` promise to any reader.
+What it knows of the format is what `docs/headers.md` and `docs/topics.md` promise to any reader. Bytes are compared in
+the form that the logs have: base64 text.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,9 @@ class Copy:
     origin: Place
     attempt: int
     due_ms: int | None = None
-    failed_ms: int | None = None
     reason: str = ""
-    key: bytes | None = None
-    value: bytes | None = None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
+    content: Any = None
+    """Key, value, and the headers that are not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,45 @@ class Told:
     """Records of the consumed topics that the group's offsets have not passed."""
     damaged: list[str]
     """Records of ours that this reader does not understand."""
-    ends: dict[str, int]
-    """Records by topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A record as the broker acknowledged it to the producer."""
+
+    place: Place
+    id: str
+    fate: str
+    """`done`, `dead`, `waiting` or `any`."""
+    content: Any
+    timestamp_ms: int
+    reasons: tuple[str, ...] = ()
+    """Why it may be dead; any reason where empty."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the handler, as the service saw it."""
+
+    place: Place
+    attempt: int
+    begun_ms: int
+    content: Any
+    timestamp_ms: int
+    due_ms: int | None = None
+    answered_ms: int | None = None
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A fault that was done."""
+
+    kind: str
+    at_ms: int
+    until_ms: int
+    copies: list[list[Any]] = field(default_factory=list)
+    """Records that it put on our topics: topic, partition, offset."""
 
 
 def read(bootstrap: str, topic: str) -> Iterator[Message]:
@@ -95,10 +131,10 @@ def committed(bootstrap: str, group: str, topic: str, partitions: int) -> dict[i
     """Return the group's offsets of a topic; 0 where it has none."""
     consumer = _consumer(bootstrap, group)
     try:
-        found = consumer.committed([TopicPartition(topic, n) for n in range(partitions)], timeout=PATIENCE_S)
+        offsets = consumer.committed([TopicPartition(topic, n) for n in range(partitions)], timeout=PATIENCE_S)
     finally:
         consumer.close()
-    return {place.partition: max(0, place.offset) for place in found}
+    return {place.partition: max(0, place.offset) for place in offsets}
 
 
 def look(facts: dict[str, Any]) -> Told:
@@ -108,39 +144,37 @@ def look(facts: dict[str, Any]) -> Told:
         facts: the round: `bootstrap`, `group`, `main`, `partitions`, and `retry`, `redelivery`, `dlq`, `events`,
             `changelog`, each the name of a topic.
     """
-    bootstrap, copies, damaged, ends = facts["bootstrap"], [], [], {}
+    bootstrap = facts["bootstrap"]
+    copies: list[Copy] = []
+    damaged = []
     unsettled = 0
     for station in ("main", "retry", "redelivery", "dlq"):
         topic = facts[station]
         passed = committed(bootstrap, facts["group"], topic, facts["partitions"]) if station != "dlq" else {}
-        ends[station] = 0
         for message in read(bootstrap, topic):
-            ends[station] += 1
             unsettled += station != "dlq" and message.offset() >= passed[message.partition()]
-            if station == "main":
-                continue
             try:
-                copies.append(_copy(station, message))
+                if station != "main":
+                    copies.append(_copy(station, message))
             except (KeyError, ValueError) as error:
                 damaged.append(f"{topic}[{message.partition()}]@{message.offset()}: {error!r}")
     for message in read(bootstrap, facts["events"]):
         event = json.loads(message.value())
         if event["kind"] == "succeeded":
-            copies.append(_at(message, "succeeded", _origin(event["origin"]), event["attempt"]))
+            copies.append(_at(message, "succeeded", event["origin"], event["attempt"]))
     rows: dict[bytes, bool] = {}
     for message in read(bootstrap, facts["changelog"]):
         if message.key() is not None and len(message.key()) == ROW_KEY_BYTES:
             rows[message.key()] = message.value() is not None
-    return Told(copies, sum(rows.values()), unsettled, damaged, ends)
+    return Told(copies, sum(rows.values()), unsettled, damaged)
 
 
-def _at(message: Message, station: str, origin: Place, attempt: int, **more: Any) -> Copy:
-    return Copy(
-        station, message.topic(), message.partition(), message.offset(), message.timestamp()[1], origin, attempt, **more
-    )
+def _at(message: Message, station: str, origin: str, attempt: int, **more: Any) -> Copy:
+    at = (message.topic(), message.partition(), message.offset(), message.timestamp()[1])
+    return Copy(station, *at, _place(origin), attempt, **more)
 
 
-def _origin(text: str) -> Place:
+def _place(text: str) -> Place:
     _, partition, offset = text.rsplit("/", 2)
     return int(partition), int(offset)
 
@@ -148,65 +182,22 @@ def _origin(text: str) -> Place:
 def _copy(station: str, message: Message) -> Copy:
     pairs = message.headers() or []
     ours = {name: (raw or b"").decode("ascii") for name, raw in pairs if name.startswith("retry-")}
-    null = ours.get("retry-null-value") == "1"
+    value = None if ours.get("retry-null-value") == "1" else message.value()
+    foreign = [[name, b64(raw)] for name, raw in pairs if not name.startswith("retry-")]
     return _at(
         message,
         station,
-        _origin(ours["retry-origin"]),
+        ours["retry-origin"],
         int(ours["retry-attempt"]),
         due_ms=int(ours["retry-due-ms"]) if "retry-due-ms" in ours else None,
-        failed_ms=int(ours["retry-last-failed-ms"]),
         reason=ours.get("retry-reason", ""),
-        key=message.key(),
-        value=None if null else message.value(),
-        headers=tuple((name, raw) for name, raw in pairs if not name.startswith("retry-")),
+        content=[b64(message.key()), b64(value), foreign],
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A record as the broker acknowledged it to the producer."""
-
-    place: Place
-    id: str
-    fails: int
-    """So many first attempts are answered with an error."""
-    fate: str
-    """`done`, `dead`, `waiting` or `any`."""
-    reasons: tuple[str, ...]
-    """Why it may be dead."""
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp_ms: int
-
-
-@dataclass(slots=True)
-class Run:
-    """One run of the handler, as the service saw it."""
-
-    place: Place
-    attempt: int
-    begun_ms: int
-    due_ms: int | None
-    pid: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp_ms: int
-    answered_ms: int | None = None
-    status: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Injection:
-    """A fault that was done."""
-
-    kind: str
-    at_ms: int
-    until_ms: int
-    copies: frozenset[tuple[str, int, int]] = frozenset()
-    """Records that it put on our topics: topic, partition, offset."""
+def b64(raw: bytes | None) -> str | None:
+    """Return bytes in the form that the logs have."""
+    return None if raw is None else base64.b64encode(raw).decode()
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -216,62 +207,36 @@ def lines(file: Path) -> Iterator[dict[str, Any]]:
             yield from (json.loads(line) for line in text)
 
 
+def _content(line: dict[str, Any]) -> Any:
+    return [line["key"], line["value"], line["headers"]]
+
+
 def inputs(folder: Path) -> list[Input]:
     """Read what was published."""
     return [
         Input(
-            (line["partition"], line["offset"]),
-            line["id"],
-            line["fails"],
-            line["fate"],
+            (line["partition"], line["offset"]), line["id"], line["fate"], _content(line), line["timestamp_ms"],
             tuple(line["reasons"]),
-            raw(line["key"]),
-            raw(line["value"]),
-            _headers(line["headers"]),
-            line["timestamp_ms"],
         )
         for line in lines(folder / "input.jsonl")
-    ]
+    ]  # fmt: skip
 
 
 def runs(folder: Path) -> list[Run]:
     """Read the deliveries log, in order of arrival."""
-    found: dict[int, Run] = {}
+    by_visit: dict[int, Run] = {}
     for line in lines(folder / "deliveries.jsonl"):
         if "status" in line:
-            found[line["visit"]].answered_ms, found[line["visit"]].status = line["answered_ms"], line["status"]
+            run = by_visit[line["visit"]]
+            run.answered_ms, run.status = line["answered_ms"], line["status"]
         else:
-            found[line["visit"]] = Run(
-                _origin(line["failure_id"]),
-                line["attempt"],
-                line["begun_ms"],
+            by_visit[line["visit"]] = Run(
+                _place(line["failure_id"]), line["attempt"], line["begun_ms"], _content(line), line["timestamp_ms"],
                 line["due_at_ms"],
-                line["pid"],
-                raw(line["key"]),
-                raw(line["value"]),
-                _headers(line["headers"]),
-                line["timestamp_ms"],
-            )
-    return list(found.values())
+            )  # fmt: skip
+    return list(by_visit.values())
 
 
 def injections(folder: Path) -> list[Injection]:
     """Read what was done to it."""
-    return [
-        Injection(
-            line["kind"],
-            line["at_ms"],
-            line["until_ms"],
-            frozenset((topic, number, offset) for topic, number, offset in line.get("copies", ())),
-        )
-        for line in lines(folder / "injections.jsonl")
-    ]
-
-
-def raw(text: str | None) -> bytes | None:
-    """Return the bytes of a field."""
-    return None if text is None else base64.b64decode(text)
-
-
-def _headers(pairs: list[list[str | None]]) -> tuple[tuple[str, bytes | None], ...]:
-    return tuple((str(name), raw(text)) for name, text in pairs)
+    return [Injection(**line) for line in lines(folder / "injections.jsonl")]

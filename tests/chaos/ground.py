@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
-from chaos.proxy import Link, Network
+from chaos.proxy import Link
 from retryapp.broker import Broker
 from retryapp.broker.config import NODE_ID
 from retryapp.broker.probe import LOOPBACK, free_ports
@@ -29,26 +30,13 @@ class Ground:
 
     def __init__(self, cache_dir: Path, folder: Path, *, links: int = 0, heap_mb: int = 768) -> None:
         plain, controller, *ports = free_ports(2 + 2 * links)
-        self._fronts, behind = ports[:links], ports[links:]
-        self.network = Network()
+        pairs = list(zip(ports[:links], ports[links:], strict=True))
         self.broker = Broker(
-            cache_dir, port=plain, data=folder, heap_mb=heap_mb, settings=self._settings(plain, controller, behind)
+            cache_dir, port=plain, data=folder, heap_mb=heap_mb, settings=_settings(plain, controller, pairs)
         )
-        self._behind = behind
+        self._links = [Link(front, behind) for front, behind in pairs]
         self._free: queue.SimpleQueue[Link] = queue.SimpleQueue()
-
-    def _settings(self, plain: int, controller: int, behind: list[int]) -> Mapping[str, str]:
-        links = list(zip((f"LINK{n}" for n in range(len(behind))), self._fronts, behind, strict=True))
-        inside = [f"PLAINTEXT://{LOOPBACK}:{plain}", *(f"{name}://{LOOPBACK}:{port}" for name, _, port in links)]
-        shown = [f"PLAINTEXT://{LOOPBACK}:{plain}", *(f"{name}://{LOOPBACK}:{port}" for name, port, _ in links)]
-        names = ["PLAINTEXT", "CONTROLLER", *(name for name, _, _ in links)]
-        return {
-            **SETTINGS,
-            "listeners": ",".join([*inside, f"CONTROLLER://{LOOPBACK}:{controller}"]),
-            "advertised.listeners": ",".join(shown),
-            "controller.quorum.voters": f"{NODE_ID}@{LOOPBACK}:{controller}",
-            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
-        }
+        self._running = ExitStack()
 
     @property
     def bootstrap(self) -> str:
@@ -65,17 +53,28 @@ class Ground:
             link.heal()
             self._free.put(link)
 
-    def __enter__(self) -> Ground:
-        self.network.__enter__()
-        try:
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for link in self._links:
+                self._free.put(stack.enter_context(link))
+            stack.callback(self.broker.close)
             self.broker.start()
-            for front, target in zip(self._fronts, self._behind, strict=True):
-                self._free.put(self.network.add(front, target))
-        except BaseException:
-            self.__exit__()
-            raise
+            self._running = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.broker.close()
-        self.network.__exit__()
+        self._running.close()
+
+
+def _settings(plain: int, controller: int, links: list[tuple[int, int]]) -> dict[str, str]:
+    names = [f"LINK{number}" for number in range(len(links))]
+    inside = [f"{name}://{LOOPBACK}:{behind}" for name, (_, behind) in zip(names, links, strict=True)]
+    shown = [f"{name}://{LOOPBACK}:{front}" for name, (front, _) in zip(names, links, strict=True)]
+    own = f"PLAINTEXT://{LOOPBACK}:{plain}"
+    return {
+        **SETTINGS,
+        "listeners": ",".join([own, *inside, f"CONTROLLER://{LOOPBACK}:{controller}"]),
+        "advertised.listeners": ",".join([own, *shown]),
+        "controller.quorum.voters": f"{NODE_ID}@{LOOPBACK}:{controller}",
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "CONTROLLER", *names)),
+    }

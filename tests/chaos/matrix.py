@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from chaos import clocks, crashes, disks, mixed, network, processes, records, soak, topics
-from chaos.plan import Fault
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos import clocks, crashes, disks, mixed, network, processes, records, topics
+from chaos.act import Act
 
 LIVES = 10
 WIDE = {"partitions": 4}
@@ -17,244 +21,192 @@ KNOWN_BAR = (
     "a running campaign, at a load average of 20, it took 8 and 24 s."
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One line of the fault matrix."""
+
+    id: str
+    title: str
+    how: str
+    """How it is done here, for the report."""
+    run: Callable[[Act, int], object] | None = None
+    """Do it to one group, in the round of this number."""
+    crowd: Callable[[Sequence[Act], int], object] | None = None
+    """Instead of `run`, where the fault is done to a broker of its own with several groups on it."""
+    rounds: int = 4
+    """Rounds of a whole campaign."""
+    known: str = ""
+    """Why its rounds may fail through no fault of retryapp's: the page tells it, with each round that did."""
+    alone: bool = False
+    """It measures times: nothing of ours may run beside it."""
+    link: bool = False
+    """Workers may go through a link."""
+    groups: int = 3
+    """For a crowd: how many."""
+    disk_mb: int = 0
+    """For a crowd: size of a file system in memory that the broker writes to; 0 for the usual disk."""
+    act: dict[str, Any] = field(default_factory=dict)
+    """What differs from the usual act."""
+    needs: Callable[[], str] = lambda: ""
+    """Return why this machine cannot do it; empty where it can."""
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        id="F1",
-        title="kill -9 at named crash points",
-        how="the worker sends itself SIGKILL at a named call; ten lives in a row, a fifth of them without a store",
-        run=lambda act, n: crashes.die_in_turn(act, LIVES, n),
-        rounds=56,
+        "F1", "kill -9 at named crash points",
+        "the worker sends itself SIGKILL at a named call; ten lives in a row, a fifth of them without a store",
+        run=lambda act, n: crashes.die_in_turn(act, LIVES, n), rounds=56,
     ),
     Fault(
-        id="F2",
-        title="a worker stands still past its session and goes on",
-        how="SIGSTOP until the other worker has its partitions, then SIGCONT; a fifth of them shorter than the session",
-        run=lambda act, _: processes.stand_still(act, 10),
-        act=WIDE,
-        rounds=8,
+        "F2", "a worker stands still past its session and goes on",
+        "SIGSTOP until the other worker has its partitions, then SIGCONT; a fifth of them shorter than the session",
+        run=lambda act, _: processes.stand_still(act, 10), act=WIDE, rounds=8,
     ),
     Fault(
-        id="F3",
-        title="rebalance storm",
-        how="every two seconds a worker joins, leaves on SIGTERM or is killed; up to four at a time",
-        run=lambda act, _: processes.storm(act, 24, 2.0),
-        act=WIDE,
-        rounds=4,
+        "F3", "rebalance storm",
+        "every two seconds a worker joins, leaves on SIGTERM or is killed; up to four at a time",
+        run=lambda act, _: processes.storm(act, 24, 2.0), act=WIDE, rounds=4,
     ),
     Fault(
-        id="F4",
-        title="broker restarts",
-        how="a broker of its own with three groups ends in good order or by SIGKILL, also while workers start",
-        crowd=lambda acts, _: network.restart_broker(acts, 8),
-        rounds=6,
-        known=KNOWN_STOP,
+        "F4", "broker restarts",
+        "a broker of its own with three groups ends in good order or by SIGKILL, also while workers start",
+        crowd=lambda acts, _: network.restart_broker(acts, 8), rounds=6, known=KNOWN_STOP,
     ),
     Fault(
-        id="F5",
-        title="broker stands still",
-        how="SIGSTOP for 2 to 60 s with three groups on it",
-        crowd=lambda acts, n: network.pause_broker(acts, PAUSES_S[n % 2]),
-        rounds=6,
+        "F5", "broker stands still",
+        "SIGSTOP for 2 to 60 s with three groups on it",
+        crowd=lambda acts, n: network.pause_broker(acts, PAUSES_S[n % 2]), rounds=6,
     ),
     Fault(
-        id="F6",
-        title="network between workers and broker",
-        how="a TCP proxy: 200 ms of latency, 20 kB/s, resets, one way dead, both ways dead past the session, lost "
+        "F6", "network between workers and broker",
+        "a TCP proxy: 200 ms of latency, 20 kB/s, resets, one way dead, both ways dead past the session, lost "
         "answers, refused connections; for the whole group, or for one of two workers",
-        run=lambda act, n: network.cut_off(act, 14, both=n % 4 < 2),
-        link=True,
-        act=WIDE,
-        rounds=12,
+        run=lambda act, n: network.cut_off(act, 14, both=n % 4 < 2), link=True, act=WIDE, rounds=12,
     ),
     Fault(
-        id="F6-loss",
-        title="10 % of all packets lost",
-        how="iptables between network namespaces",
-        run=lambda *_: None,
+        "F6-loss", "10 % of all packets lost",
+        "iptables between network namespaces",
+        run=lambda *_: None, rounds=1,
         needs=lambda: "needs packet filters (iptables or tc netem); the proxy works on streams",
-        rounds=1,
     ),
     Fault(
-        id="F7",
-        title="disk of the local store full, read-only, or of limited file size",
-        how="a file system of 24 MB in memory, filled up under load; RLIMIT_FSIZE on the running worker",
-        run=lambda act, _: disks.fill_store(act, 8),
-        needs=disks.no_mounts,
-        rounds=4,
+        "F7", "disk of the local store full, read-only, or of limited file size",
+        "a file system of 24 MB in memory, filled up under load; RLIMIT_FSIZE on the running worker",
+        run=lambda act, _: disks.fill_store(act, 8), needs=disks.no_mounts, rounds=4,
     ),
     Fault(
-        id="F7-broker",
-        title="disk of the broker full",
-        how="the broker's data in a file system of 420 MB in memory, filled up under load, then restarted with room",
-        crowd=lambda acts, _: disks.fill_broker(acts, 4),
-        needs=disks.no_mounts,
-        rounds=2,
-        groups=2,
-        disk_mb=disks.BROKER_MB,
+        "F7-broker", "disk of the broker full",
+        "the broker's data in a file system of 420 MB in memory, filled up under load, then restarted with room",
+        crowd=lambda acts, _: disks.fill_broker(acts, 4), needs=disks.no_mounts, rounds=2,
+        groups=2, disk_mb=disks.BROKER_MB,
     ),
     Fault(
-        id="F7-errors",
-        title="input and output errors of a disk",
-        how="a device mapper that fails reads and writes",
-        run=lambda *_: None,
-        needs=lambda: "needs a failing block device (dm-error) or a FUSE file system",
-        rounds=1,
+        "F7-errors", "input and output errors of a disk",
+        "a device mapper that fails reads and writes",
+        run=lambda *_: None, needs=lambda: "needs a failing block device (dm-error) or a FUSE file system", rounds=1,
     ),
     Fault(
-        id="F8",
-        title="local stores lost and damaged",
-        how="between two lives: lost, bits flipped, files cut or missing, an older copy, ahead of its changelog, that "
+        "F8", "local stores lost and damaged",
+        "between two lives: lost, bits flipped, files cut or missing, an older copy, ahead of its changelog, that "
         "of another partition",
-        run=lambda act, _: disks.damage_stores(act, 12),
-        act=disks.LONG,
-        rounds=8,
+        run=lambda act, _: disks.damage_stores(act, 12), act=disks.LONG, rounds=8,
     ),
     Fault(
-        id="F9",
-        title="changelog truncated and compacted",
-        how="DeleteRecords behind the last live row, tiny segments; then a kill and a start, more often than not "
+        "F9", "changelog truncated and compacted",
+        "DeleteRecords behind the last live row, tiny segments; then a kill and a start, more often than not "
         "without a store",
-        run=lambda act, _: topics.shrink_changelog(act, 6),
-        act={"partitions": 4, **disks.LONG},
-        rounds=4,
+        run=lambda act, _: topics.shrink_changelog(act, 6), act={"partitions": 4, **disks.LONG}, rounds=4,
     ),
     Fault(
-        id="F10",
-        title="retention expires before a record is due",
-        how="DeleteRecords on the main and the retry topic up to the group's offsets while records wait",
-        run=lambda act, _: topics.expire(act, 8),
-        act=disks.LONG,
-        rounds=4,
+        "F10", "retention expires before a record is due",
+        "DeleteRecords on the main and the retry topic up to the group's offsets while records wait",
+        run=lambda act, _: topics.expire(act, 8), act=disks.LONG, rounds=4,
     ),
     Fault(
-        id="F11",
-        title="the main topic grows",
-        how="a partition more under load, with records in it; then our topics follow, and workers are stopped or "
+        "F11", "the main topic grows",
+        "a partition more under load, with records in it; then our topics follow, and workers are stopped or "
         "killed, and started again",
-        run=lambda act, _: topics.grow(act, 3),
-        rounds=2,
+        run=lambda act, _: topics.grow(act, 3), rounds=2,
     ),
     Fault(
-        id="F12",
-        title="clocks jump and drift",
-        how="each worker's clock follows a file: jumps of an hour, 40 days, 10 years, 5 s between two workers, leaps, "
+        "F12", "clocks jump and drift",
+        "each worker's clock follows a file: jumps of an hour, 40 days, 10 years, 5 s between two workers, leaps, "
         "1 % of drift",
-        run=lambda act, _: clocks.jump(act, 16),
-        act=WIDE,
-        rounds=8,
+        run=lambda act, _: clocks.jump(act, 16), act=WIDE, rounds=8,
     ),
     Fault(
-        id="F13",
-        title="extreme delays",
-        how="the service asks for waits of nothing, of a negative time, of 49.7 days and of 2^63 s",
-        run=lambda act, _: records.delays(act, 12),
-        act={"waits_ms": (0, 0)},
-        rounds=2,
+        "F13", "extreme delays",
+        "the service asks for waits of nothing, of a negative time, of 49.7 days and of 2^63 s",
+        run=lambda act, _: records.delays(act, 12), act={"waits_ms": (0, 0)}, rounds=2,
     ),
     Fault(
-        id="F14",
-        title="duplicates on our topics",
-        how="records of the retry and redelivery topics published again, byte for byte",
-        run=lambda act, _: topics.copy_records(act, 10),
-        rounds=6,
+        "F14", "duplicates on our topics",
+        "records of the retry and redelivery topics published again, byte for byte",
+        run=lambda act, _: topics.copy_records(act, 10), rounds=6,
     ),
     Fault(
-        id="F15",
-        title="poison records",
-        how="values that cannot be read or are refused, handlers that hang past their time-out, records that kill "
+        "F15", "poison records",
+        "values that cannot be read or are refused, handlers that hang past their time-out, records that kill "
         "their worker",
-        run=lambda act, _: records.poison(act, 10),
-        act={"max_crashes": 3, "timeout": "1s"},
-        rounds=6,
+        run=lambda act, _: records.poison(act, 10), act={"max_crashes": 3, "timeout": "1s"}, rounds=6,
     ),
     Fault(
-        id="F16",
-        title="sizes",
-        how="the largest that the main topic takes, empty, null, null key, 400 headers; all fail and wait",
-        run=lambda act, _: records.sizes(act, 28),
-        act={"value": "bytes"},
-        rounds=4,
+        "F16", "sizes",
+        "the largest that the main topic takes, empty, null, null key, 400 headers; all fail and wait",
+        run=lambda act, _: records.sizes(act, 28), act={"value": "bytes"}, rounds=4,
     ),
     Fault(
-        id="F17",
-        title="thundering herd and slow service",
-        how="600 records due in one second, answers after 0.3 s, a worker killed in the middle",
-        run=lambda act, _: records.herd(act, 600),
-        act={"waits_ms": (0, 600), **WIDE},
-        rounds=4,
+        "F17", "thundering herd and slow service",
+        "600 records due in one second, answers after 0.3 s, a worker killed in the middle",
+        run=lambda act, _: records.herd(act, 600), act={"waits_ms": (0, 600), **WIDE}, rounds=4,
     ),
     Fault(
-        id="F18",
-        title="limits of a process",
-        how="RLIMIT_NOFILE and RLIMIT_AS lowered on a running worker; the event loop held past the session",
-        run=lambda act, _: processes.starve(act, 8),
-        act=WIDE,
-        rounds=6,
+        "F18", "limits of a process",
+        "RLIMIT_NOFILE and RLIMIT_AS lowered on a running worker; the event loop held past the session",
+        run=lambda act, _: processes.starve(act, 8), act=WIDE, rounds=6,
     ),
     Fault(
-        id="F19",
-        title="rights taken away",
-        how="an ACL denies one topic, the group or the transactions for some seconds; workers that end are started "
+        "F19", "rights taken away",
+        "an ACL denies one topic, the group or the transactions for some seconds; workers that end are started "
         "again",
-        run=lambda act, _: topics.take_rights(act, 8),
-        rounds=4,
+        run=lambda act, _: topics.take_rights(act, 8), rounds=4,
     ),
     Fault(
-        id="F20",
-        title="another policy is deployed",
-        how="workers with other delays take over, at once or one by one, while rows wait",
-        run=lambda act, _: records.deploy(act, 6),
-        act=WIDE,
-        rounds=4,
+        "F20", "another policy is deployed",
+        "workers with other delays take over, at once or one by one, while rows wait",
+        run=lambda act, _: records.deploy(act, 6), act=WIDE, rounds=4,
     ),
     Fault(
-        id="F21",
-        title="stops at awkward moments",
-        how="SIGTERM during start-up, under load, during recovery and twice; SIGINT; two starts at once",
-        run=lambda act, _: processes.ask_to_end(act, 12),
-        rounds=6,
+        "F21", "stops at awkward moments",
+        "SIGTERM during start-up, under load, during recovery and twice; SIGINT; two starts at once",
+        run=lambda act, _: processes.ask_to_end(act, 12), rounds=6,
     ),
     Fault(
-        id="F22",
-        title="aborted and hanging transactions on the main topic",
-        how="a transactional producer aborts, commits late, or leaves its transaction to the broker's time-out",
-        run=lambda act, _: topics.abort(act, 18),
-        rounds=6,
+        "F22", "aborted and hanging transactions on the main topic",
+        "a transactional producer aborts, commits late, or leaves its transaction to the broker's time-out",
+        run=lambda act, _: topics.abort(act, 18), rounds=6,
     ),
     Fault(
-        id="F23",
-        title="the last record",
-        how="one record at a time on idle topics",
-        run=lambda act, _: records.alone(act, 12),
-        act={"waits_ms": (1000, 1500), "policy": "1s 1500ms"},
-        rounds=4,
+        "F23", "the last record",
+        "one record at a time on idle topics",
+        run=lambda act, _: records.alone(act, 12), act={"waits_ms": (1000, 1500), "policy": "1s 1500ms"}, rounds=4,
     ),
     Fault(
-        id="F24",
-        title="several at once",
-        how="two or three of: kill -9, stores lost, stopped, SIGTERM, event loop held; network; clock or transactions",
-        run=lambda act, _: mixed.combine(act, 10),
-        link=True,
-        act=WIDE,
-        rounds=12,
+        "F24", "several at once",
+        "two or three of: kill -9, stores lost, stopped, SIGTERM, event loop held; network; clock or transactions",
+        run=lambda act, _: mixed.combine(act, 10), link=True, act=WIDE, rounds=12,
     ),
     Fault(
-        id="F24-soak",
-        title="several at once, for ten minutes",
-        how="the same, while one worker that is never ended is watched for memory that grows",
-        run=lambda act, _: soak.soak(act, 10),
-        link=True,
-        act=WIDE,
-        rounds=2,
+        "F24-soak", "several at once, for ten minutes",
+        "the same, while one worker that is never ended is watched for memory that grows",
+        run=lambda act, _: mixed.soak(act, 10), link=True, act=WIDE, rounds=2,
     ),
     Fault(
-        id="bar",
-        title="kill -9 with 200,000 waiting",
-        how="one of two workers is killed while records come due on all partitions",
+        "bar", "kill -9 with 200,000 waiting",
+        "one of two workers is killed while records come due on all partitions",
         run=lambda act, _: mixed.many_waiting(act, 3),
         act={"waits_ms": (3000, 3000), "policy": "3s 3s", "concurrency": 64, **WIDE},
-        rounds=2,
-        known=KNOWN_BAR,
-        alone=True,
+        rounds=2, known=KNOWN_BAR, alone=True,
     ),
-)
+)  # fmt: skip

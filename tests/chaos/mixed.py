@@ -1,15 +1,18 @@
-"""Several faults at once from one seed (F24), and the bar: how soon due records come after kill -9, with many."""
+"""Several faults at once from one seed, also for long (F24), and the bar: how soon due records come after kill -9."""
 
 from __future__ import annotations
 
 import shutil
 import signal
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
-from harness import wait_for
+import psutil
+from harness import Worker, wait_for
 
 from chaos.act import SESSION_S, Act, now_ms
 from chaos.clocks import jolt, machine, set_clock
@@ -20,35 +23,59 @@ from chaos.topics import some_transaction
 MANY = 200_000
 BAR_S = 5.0
 """Beyond the group's session time-out."""
+WARM = 0.4
+"""Part of a soak after which memory should have found its size: caches are full, all code has run."""
+MOST_MIB = 64.0
+"""What a worker may grow by in the rest of a soak. Free pages go back to the system when it has grown by 32 MiB
+(`runtime.heap`), and what closed lanes leave in rings waits for the collector, so it rises and falls by as much; a leak
+of 100 kB for each rebalance would pass this in an hour."""
+
+Fault = Callable[[Act], object]
+
+
+class Pair:
+    """Two workers on machines with clocks of their own; the first one's way to the broker is the link."""
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+        self._machines = [machine(act, name) for name in ("east", "west")]
+        act.cast = [self._new(0), self._new(1)]
+        act.raise_curtain(2)
+
+    def _new(self, number: int) -> Worker:
+        return self._act.worker(far=number == 0, env=self._machines[number][1])
+
+    @contextmanager
+    def faults_beside(self, count: int, again: Callable[[], bool]) -> Iterator[Iterator[int]]:
+        """Yield turns, as long as `again` says; in each, faults of network, clocks and transactions are under way."""
+        with ThreadPoolExecutor(2, thread_name_prefix="faults") as pool:
+            yield self._turns(pool, count, again)
+        for file, _ in self._machines:
+            set_clock(file, 0)
+
+    def _turns(self, pool: ThreadPoolExecutor, count: int, again: Callable[[], bool]) -> Iterator[int]:
+        act, turn = self._act, 0
+        clock = partial(jolt, files=[file for file, _ in self._machines])
+        while again():
+            for number, worker in enumerate(act.cast):
+                if worker.ended():
+                    act.cast[number] = self._new(number)
+            act.publish(count)
+            act.busy(2, timeout_s=120)
+            faults: list[Fault] = [disturb, clock, some_transaction]
+            under_way = [pool.submit(fault, act) for fault in act.rng.sample(faults, act.rng.randrange(1, 3))]
+            yield turn
+            for future in under_way:
+                future.result(120)
+            turn += 1
 
 
 def combine(act: Act, times: int) -> None:
-    """F24: a fault of a process, one of the network and one of a clock or of transactions, two or three at a time."""
-    machines = [machine(act, name) for name in ("east", "west")]
-
-    def new(number: int) -> None:
-        act.cast[number] = act.worker(ready=False, far=number == 0, env=machines[number][1])
-
-    act.cast = [act.worker(ready=False, far=n == 0, env=env) for n, (_, env) in enumerate(machines)]
-    act.raise_curtain(2)
-
-    clock = partial(jolt, files=[file for file, _ in machines])
-    with ThreadPoolExecutor(2, thread_name_prefix="faults") as pool:
-        for _ in range(act.some(times)):
-            for number, worker in enumerate(act.cast):
-                if worker.ended():
-                    new(number)
-            act.publish(16)
-            act.busy(2, timeout_s=120)
-            beside = act.rng.sample(
-                [disturb, clock if act.rng.random() < 0.5 else some_transaction], act.rng.randrange(1, 3)
-            )
-            under_way = [pool.submit(fault, act) for fault in beside]
-            act.rng.choice(_PROCESS_FAULTS)(act)
-            for each in under_way:
-                each.result(120)
-    for file, _ in machines:
-        set_clock(file, 0)
+    """F24: a fault of a process, and one or two of network, clock and transactions, at a time."""
+    left = iter(range(act.some(times)))
+    with Pair(act).faults_beside(16, lambda: next(left, None) is not None) as turns:
+        for _ in turns:
+            act.rng.choice((_stop, _kill, _kill_and_lose, _term, hold_loop))(act)
 
 
 def _stop(act: Act) -> None:
@@ -73,7 +100,55 @@ def _term(act: Act) -> None:
         act.rng.choice(act.cast).signal(signal.SIGTERM)
 
 
-_PROCESS_FAULTS: tuple[Callable[[Act], None], ...] = (_stop, _kill, _kill_and_lose, _term, hold_loop)
+def soak(act: Act, minutes: float) -> None:
+    """F24: the first worker lives on, cut off and rebalanced, and may not grow; the other one is ended."""
+    pair = Pair(act)
+    survivor = act.cast[0]
+    process, began_s = psutil.Process(survivor.pid), time.monotonic()
+    samples: list[tuple[float, float]] = []
+
+    def sample() -> None:
+        samples.append((time.monotonic() - began_s, process.memory_full_info().uss / 2**20))
+
+    length_s = 20 if act.short else minutes * 60
+    with pair.faults_beside(48, lambda: time.monotonic() < began_s + length_s) as turns:
+        for _ in turns:
+            act.rng.choice((_kill_other, _term_other, _stop, hold_loop, lambda act: act.pause(0.5, 3.0)))(act)
+            act.pause(0.0, 2.0)
+            sample()
+    assert act.link is not None
+    act.link.heal()
+    act.settle()
+    sample()
+    if survivor.ended():
+        raise AssertionError("the worker that should live through all of it has ended")
+    act.notes["memory"] = memory = _growth(samples)
+    if memory["mib_grown"] > MOST_MIB:
+        raise AssertionError(f"memory grows: {memory}")
+
+
+def _kill_other(act: Act) -> None:
+    with act.fault("kill -9"):
+        act.cast[1].kill()
+
+
+def _term_other(act: Act) -> None:
+    with act.fault("SIGTERM"):
+        act.cast[1].signal(signal.SIGTERM)
+
+
+def _growth(samples: list[tuple[float, float]]) -> dict[str, float]:
+    """Return sizes and growth by the line of least squares through the samples (seconds, MiB) once it was warm."""
+    late = [sample for sample in samples if sample[0] >= WARM * samples[-1][0]]
+    slope = statistics.linear_regression(*zip(*late, strict=True)).slope
+    return {
+        "seconds": round(samples[-1][0]),
+        "mib_first": round(samples[0][1], 1),
+        "mib_warm": round(late[0][1], 1),
+        "mib_last": round(late[-1][1], 1),
+        "mib_an_hour": round(slope * 3600, 1),
+        "mib_grown": round(slope * (late[-1][0] - late[0][0]), 1),
+    }
 
 
 def many_waiting(act: Act, kills: int) -> None:
@@ -89,9 +164,7 @@ def many_waiting(act: Act, kills: int) -> None:
     wait_for(lambda: evidence.waiting() >= MANY, f"{MANY:,} wait", timeout_s=900, every_s=5)
     beyond: list[float] = []
     for number in range(kills):
-        act.revive(2)
-        for worker in act.cast:
-            worker.wait_ready(90)
+        act.raise_curtain(2)
         for _ in range(40):  # ten seconds of records that become due, on all partitions
             act.publish(act.partitions * 2, fail=1)
             time.sleep(0.1)
@@ -100,7 +173,7 @@ def many_waiting(act: Act, kills: int) -> None:
             victim.kill()
             killed_ms = now_ms()
         beyond.append(_first_due(act, victim.pid, killed_ms) - SESSION_S)
-    act.notes["beyond_session_s"] = [round(each, 2) for each in beyond]
+    act.notes["beyond_session_s"] = [round(seconds, 2) for seconds in beyond]
     if max(beyond) > BAR_S:
         raise AssertionError(f"first due record after kill -9: {beyond} s beyond the session time-out")
 
@@ -110,11 +183,11 @@ def _first_due(act: Act, dead: int, killed_ms: int) -> float:
     visits = act.stage.service.visits
     mine = {int(v.failure_id.rsplit("/", 2)[1]) for v in visits[-400:] if v.pid == dead}
 
-    def found() -> float:
+    def seconds() -> float:
         for visit in visits[-2000:]:
             here = int(visit.failure_id.rsplit("/", 2)[1]) in mine
             if here and visit.attempt == 2 and visit.pid != dead and visit.at_ms > killed_ms:
                 return (visit.at_ms - killed_ms) / 1000
         return 0.0
 
-    return wait_for(found, "a due record of a killed worker's partition runs", timeout_s=60)
+    return wait_for(seconds, "a due record of a killed worker's partition runs", timeout_s=60)

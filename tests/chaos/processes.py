@@ -11,6 +11,7 @@ import psutil
 from harness import Worker, wait_for
 
 from chaos.act import SESSION_S, Act
+from retryapp.stage import NotInTimeError
 
 GRACE_S = 5.0
 """What the program leaves a handler on SIGTERM."""
@@ -21,11 +22,8 @@ EXIT_S = GRACE_S + 10.0
 def stand_still(act: Act, times: int) -> None:
     """F2: one of two workers is stopped past its session under load and goes on as a zombie."""
     act.raise_curtain(2)
-    for _ in range(act.some(times)):
-        act.revive(2)
+    for _ in act.turns(times, 2, 24, act.rng.randrange(1, 12)):
         zombie, other = act.rng.sample(act.cast, 2)
-        act.publish(24)
-        act.busy(act.rng.randrange(1, 12))
         stop_past_session(act, zombie, other)
         act.publish(12)
         act.pause(0.2, 2.0)
@@ -41,22 +39,14 @@ def stop_past_session(act: Act, zombie: Worker, other: Worker | None) -> None:
             if short or other is None:
                 act.pause(0.2, SESSION_S - 1)
             else:
-                # the other one takes over; where it has all partitions already there is nothing to see
-                deadline_s = time.monotonic() + 2 * SESSION_S + 2
-                while act.opened(other) == opened and not other.ended() and time.monotonic() < deadline_s:
-                    time.sleep(0.1)
+                with contextlib.suppress(NotInTimeError):  # where it has all partitions already it opens none
+                    wait_for(
+                        lambda: act.opened(other) != opened or other.ended(), "takes over", timeout_s=2 * SESSION_S + 2
+                    )
                 act.publish(8)
                 act.pause(0.1, 1.0)
         finally:
             zombie.signal(signal.SIGCONT)
-
-
-def kill_any(act: Act) -> None:
-    """Kill a worker with -9 and start another one."""
-    act.revive(2)
-    with act.fault("kill -9"):
-        act.rng.choice(act.cast).kill()
-    act.revive(2)
 
 
 def storm(act: Act, changes: int, every_s: float) -> None:
@@ -68,16 +58,12 @@ def storm(act: Act, changes: int, every_s: float) -> None:
         act.cast = [worker for worker in act.cast if not worker.ended()]
         if len(act.cast) < 2 or (len(act.cast) < 4 and act.rng.random() < 0.5):
             with act.fault("a worker joins"):
-                act.cast.append(act.worker(ready=False))
+                act.cast.append(act.worker())
         else:
-            leaving = act.rng.choice(act.cast)
-            if act.rng.random() < 0.7:
-                with act.fault("a worker leaves (SIGTERM)"):
-                    leaving.signal(signal.SIGTERM)
-            else:
-                with act.fault("a worker is killed"):
-                    leaving.kill()
-            act.cast.remove(leaving)
+            leaving = act.cast.pop(act.rng.randrange(len(act.cast)))
+            by_term = act.rng.random() < 0.7
+            with act.fault("a worker leaves (SIGTERM)" if by_term else "a worker is killed"):
+                (leaving.terminate if by_term else leaving.kill)()
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
     act.revive(2)
 
@@ -99,8 +85,8 @@ def ask_to_end(act: Act, times: int) -> None:
 
 def ends(act: Act, kind: str, took: list[float]) -> None:
     """Start a worker (or two) and have it end, at a moment that the kind says."""
-    first = act.worker(ready=False)
-    second = act.worker(ready=False) if kind == "double start" else None
+    first = act.worker()
+    second = act.worker() if kind == "double start" else None
     if kind == "start-up":
         act.pause(0.3, 3.0)
     elif kind == "recovery":
@@ -116,10 +102,9 @@ def ends(act: Act, kind: str, took: list[float]) -> None:
             act.pause(0.0, 0.5)
             worker.signal(signal.SIGTERM)
     for worker in filter(None, (first, second)):
-        code = worker.wait(EXIT_S)
         # before Python has its handlers, the signal's own default ends the process: nothing has begun by then
-        if code not in (0, -signal.SIGTERM, -signal.SIGINT):
-            raise AssertionError(f"{kind}: {worker.name} ended with {code}: {worker.log[-2000:]}")
+        if worker.wait(EXIT_S) not in (0, -signal.SIGTERM, -signal.SIGINT):
+            raise worker.failure(f"ended with {worker.exit_code} ({kind})")
     took.append(time.monotonic() - began_s)
 
 
@@ -127,19 +112,15 @@ def starve(act: Act, times: int) -> None:
     """F18: out of file handles, out of memory, the event loop held for longer than the session."""
     act.unheard = True
     act.raise_curtain(2)
-    for _ in range(act.some(times)):
-        act.revive(2)
-        act.publish(16)
-        act.busy(3, revive=True)
+    for _ in act.turns(times, 2, 16, 3, revive=True):
         act.rng.choice((no_files, no_memory, hold_loop))(act)
         act.publish(8)
 
 
-def _limited(act: Act, kind: str, which: int, spare: int, used: int, pid: int) -> None:
-    process = psutil.Process(pid)
+def _limited(act: Act, kind: str, which: int, size: int, process: psutil.Process) -> None:
     before = process.rlimit(which)
     with act.fault(kind):
-        process.rlimit(which, (used + spare, before[1]))
+        process.rlimit(which, (size, before[1]))
         act.publish(16)
         act.pause(1.0, 4.0)
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -148,22 +129,22 @@ def _limited(act: Act, kind: str, which: int, spare: int, used: int, pid: int) -
 
 def no_files(act: Act) -> None:
     """Take the right to open files from a worker, for some seconds."""
-    pid = act.rng.choice(act.cast).pid
     with contextlib.suppress(psutil.NoSuchProcess):
-        _limited(act, "no file handles", resource.RLIMIT_NOFILE, 0, psutil.Process(pid).num_fds(), pid)
+        process = psutil.Process(act.rng.choice(act.cast).pid)
+        _limited(act, "no file handles", resource.RLIMIT_NOFILE, process.num_fds(), process)
 
 
 def no_memory(act: Act) -> None:
     """Take the right to more memory from a worker, for some seconds; it may end of it."""
-    pid = act.rng.choice(act.cast).pid
     with contextlib.suppress(psutil.NoSuchProcess):
-        spare = act.rng.choice((0, 1 << 20, 8 << 20))
-        _limited(act, "no memory", resource.RLIMIT_AS, spare, psutil.Process(pid).memory_info().vms, pid)
+        process = psutil.Process(act.rng.choice(act.cast).pid)
+        size = process.memory_info().vms + act.rng.choice((0, 1 << 20, 8 << 20))
+        _limited(act, "no memory", resource.RLIMIT_AS, size, process)
 
 
 def hold_loop(act: Act) -> None:
     """A careless handler holds the event loop for longer than the session."""
     with act.fault("event loop held"):
-        act.put({"fail": 1, "blocks_s": SESSION_S + 2}, fails=1, fate="done")
+        act.put({"fail": 1, "blocks_s": SESSION_S + 2}, fate="done")
         act.flush()
         act.pause(SESSION_S + 1, SESSION_S + 3)

@@ -12,17 +12,16 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 _CHUNK = 65_536
 _RST = struct.pack("ii", 1, 0)  # SO_LINGER with no time: closing sends a reset
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Weather:
-    """What a link does to its traffic now."""
+    """What a link does to its traffic."""
 
     latency_s: float = 0.0
     """Each way."""
@@ -36,50 +35,65 @@ class Weather:
     """New connections are reset at once."""
 
 
-@dataclass(slots=True)
 class Link:
-    """One proxy: listens on `port`, passes on to `target`."""
+    """One proxy, in a thread of its own: listens on `port`, passes on to `target`. As a context manager it runs."""
 
-    port: int
-    target: int
-    weather: Weather = field(default_factory=Weather)
-    resets: int = 0
-    _changed: asyncio.Event | None = None
-    _open: set[asyncio.StreamWriter] = field(default_factory=set)
-    _net: Network | None = None
-    _server: asyncio.Server | None = None
+    def __init__(self, port: int, target: int) -> None:
+        self.port = port
+        self.target = target
+        self._weather = Weather()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"link-{port}", daemon=True)
 
     def change(self, **weather: Any) -> None:
         """Change the weather for all connections, those that are open too."""
-        net = self._network()
-        for name, value in weather.items():
-            setattr(self.weather, name, value)
-        net.call(self._wake())
+        self._call(self._change(replace(self._weather, **weather)))
 
     def heal(self) -> None:
         """Let everything through again, at once."""
-        self.change(latency_s=0.0, bytes_per_s=0, up=True, down=True, refuse=False)
+        self._call(self._change(Weather()))
 
     def reset(self) -> int:
         """Reset every open connection; return how many ends that were."""
-        return self._network().call(self._reset())
+        return int(self._call(self._reset()))
 
-    def _network(self) -> Network:
-        if self._net is None:
-            raise RuntimeError("this link is in no network")
-        return self._net
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._call(self._serve())
+        return self
 
-    async def _wake(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
+    def __exit__(self, *_: object) -> None:
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _call(self, what: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(10)
+
+    async def _serve(self) -> None:
+        self._changed = asyncio.Event()
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+
+    async def _change(self, weather: Weather) -> None:
+        self._weather = weather
+        self._changed.set()
         self._changed = asyncio.Event()
 
     async def _reset(self) -> int:
         ends = list(self._open)
         for writer in ends:
             self._abort(writer)
-        self.resets += len(ends)
         return len(ends)
+
+    async def _close(self) -> None:
+        self._server.close()
+        await self._reset()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _abort(self, writer: asyncio.StreamWriter) -> None:
         sock = writer.get_extra_info("socket")
@@ -88,19 +102,8 @@ class Link:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
         writer.transport.abort()
 
-    async def serve(self) -> None:
-        """Begin to listen."""
-        self._changed = asyncio.Event()
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
-
-    async def close(self) -> None:
-        """Listen no more, and reset what is open."""
-        if self._server is not None:
-            self._server.close()
-        await self._reset()
-
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.weather.refuse:
+        if self._weather.refuse:
             self._abort(writer)
             return
         try:
@@ -139,50 +142,10 @@ class Link:
                 with contextlib.suppress(OSError, RuntimeError):
                     writer.write_eof()
                 return
-            while not (self.weather.up if up else self.weather.down):
-                if self._changed is None:
-                    return
+            while not (self._weather.up if up else self._weather.down):
                 await self._changed.wait()
-            await asyncio.sleep(max(0.0, came_s + self.weather.latency_s - loop.time()))
-            if self.weather.bytes_per_s:
-                await asyncio.sleep(len(chunk) / self.weather.bytes_per_s)
+            await asyncio.sleep(max(0.0, came_s + self._weather.latency_s - loop.time()))
+            if self._weather.bytes_per_s:
+                await asyncio.sleep(len(chunk) / self._weather.bytes_per_s)
             writer.write(chunk)
             await writer.drain()
-
-
-class Network:
-    """A thread whose event loop runs all links."""
-
-    def __init__(self) -> None:
-        self.links: list[Link] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
-
-    def call(self, what: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine in the network's loop and return its result."""
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result(10)
-
-    def add(self, port: int, target: int) -> Link:
-        """Open a link."""
-        link = Link(port, target, _net=self)
-        self.call(link.serve())
-        self.links.append(link)
-        return link
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.call(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _close(self) -> None:
-        for link in self.links:
-            await link.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)

@@ -7,6 +7,7 @@ from email.utils import formatdate
 from typing import Any
 
 from harness import Answer, Visit, wait_for
+from harness.service import fail_first
 
 from chaos.act import Act, now_ms
 from chaos.eyes import read
@@ -26,13 +27,12 @@ def poison(act: Act, times: int) -> None:
         kind = ("undecodable", "refused", "hangs", "undecodable", "kills its worker")[number % 5]
         with act.fault(kind):
             if kind == "undecodable":
-                act.put(
-                    value=act.rng.choice((b"\xff\xfe", b"{", b"", b"\x00" * 64)), fate="dead", reasons=("undecodable",)
-                )
+                value = act.rng.choice((b"\xff\xfe", b"{", b"", b"\x00" * 64))
+                act.put(value=value, fate="dead", reasons=("undecodable",))
             elif kind == "refused":
                 act.put({"reject": True}, fate="dead", reasons=("rejected",))
             elif kind == "hangs":
-                act.put({"hangs": True}, fails=3, fate="dead", reasons=("exhausted",))
+                act.put({"hangs": True}, fate="dead", reasons=("exhausted",))
             else:
                 act.put({"kills": 1, "fail": 0}, fate="dead", reasons=("crashed",))
             act.flush()
@@ -45,9 +45,7 @@ def poison(act: Act, times: int) -> None:
 def _see_it_end(act: Act) -> None:
     """Start workers again until a record that ends them is dead; note each end."""
     dead = act.stage.topology(act.topic).dlq
-    known = _crashed(act, dead)
-
-    looks = 0
+    known, looks = _crashed(act, dead), 0
 
     def over() -> bool:
         nonlocal looks
@@ -67,10 +65,7 @@ def _crashed(act: Act, dead: str) -> int:
 
 
 def _hangs(visit: Visit) -> Answer:
-    facts = visit.facts
-    if facts.get("hangs"):
-        return Answer(200, after_s=4.0)
-    return Answer(422) if facts.get("reject") else Answer(503 if visit.attempt <= int(facts.get("fail", 0)) else 200)
+    return Answer(after_s=4.0) if visit.facts.get("hangs") else fail_first(visit)
 
 
 def sizes(act: Act, times: int) -> None:
@@ -84,12 +79,10 @@ def sizes(act: Act, times: int) -> None:
         if kind == "null key and null value":
             key, fails = None, 1  # the service refuses the first attempt of a record without a key
         with act.fault(kind):
-            act.put(key=key, fails=fails, fate="dead" if fails == 3 else "done", **more)
+            act.put(key=key, fate="dead" if fails == 3 else "done", **more)
             act.flush()
         act.pause(0.05, 0.3)
-        if act.rng.random() < 0.05:
-            act.cast[0].kill()
-            act.revive(1)
+        act.kill_sometimes(0.05)
 
 
 def _fails(key: bytes | None) -> int:
@@ -97,9 +90,7 @@ def _fails(key: bytes | None) -> int:
 
 
 def _sized(act: Act, number: int) -> tuple[str, dict[str, Any]]:
-    some: tuple[tuple[str, bytes | None], ...] = tuple(
-        (f"h{n % 7}", None if n % 5 == 0 else os.urandom(60)) for n in range(400)
-    )
+    some = tuple((f"h{n % 7}", None if n % 5 == 0 else os.urandom(60)) for n in range(400))
     kinds: tuple[tuple[str, dict[str, Any]], ...] = (
         ("empty value", {"value": b""}),
         ("null value", {"value": None}),
@@ -125,7 +116,7 @@ def delays(act: Act, times: int) -> None:
     for number in range(act.some(times)):
         text = list(DELAYS)[number % len(DELAYS)]
         with act.fault(f"come again after {text} s"):
-            act.put({"after": text}, fails=1, fate=DELAYS[text])
+            act.put({"after": text}, fate=DELAYS[text])
             act.flush()
         act.resting += DELAYS[text] == "waiting"
 
@@ -142,12 +133,10 @@ def herd(act: Act, count: int) -> None:
     act.stage.service.rule = rule
     act.raise_curtain(2)
     for _ in range(count):
-        act.put({"fail": 1 + (act.published % 10 == 0)}, fails=1, fate="done")
+        act.put({"fail": 1 + (act.published % 10 == 0)}, fate="done")
     act.flush()
     with act.fault("all due in one second"):
-        wait_for(
-            lambda: any(visit.attempt > 1 for visit in act.stage.service.visits), "they are due", timeout_s=90
-        )  # fmt: skip
+        wait_for(lambda: any(v.attempt > 1 for v in act.stage.service.visits), "they are due", timeout_s=90)
     act.pause(0.5, 3.0)
     with act.fault("kill -9 in the herd"):
         act.rng.choice(act.cast).kill()
@@ -162,7 +151,7 @@ def alone(act: Act, times: int) -> None:
         act.pause(0.0, 2.0)
         seen = len(act.stage.service.finished)
         with act.fault("the last record"):
-            act.put({"fail": 2}, fails=2, fate="done")
+            act.put({"fail": 2}, fate="done")
             act.flush()
             wait_for(lambda seen=seen: len(act.stage.service.finished) >= seen + 3, "it is done", timeout_s=30)  # type: ignore[misc]
         late += [v.at_ms - (v.due_at_ms or 0) for v in act.stage.service.visits[-2:]]
@@ -177,18 +166,13 @@ POLICIES = ("300ms 600ms", "2s 1s", "1s 4s", "300ms 5s")
 def deploy(act: Act, times: int) -> None:
     """F20: workers with another policy take over, at once or one by one, while rows of the former wait."""
     act.raise_curtain(2)
-    for _ in range(act.some(times)):
-        act.publish(20)
-        act.busy(8)
+    for _ in act.turns(times, 2, 20, 8):
         policy = act.rng.choice(POLICIES)
         with act.fault(f"policy {policy}"):
             act.program(policy=policy)
             leaving = list(act.cast)
             for worker in leaving[: act.rng.randrange(1, 3)]:
-                if act.rng.random() < 0.3:
-                    worker.kill()
-                else:
-                    worker.stop(30)
+                act.end(worker, 0.3)
                 act.revive(2)
         act.publish(8)
     act.program()

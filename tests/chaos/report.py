@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
 from benchmarks.machine import describe
 from chaos.act import POLICY, SESSION_S
 from chaos.campaign import LOG, Result
@@ -126,69 +128,15 @@ def publish(folder: Path) -> None:
 
 def page(told: Mapping[str, Any]) -> str:
     """Return the document that shows these figures."""
-    faults = told["faults"]
-    zero = {name: sum(each[name] for each in faults.values()) for name in COUNTS}
-    points = [f"| {name} | {count} |" for name, count in faults.get("F1", {}).get("kinds", {}).items()]
-    values = {
-        "injections": f"{told['injections']:,}",
-        "rounds": told["passed"] + told["failed"],
-        "records": f"{zero['records']:,}",
-        "lost": zero["lost"],
-        "early": zero["early"],
-        "over": zero["over_policy"],
-        "wrong": zero["wrong"],
-        "altered": zero["altered"],
-        "copied": sum(each["repeats"]["copied"] for each in faults.values()),
-        "failed": told["failed"],
-        "conditions": "\n".join(f"| {name} | {text} |" for name, text in told["conditions"].items()),
-        "matrix": "\n".join(_line(name, each) for name, each in faults.items() if each["injections"]),
-        "how": "\n".join(f"| {name} | {each['how']} |" for name, each in faults.items() if each["injections"]),
-        "repeats": "\n".join(
-            _repeats(name, each["repeats"]) for name, each in faults.items() if each["repeats"]["faults"]
-        ),
-        "points": "\n".join(points),
-        "skipped": "\n".join(
-            f"| {name} | {each['title']} | {'; '.join(each['reasons'])} |"
-            for name, each in faults.items()
-            if each["reasons"]
-        ),
-        "failures": _failures(faults),
-        "bar": _bar(faults.get("bar", {})),
-    }
-    return TEMPLATE.read_text().format(**values)
-
-
-def _failures(faults: Mapping[str, Any]) -> str:
-    lines = []
-    for name, each in faults.items():
-        lines += [f"* {failure}" for failure in each["failures"]]
-        if each["failures"] and each["known"]:
-            lines += ["", f"{name}: {each['known']}", ""]
-    return "\n".join(lines).strip() or "All rounds passed."
-
-
-def _line(name: str, each: Mapping[str, Any]) -> str:
-    shown = ("injections", "records", "lost", "early", "over_policy", "wrong", "altered")
-    cells = [f"{each[column]:,}" for column in shown]
-    copies = each["repeats"]["copied"]
-    return f"| {name} | {each['title']} | {' | '.join(cells)} | {copies} | {each['failed']} of {each['rounds']} |"
-
-
-def _repeats(name: str, each: Mapping[str, Any]) -> str:
-    mean = [each[column] / each["faults"] for column in ("repeated", "in_flight")]
-    return (
-        f"| {name} | {each['faults']} | {mean[0]:.1f} | {each['repeated_most']} | {mean[1]:.1f} | "
-        f"{each['in_flight_most']} | {each['over_in_flight']} |"
+    faults = told["faults"].values()
+    beyond = told["faults"].get("bar", {}).get("notes", {}).get("beyond_session_s", ())
+    template = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True).from_string(  # noqa: S701 - Markdown, of our own figures
+        TEMPLATE.read_text()
     )
-
-
-def _bar(each: Mapping[str, Any]) -> str:
-    measured = [second for kills in each.get("notes", {}).get("beyond_session_s", ()) for second in kills]
-    if not measured:
-        return "Not measured in this run."
-    shown = ", ".join(f"{second:g}" for second in measured)
-    return (
-        "With 200,000 records waiting and one of two workers killed, the first due record of its partitions ran "
-        f"{shown} s\n"
-        f"beyond the session time-out ({len(measured)} kills). The bar is {BAR_S:g} s; rounds over it stand above."
+    return template.render(
+        **told,
+        sums={name: sum(fault[name] for fault in faults) for name in COUNTS},
+        copied=sum(fault["repeats"]["copied"] for fault in faults),
+        beyond=[second for kills in beyond for second in kills],
+        bar_s=BAR_S,
     )

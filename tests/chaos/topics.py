@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -34,8 +35,11 @@ from chaos.eyes import committed, read
 ASK_S = 30.0
 
 
-def _admin(act: Act) -> AdminClient:
-    return AdminClient({"bootstrap.servers": act.ground.bootstrap})
+def _admin(act: Act, request: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> None:
+    """Make a request and wait for all of its answers."""
+    admin = AdminClient({"bootstrap.servers": act.ground.bootstrap})
+    for future in request(admin).values():
+        future.result(ASK_S)
 
 
 def _configure(act: Act, topic: str, **settings: str) -> None:
@@ -49,16 +53,13 @@ def _configure(act: Act, topic: str, **settings: str) -> None:
         for name, text in settings.items()
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    admin = _admin(act)  # it has to live as long as what it was asked for
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(ASK_S)
+    _admin(act, lambda admin: admin.incremental_alter_configs([resource]))
 
 
 def _delete_before(act: Act, topic: str, offsets: dict[int, int]) -> None:
     places = [TopicPartition(topic, number, offset) for number, offset in offsets.items() if offset > 0]
-    admin = _admin(act)
-    for future in admin.delete_records(places).values() if places else ():
-        future.result(ASK_S)
+    if places:
+        _admin(act, lambda admin: admin.delete_records(places))
 
 
 def _ends(act: Act, topic: str) -> dict[int, int]:
@@ -119,25 +120,19 @@ def expire(act: Act, times: int) -> None:
     act.truncated = True
     act.raise_curtain(1)
     topology = act.stage.topology(act.topic)
-    for number in range(act.some(times)):
-        act.publish(24)
-        act.busy(12)
+    for number in act.turns(times, 1, 24, 12):
         for topic in topology.consumed[: 1 + number % 2]:
             with act.fault(f"expired: {'main' if topic == act.topic else 'retry'}"):
                 passed = committed(act.ground.bootstrap, act.stage.group, topic, act.partitions)
                 _delete_before(act, topic, passed)
-        if act.rng.random() < 0.4:
-            act.cast[0].kill()
-            act.revive(1)
+        act.kill_sometimes(0.4)
 
 
 def grow(act: Act, times: int) -> None:
     """F11: the main topic grows under load; later our topics do too, and the workers are started again."""
     act.raise_curtain(2)
     owned = act.stage.topology(act.topic).owned
-    for _ in range(act.some(times)):
-        act.publish(16)
-        act.busy(4)
+    for _ in act.turns(times, 2, 16, 4):
         with act.fault("main topic grows"):
             _grow(act, [act.topic])
             act.wider()
@@ -147,58 +142,45 @@ def grow(act: Act, times: int) -> None:
             _grow(act, owned)
             act.program()
             for worker in act.cast:
-                if act.rng.random() < 0.5:
-                    worker.kill()
-                else:
-                    worker.stop(30)
+                act.end(worker, 0.5)
             act.revive(2)
         act.busy(4)
 
 
 def _grow(act: Act, topics: Sequence[str]) -> None:
-    admin = _admin(act)
     count = act.partitions + (1 if act.topic in topics else 0)
-    for future in admin.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
-        future.result(ASK_S)
+    _admin(act, lambda admin: admin.create_partitions([NewPartitions(topic, count) for topic in topics]))
 
 
 def take_rights(act: Act, times: int) -> None:
     """F19: the right to a topic, to the group or to transactions is taken away for some seconds."""
     act.raise_curtain(1)
-    for _ in range(act.some(times)):
-        act.revive(1)
-        act.publish(16)
-        act.busy(2, revive=True)
+    for _ in act.turns(times, 1, 16, 2, revive=True):
         what, where, name = act.rng.choice(_rights(act))
-        deny = _acl(where, name, AclPermissionType.DENY)
-        allow = _acl(where, name, AclPermissionType.ALLOW)
-        admin = _admin(act)
+        acls = [_acl(where, name, permission) for permission in (AclPermissionType.ALLOW, AclPermissionType.DENY)]
+        every = AclBindingFilter(
+            where, name, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
         with act.fault(f"no right to {what}"):
-            for future in admin.create_acls([allow, deny]).values():
-                future.result(ASK_S)
+            _admin(act, lambda admin, acls=acls: admin.create_acls(acls))
             act.pause(1.0, 5.0)
-            every = AclBindingFilter(
-                where, name, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-            )
-            for gone in admin.delete_acls([every]).values():
-                gone.result(ASK_S)
+            _admin(act, lambda admin, every=every: admin.delete_acls([every]))
         act.revive(1)
 
 
 def _acl(where: ResourceType, name: str, permission: AclPermissionType) -> AclBinding:
-    operation = AclOperation.ALL
     kind = ResourcePatternType.PREFIXED if where == ResourceType.TRANSACTIONAL_ID else ResourcePatternType.LITERAL
-    return AclBinding(where, name, kind, "User:ANONYMOUS", "*", operation, permission)
+    return AclBinding(where, name, kind, "User:ANONYMOUS", "*", AclOperation.ALL, permission)
 
 
 def _rights(act: Act) -> list[tuple[str, ResourceType, str]]:
-    topology = act.stage.topology(act.topic)
+    ours = act.stage.topology(act.topic)
+    topics = {
+        "retry": ours.retry_topics[0], "redelivery": ours.redelivery, "dead-letter": ours.dlq,
+        "changelog": ours.pending_changelog, "events": ours.events,
+    }  # fmt: skip
     return [
-        ("the retry topic", ResourceType.TOPIC, topology.retry_topics[0]),
-        ("the redelivery topic", ResourceType.TOPIC, topology.redelivery),
-        ("the dead-letter topic", ResourceType.TOPIC, topology.dlq),
-        ("the changelog", ResourceType.TOPIC, topology.pending_changelog),
-        ("the events topic", ResourceType.TOPIC, topology.events),
+        *((f"the {name} topic", ResourceType.TOPIC, topic) for name, topic in topics.items()),
         ("its group", ResourceType.GROUP, act.stage.group),
         ("its transactions", ResourceType.TRANSACTIONAL_ID, act.stage.group),
     ]
@@ -212,9 +194,7 @@ def copy_records(act: Act, times: int) -> None:
     act.copied = True
     act.raise_curtain(1)
     topology = act.stage.topology(act.topic)
-    for _ in range(act.some(times)):
-        act.publish(16)
-        act.busy(12)
+    for _ in act.turns(times, 1, 16, 12):
         station = act.rng.choice((topology.retry_topics[0], topology.redelivery))
         found = list(read(act.ground.bootstrap, station))
         if not found:
@@ -230,9 +210,7 @@ def copy_records(act: Act, times: int) -> None:
                     on_delivery=lambda _e, m, copies=copies: copies.append([m.topic(), m.partition(), m.offset()]),
                 )  # fmt: skip
             producer.flush(30)
-        if act.rng.random() < 0.3:
-            act.cast[0].kill()
-            act.revive(1)
+        act.kill_sometimes(0.3)
 
 
 def abort(act: Act, times: int) -> None:
@@ -277,7 +255,7 @@ def _committed(act: Act) -> None:
         producer = _transaction(act, "commits")
         for _ in range(8):
             fails = act.published % 4
-            act.put({"fail": fails}, fails=fails, fate="dead" if fails == 3 else "done", producer=producer)
+            act.put({"fail": fails}, fate="dead" if fails == 3 else "done", producer=producer)
         producer.flush(30)
         act.publish(4)
         act.pause(0.2, 2.0)

@@ -66,16 +66,17 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it for JSON; of long lists the first entries, with their lengths beside."""
-        told = asdict(self)
         names = ("lost", "wrong", "early", "over_policy", "altered", "copied", "leftover")
-        shown = {name: told[name][:_SHOWN] for name in names}
-        return {**told, **{name: len(told[name]) for name in names}, "shown": shown, "passed": self.passed}
+        lists = {name: getattr(self, name) for name in names}
+        counts = {name: len(entries) for name, entries in lists.items()}
+        shown = {name: entries[:_SHOWN] for name, entries in lists.items()}
+        return {**asdict(self), **counts, "shown": shown, "passed": self.passed}
 
 
 def judge(
     facts: dict[str, Any], published: list[Input], ran: list[Run], done_to: list[Injection], told: Told
 ) -> Verdict:
-    """Compare what was published with what was run and with what the topics say.
+    """Compare what was published with what was run and with what the topics say at rest.
 
     Args:
         facts: `waits_ms` of the policy, `single`, `truncated`, whether retry records were deleted by a fault, and
@@ -83,18 +84,26 @@ def judge(
         published: the input.
         ran: the deliveries.
         done_to: the faults.
-        told: the topics at rest.
+        told: the topics.
     """
     verdict = Verdict(records=len(published), runs=len(ran), single=facts["single"])
-    ours = frozenset().union(*(each.copies for each in done_to))
-    copies = [c for c in told.copies if (c.topic, c.partition, c.offset) not in ours]
+    ours = [copy for injection in done_to for copy in injection.copies]
+    copies = [c for c in told.copies if [c.topic, c.partition, c.offset] not in ours]
     by_place: dict[Place, list[Run]] = defaultdict(list)
     for run in ran:
         by_place[run.place].append(run)
     _fates(verdict, facts, published, by_place, copies)
     _times(verdict, facts, by_place, copies)
     _attempts(verdict, facts, by_place, copies)
-    _bytes(verdict, published, ran, copies)
+    known = {record.place: record for record in published}
+    for run in ran:
+        record = known.get(run.place)
+        if record is not None and (run.content, run.timestamp_ms) != (record.content, record.timestamp_ms):
+            verdict.altered.append(f"{run.place} attempt {run.attempt}: what the handler got")
+    for copy in copies:
+        record = known.get(copy.origin)
+        if record is not None and copy.station != "succeeded" and copy.content != record.content:
+            verdict.altered.append(f"{copy.origin}: on {copy.station}")
     seen = Counter((copy.station, copy.origin, copy.attempt) for copy in copies)
     verdict.copied = [f"{station} {origin} attempt {n}: {k} times" for (station, origin, n), k in seen.items() if k > 1]
     _faults(verdict, published, ran, done_to, copies)
@@ -111,15 +120,11 @@ def _fates(
     verdict: Verdict, facts: dict[str, Any], published: list[Input], ran: dict[Place, list[Run]], copies: list[Copy]
 ) -> None:
     dead: dict[Place, set[str]] = defaultdict(set)
-    succeeded = set()
-    failed = set()
     for copy in copies:
         if copy.station == "dlq":
             dead[copy.origin].add(copy.reason)
-        elif copy.station == "succeeded":
-            succeeded.add(copy.origin)
-        elif copy.station == "retry":
-            failed.add(copy.origin)
+    succeeded = {copy.origin for copy in copies if copy.station == "succeeded"}
+    failed = {copy.origin for copy in copies if copy.station == "retry"}
     for each in published:
         at_once = any(run.attempt == 1 and run.status == 200 for run in ran.get(each.place, ()))
         done = each.place in succeeded or (at_once and each.place not in failed)
@@ -191,21 +196,6 @@ def _attempts(verdict: Verdict, facts: dict[str, Any], ran: dict[Place, list[Run
                 behind = run.begun_ms - settled.get((place, run.attempt), NEVER_MS)
                 if behind > COMMITTED_MS:
                     verdict.over_policy.append(f"{place} attempt {run.attempt}: ran {behind} ms after its outcome")
-
-
-def _bytes(verdict: Verdict, published: list[Input], ran: list[Run], copies: list[Copy]) -> None:
-    known = {each.place: each for each in published}
-    for run in ran:
-        each = known.get(run.place)
-        told = (run.key, run.value, run.headers, run.timestamp_ms)
-        if each is not None and told != (each.key, each.value, each.headers, each.timestamp_ms):
-            verdict.altered.append(f"{run.place} attempt {run.attempt}: what the handler got")
-    for copy in copies:
-        each = known.get(copy.origin)
-        if copy.station == "succeeded" or each is None:
-            continue
-        if (copy.key, copy.value, copy.headers) != (each.key, each.value, each.headers):
-            verdict.altered.append(f"{copy.origin}: on {copy.station}")
 
 
 def _faults(

@@ -21,22 +21,27 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def stage(bootstrap: str) -> Iterator[Stage]:
+def said() -> list[str]:
+    """What the benchmark reports on the way."""
+    return []
+
+
+@pytest.fixture
+def stage(bootstrap: str, said: list[str]) -> Iterator[Stage]:
     """The tests' broker, in place of one that the benchmark starts; its processor time is not looked at."""
     from benchmarks.stage import Stage as RealStage
 
     plan = replace(quick_plan(), partitions=2, happy_records=500, value_bytes=100, pin=False, timeout_s=40)
-    with RealStage(plan, bootstrap=bootstrap, broker_pid=os.getpid()) as made:
+    with RealStage(plan, said.append, broker=(bootstrap, os.getpid())) as made:
         yield made
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(90)
-def test_a_pair_of_the_happy_path_is_run_and_counted(stage: Stage) -> None:
+def test_a_pair_of_the_happy_path_is_run_and_counted(stage: Stage, said: list[str]) -> None:
     """Both sides finish, every record is counted once on each, and there is a ratio."""
-    said: list[str] = []
-    result = happy.run(stage, said.append)
+    result = happy.run(stage)
     assert [value and value > 0 for values in result.samples.values() for value in values] == [True, True], said
-    assert result.find("ours / bare Faust agent").value is not None
+    assert result.figures[0]["value"] is not None
     assert "lost or came twice: 0." in result.notes[-1]
     assert not any("VOID" in line or "NOT FINISH" in line for line in said)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from chaos.proxy import Link, Network
+from chaos.proxy import Link
 
 from retryapp.broker.probe import free_ports
 
@@ -35,8 +35,8 @@ def link() -> Iterator[Link]:
             threading.Thread(target=echo, args=(connection,), daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
-    with Network() as network:
-        yield network.add(free_ports(1)[0], server.getsockname()[1])
+    with Link(free_ports(1)[0], server.getsockname()[1]) as made:
+        yield made
     server.close()
 
 

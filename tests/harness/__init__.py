@@ -3,18 +3,9 @@
 from harness.evidence import Evidence
 from harness.service import Answer, Gate, Service, Visit
 from harness.stage import HandlerSpec, Stage, open_stage
-from harness.waiting import wait_for
 from harness.workers import Worker
+from retryapp.stage import wait_for
 
 __all__ = [
-    "Answer",
-    "Evidence",
-    "Gate",
-    "HandlerSpec",
-    "Service",
-    "Stage",
-    "Visit",
-    "Worker",
-    "open_stage",
-    "wait_for",
-]
+    "Answer", "Evidence", "Gate", "HandlerSpec", "Service", "Stage", "Visit", "Worker", "open_stage", "wait_for",
+]  # fmt: skip

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from harness.waiting import wait_for
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic
+from retryapp.stage import wait_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,7 @@ class Evidence:
 
     def copies(self, *topics: str) -> list[tuple[Record, RetryMetadata]]:
         """Return the records of our topics with what their headers say."""
-        found = []
-        for topic in topics:
-            for record in read_topic(self.connection, topic):
-                metadata = decode_metadata(record.headers)
-                assert metadata is not None, f"{record.coordinates} has no metadata"
-                found.append((record, metadata))
-        return found
+        return [(record, _metadata(record)) for topic in topics for record in self.records(topic)]
 
     def retries(self) -> list[tuple[Record, RetryMetadata]]:
         """Return what was sent to wait."""
@@ -78,10 +72,7 @@ class Evidence:
             consumer.close()
 
     def unsettled(self, topics: Iterable[str] | None = None) -> int:
-        """Return how many records of the consumed topics the group's offsets have not passed.
-
-        Records are counted, not offsets: transaction markers lie behind the last one.
-        """
+        """Count the records (not offsets: these include markers) that the group's offsets have not passed."""
         return sum(
             sum(1 for _ in read_topic(self.connection, topic, start=self.committed(topic)))
             for topic in topics or self.topology.consumed
@@ -90,15 +81,17 @@ class Evidence:
     def repeated_handoffs(self) -> dict[tuple[str, str, int], int]:
         """Return every copy that a committed reader sees twice: (station, failure id, attempt) → how often."""
         counts: Counter[tuple[str, str, int]] = Counter()
-        for station, found in (
-            ("retry", self.retries()),
-            ("redelivery", self.redeliveries()),
-            ("dlq", self.dead()),
-        ):
-            counts.update((station, metadata.failure_id, metadata.attempt) for _, metadata in found)
+        for station, copies in (("retry", self.retries()), ("redelivery", self.redeliveries()), ("dlq", self.dead())):
+            counts.update((station, metadata.failure_id, metadata.attempt) for _, metadata in copies)
         counts.update(("succeeded", event.failure_id, event.attempt) for event in self.succeeded())
         return {copy: n for copy, n in counts.items() if n > 1}
 
     def due_times(self) -> dict[tuple[str, int], int]:
         """Return when each later attempt was due: (failure id, attempt) → epoch milliseconds, by the retry topics."""
         return {(m.failure_id, m.attempt + 1): m.due_at_ms or 0 for _, m in self.retries()}
+
+
+def _metadata(record: Record) -> RetryMetadata:
+    metadata = decode_metadata(record.headers)
+    assert metadata is not None, f"{record.coordinates} has no metadata"
+    return metadata

@@ -8,18 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
-from confluent_kafka.admin import (
-    AdminClient,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from retryapp.broker import Broker
 from retryapp.broker.config import NODE_ID
@@ -82,17 +72,21 @@ def secured_broker(cache_dir: Path, folder: Path) -> Iterator[SecuredBroker]:
     plain, controller, sasl, sasl_tls, tls = free_ports(5)
     settings = _settings(certificates, controller, plain=plain, sasl=sasl, sasl_tls=sasl_tls, tls=tls)
     with Broker(cache_dir, port=plain, settings=settings) as broker:
-        _add_scram_user(broker.bootstrap)
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        user = UserScramCredentialUpsertion(USER, scram, PASSWORD.encode())
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        for future in admin.alter_user_scram_credentials([user]).values():
+            future.result(15)
         yield SecuredBroker(*(f"{LOOPBACK}:{port}" for port in (plain, sasl, sasl_tls, tls)), certificates=certificates)
 
 
 def _settings(certificates: Certificates, controller: int, **ports: int) -> dict[str, str]:
     protocols = {"plain": "PLAINTEXT", "sasl": "SASL_PLAINTEXT", "sasl_tls": "SASL_SSL", "tls": "SSL"}
     shown = [f"{protocols[name]}://{LOOPBACK}:{port}" for name, port in ports.items()]
-    jaas = f'{_JAAS}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
-    scram = f"{_JAAS}.scram.ScramLoginModule required;"
-    store = {"type": "PEM", "location": str(certificates.folder / "broker.pem")}
-    trust = {"type": "PEM", "location": str(certificates.ca)}
+    jaas = {
+        "plain": f'{_JAAS}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";',
+        "scram-sha-512": f"{_JAAS}.scram.ScramLoginModule required;",
+    }
     return {
         "listeners": ",".join([*shown, f"CONTROLLER://{LOOPBACK}:{controller}"]),
         "advertised.listeners": ",".join(shown),
@@ -104,18 +98,11 @@ def _settings(certificates: Certificates, controller: int, **ports: int) -> dict
         **{
             f"listener.name.{name}.{mechanism}.sasl.jaas.config": text
             for name in ("sasl_plaintext", "sasl_ssl")
-            for mechanism, text in (("plain", jaas), ("scram-sha-512", scram))
+            for mechanism, text in jaas.items()
         },
-        **{f"ssl.keystore.{name}": value for name, value in store.items()},
-        **{f"ssl.truststore.{name}": value for name, value in trust.items()},
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(certificates.folder / "broker.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(certificates.ca),
         "listener.name.ssl.ssl.client.auth": "required",
     }
-
-
-def _add_scram_user(bootstrap: str) -> None:
-    change = UserScramCredentialUpsertion(
-        USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), PASSWORD.encode()
-    )
-    client = AdminClient({"bootstrap.servers": bootstrap})
-    for future in client.alter_user_scram_credentials([change]).values():
-        future.result(15)

@@ -15,10 +15,6 @@ from typing import Any
 from aiohttp import web
 
 
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
     """One delivery as the service saw it begin."""
@@ -128,17 +124,13 @@ class Service:
         headers = {} if answer.retry_after is None else {"Retry-After": answer.retry_after}
         return web.Response(status=answer.status, headers=headers)
 
-    def _note(self, told: dict[str, Any]) -> Visit:
-        value = _bytes(told["value"])
-        decoded = {
-            "key": _bytes(told["key"]),
-            "value": value,
-            "headers": tuple((name, _bytes(text)) for name, text in told["headers"]),
-            "facts": _facts(value),
-        }
-        visit = Visit(number=len(self.visits), at_ms=_now_ms(), **{**told, **decoded})
+    def _note(self, delivery: dict[str, Any]) -> Visit:
+        key, value = _bytes(delivery["key"]), _bytes(delivery["value"])
+        headers = tuple((name, _bytes(text)) for name, text in delivery["headers"])
+        decoded = {**delivery, "key": key, "value": value, "headers": headers, "facts": _facts(value)}
+        visit = Visit(number=len(self.visits), at_ms=_now_ms(), **decoded)
         self.visits.append(visit)
-        self._write({"visit": visit.number, "begun_ms": visit.at_ms, **told})
+        self._write({"visit": visit.number, "begun_ms": visit.at_ms, **delivery})
         return visit
 
     def _write(self, fact: dict[str, Any]) -> None:
@@ -151,9 +143,13 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
 def _facts(value: bytes | None) -> dict[str, Any]:
     try:
-        found = json.loads(value or b"null")
+        facts = json.loads(value or b"null")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}

@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 from harness.evidence import Evidence
 from harness.service import Service
-from harness.waiting import wait_for
 from harness.workers import Worker
 from retryapp.broker.probe import free_ports
 from retryapp.core.deduplicate import Deduplicate
@@ -24,6 +22,7 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ledger import take_ledger
+from retryapp.stage import wait_for
 
 PARTITIONS = 2
 
@@ -101,32 +100,19 @@ class Stage:
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Worker:
         """Start a command that runs workers of the program."""
-        worker = Worker(
-            name, command, log_file=self.folder / f"{name}.log", cwd=self.folder, env={**self.env, **(env or {})}
-        )
+        file = self.folder / f"{name}.log"
+        worker = Worker(name, command, log_file=file, cwd=self.folder, env={**self.env, **(env or {})})
         self.workers.append(worker)
         return worker.start()
-
-    def faust(self, *arguments: str) -> tuple[int, str]:
-        """Run another `faust -A app` command to its end; return exit code and output."""
-        run = Worker(
-            "faust",
-            [sys.executable, "-m", "faust", "-A", "app", *arguments],
-            log_file=self.folder / f"{uuid.uuid4().hex}.log",
-            cwd=self.folder,
-            env=self.env,
-        )
-        return run.start().wait(60), run.log
 
     def topology(self, topic: str) -> HandlerTopology:
         """Return the topics of a handler."""
         handler = self.handlers[topic]
-        delays = RetryPolicy(handler.policy).schedule.nominal_delays_ms
         return HandlerTopology(
             group=self.group,
             main=topic,
             tiers=Tiers(handler.tiers),
-            delays_ms=delays,
+            delays_ms=RetryPolicy(handler.policy).schedule.nominal_delays_ms,
             seen_window_ms=Deduplicate(handler.deduplicate).window_ms if handler.deduplicate else None,
         )
 
@@ -149,20 +135,6 @@ class Stage:
         assert producer.flush(20) == 0, "the broker did not take all records"
         return count
 
-    def reset_offset(self, topic: str, offset: int, partition: int = 0) -> None:
-        """Set the group's offset, as an operator would; no worker may run, and those killed must be forgotten."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        wanted = [ConsumerGroupTopicPartitions(self.group, [TopicPartition(topic, partition, offset)])]
-
-        def done() -> bool:
-            try:
-                (future,) = admin.alter_consumer_group_offsets(wanted).values()
-                return all(tp.error is None for tp in future.result(10).topic_partitions)
-            except KafkaException:
-                return False
-
-        wait_for(done, "the group has no members any more, and takes the offset", every_s=0.3)
-
     def wait_settled(self, topic: str, timeout_s: float = 40.0, *, ledger: bool = True) -> None:
         """Wait until everything published has its fate: nothing waits, every offset is committed, the ledger agrees.
 
@@ -184,8 +156,8 @@ class Stage:
         """End every process; print their logs (pytest shows them when the test fails)."""
         for worker in self.workers:
             worker.kill()
-        for worker in {worker.log_file: worker for worker in self.workers}.values():
-            print(f"----- {worker.log_file.name} -----\n{worker.log[-8000:]}")  # noqa: T201 - for the failure report
+        for file in {worker.log_file for worker in self.workers}:
+            print(f"----- {file.name} -----\n{file.read_text(errors='replace')[-8000:]}")  # noqa: T201 - for the report
 
 
 @contextmanager

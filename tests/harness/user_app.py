@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,11 @@ def _text(raw: bytes | None) -> str | None:
     return None if raw is None else base64.b64encode(raw).decode()
 
 
-async def call_service(topic: str, told: dict[str, Any]) -> None:
-    """Tell the service of a delivery and raise what its answer means."""
+async def call_service(topic: str, delivery: dict[str, Any]) -> None:
+    """Report a delivery to the service and raise what its answer means."""
     if not sessions:
         sessions.append(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)))
-    told = {"topic": topic, "pid": os.getpid(), **told}
-    async with sessions[0].post(SPEC["service"], json=told) as response:
+    async with sessions[0].post(SPEC["service"], json={"topic": topic, "pid": os.getpid(), **delivery}) as response:
         if response.status == 422:
             raise Reject("the service will never take it")
         if response.status == 400:
@@ -66,7 +66,7 @@ async def call_service(topic: str, told: dict[str, Any]) -> None:
             raise ServiceError(f"{response.status} from the service")
 
 
-def _told(delivery: Delivery) -> dict[str, Any]:
+def _facts(delivery: Delivery) -> dict[str, Any]:
     return {
         "failure_id": delivery.failure_id,
         "attempt": delivery.attempt,
@@ -101,7 +101,7 @@ def declare(wanted: dict[str, Any]) -> None:
             delivery.publish(value.get("to", wanted["publishes"]), result, key=delivery.key)
         if isinstance(value, dict) and value.get("parks"):
             raise RetryLater(after=value["parks"])  # without asking: for very many that only have to wait
-        await call_service(wanted["topic"], _told(delivery))
+        await call_service(wanted["topic"], _facts(delivery))
         if isinstance(value, dict) and value.get("kills") == delivery.attempt:
             os.kill(os.getpid(), signal.SIGKILL)  # as a record does on which the process runs out of memory
         if isinstance(value, dict) and value.get("blocks_s") and delivery.attempt == 1:
@@ -131,50 +131,46 @@ def arm(crash: dict[str, Any]) -> None:
         os.write(1, f"crash: {crash}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def here() -> bool:
+    def counts() -> bool:
         nonlocal passed
-        holding = crash["holding"]
-        if holding and not getattr(batch.get(), holding, None):
+        if crash["holding"] and not getattr(batch.get(), crash["holding"], None):
             return False
         if "to" in crash and all(out.topic != crash["to"] for out in getattr(batch.get(), "publishes", ())):
             return False
         passed += 1
         return passed > crash["after"]
 
-    def noting(commit: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(commit)
-        async def note(self: Any, made: Any) -> Any:
-            batch.set(made)
-            return await commit(self, made)
-
-        return note
+    @contextmanager
+    def dying() -> Iterator[None]:
+        now = counts()
+        if now and crash["moment"] == "before":
+            die()
+        if now and crash["moment"] == "during":
+            asyncio.get_running_loop().call_later(0.002, die)
+        yield
+        if now:
+            die()
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def plain(*args: Any, **options: Any) -> Any:
-            met = here()
-            if met and crash["moment"] == "before":
-                die()
-            result = call(*args, **options)
-            if met:
-                die()
-            return result
+            with dying():
+                return call(*args, **options)
 
         @functools.wraps(call)
         async def waiting(*args: Any, **options: Any) -> Any:
-            met = here()
-            if met and crash["moment"] == "before":
-                die()
-            if met and crash["moment"] == "during":
-                asyncio.get_running_loop().call_later(0.002, die)
-            result = await call(*args, **options)
-            if met:
-                die()
-            return result
+            with dying():
+                return await call(*args, **options)
 
         return waiting if inspect.iscoroutinefunction(call) else plain
 
-    KafkaTransport.commit = noting(KafkaTransport.commit)  # type: ignore[method-assign]
+    commit = KafkaTransport.commit
+
+    async def noted(self: Any, made: Any) -> Any:
+        batch.set(made)
+        return await commit(self, made)
+
+    KafkaTransport.commit = noted  # type: ignore[method-assign]
     place, _, name = crash["point"].partition(".")
     setattr(places[place], name, wrap(getattr(places[place], name)))
 
@@ -194,7 +190,7 @@ if "agent" in SPEC:
         """Count clicks by key: the user's own agent and table beside ours."""
         async for event in stream.events():
             counts[event.key] += 1
-            told = {
+            delivery = {
                 "failure_id": f"{event.message.partition}/{event.message.offset}",
                 "attempt": counts[event.key],
                 "key": _text(event.key.encode()),
@@ -203,4 +199,4 @@ if "agent" in SPEC:
                 "timestamp_ms": 0,
                 "due_at_ms": None,
             }
-            await call_service(SPEC["agent"], told)
+            await call_service(SPEC["agent"], delivery)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import urllib.error
 import urllib.request
 
-from harness.waiting import wait_for
-from retryapp.stage import Child
+from typing_extensions import override
+
+from retryapp.stage import Child, wait_for
 
 
 class Worker(Child):
@@ -29,22 +29,16 @@ class Worker(Child):
         except OSError:
             return 0, ""
 
-    def ready(self) -> bool:
-        """Tell whether it says that all its lanes are open."""
-        assert not self.ended(), f"{self.name} ended with {self.exit_code}: {self.log[-3000:]}"
-        return self.get("/retries/ready")[0] == 200
-
     def wait_ready(self, timeout_s: float = 40.0) -> None:
         """Wait until all its lanes are open."""
-        wait_for(self.ready, f"{self.name} is ready", timeout_s=timeout_s, every_s=0.1)
 
-    def wait(self, timeout_s: float) -> int:
-        """Wait for its end; return the exit code."""
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} still runs after {timeout_s:g} s: {self.log[-3000:]}") from None
+        def ready() -> bool:
+            if self.ended():
+                raise self.failure(f"ended with {self.exit_code}")
+            return self.get("/retries/ready")[0] == 200
 
+        wait_for(ready, f"{self.name} is ready", timeout_s=timeout_s, every_s=0.1)
+
+    @override
     def stop(self, timeout_s: float = 20.0) -> int:
-        """Send TERM, wait, then kill it; return the exit code."""
         return super().stop(timeout_s)

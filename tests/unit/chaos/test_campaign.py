@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from chaos.__main__ import main
-from chaos.campaign import Campaign, Result
-from chaos.matrix import FAULTS
-from chaos.plan import Fault, Round, rounds
-from chaos.report import by_fault, summary
+from chaos.campaign import Campaign, Result, Round, rounds
+from chaos.matrix import FAULTS, Fault
+from chaos.report import summary
 from click.testing import CliRunner
 
 SEED = 7
@@ -20,16 +19,16 @@ NO: Any = None
 
 def fault(name: str, count: int, reason: str = "") -> Fault:
     """Return a fault that does nothing."""
-    return Fault(id=name, title=name, how="not at all", run=lambda *_: None, rounds=count, needs=lambda: reason)
+    return Fault(name, name, "not at all", run=lambda *_: None, rounds=count, needs=lambda: reason)
 
 
 def test_rounds_are_the_same_for_a_seed_and_take_turns() -> None:
     """So that a campaign which is cut short has some of each fault, and each can be done again."""
-    made = list(rounds([fault("A", 3), fault("B", 1)], SEED, 1.0))
-    assert [each.key for each in made] == ["A#0", "B#0", "A#1", "A#2"]
-    assert [each.seed for each in made] == [each.seed for each in rounds([fault("A", 3), fault("B", 1)], SEED, 1.0)]
-    assert len({each.seed for each in made}) == 4
-    assert {each.seed for each in rounds([fault("A", 3)], SEED + 1, 1.0)}.isdisjoint({each.seed for each in made})
+    planned = list(rounds([fault("A", 3), fault("B", 1)], SEED, 1.0))
+    assert [each.key for each in planned] == ["A#0", "B#0", "A#1", "A#2"]
+    assert [each.seed for each in planned] == [each.seed for each in rounds([fault("A", 3), fault("B", 1)], SEED, 1.0)]
+    seeds = [each.seed for each in (*planned, *rounds([fault("A", 3)], SEED + 1, 1.0))]
+    assert len(set(seeds)) == 7
     assert [each.key for each in rounds([fault("A", 40)], SEED, 0.05)] == ["A#0", "A#1"]
 
 
@@ -45,41 +44,33 @@ class Recorded(Campaign):
 
     ran: list[str]
 
-    def _single(self, each: Round, folder: Path) -> Result:
+    def play(self, each: Round, _folder: Path) -> list[dict[str, Any]]:
+        """Fail in one of them."""
         self.ran.append(each.key)
         if each.key == "A#1":
             raise RuntimeError("it did not settle")
-        return {"outcome": "passed", "injections": {"kill": 2}, "verdicts": []}
+        return [{"passed": True, "ledger": []}]
 
 
-def run(folder: Path, faults: list[Fault], until_s: float = 60.0) -> tuple[list[str], dict[str, Result]]:
-    """Run what is left of a campaign; return what was run, and all results that there are."""
+def run(folder: Path, *faults: Fault, until_s: float = 60.0) -> tuple[list[str], dict[str, Result]]:
+    """Run what is left of a campaign; return what was run, sorted, and all results that there are."""
     campaign = Recorded(folder, folder, NO)
     campaign.ran = []
     left = [each for each in rounds(faults, SEED, 1.0) if each.key not in campaign.finished()]
     list(campaign.run(left, 2, time.monotonic() + until_s, lambda _: None))
-    return campaign.ran, campaign.finished()
+    return sorted(campaign.ran), campaign.finished()
 
 
-def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Rounds that are over are not run again."""
-    ran, results = run(tmp_path, [fault("A", 2)])
-    assert sorted(ran) == ["A#0", "A#1"]
-    ran, results = run(tmp_path, [fault("A", 3), fault("B", 1)])
-    assert sorted(ran) == ["A#2", "B#0"]
-    assert set(results) == {"A#0", "A#1", "A#2", "B#0"}
-    assert run(tmp_path, [fault("C", 2)], until_s=-1.0)[0] == [], "no round begins after its time"
-
-
-def test_what_cannot_be_done_is_skipped_and_what_raises_has_failed(tmp_path: Path) -> None:
-    """Neither is ever passed."""
-    ran, results = run(tmp_path, [fault("A", 2), fault("B", 1, "no right to mount")])
-    assert "B#0" not in ran
-    assert {key: result["outcome"] for key, result in results.items()} == {
-        "A#0": "passed", "A#1": "failed", "B#0": "skipped",
-    }  # fmt: skip
+def test_a_campaign_goes_on_where_it_was_skips_and_fails(tmp_path: Path) -> None:
+    """Rounds that are over are not run again; what cannot be done or raises never passes."""
+    assert run(tmp_path, fault("A", 2))[0] == ["A#0", "A#1"]
+    ran, results = run(tmp_path, fault("A", 3), fault("B", 1, "no right to mount"))
+    assert ran == ["A#2"]
+    outcomes = {key: result["outcome"] for key, result in results.items()}
+    assert outcomes == {"A#0": "passed", "A#1": "failed", "A#2": "passed", "B#0": "skipped"}
     assert results["B#0"]["reason"] == "no right to mount"
     assert "it did not settle" in results["A#1"]["error"]
+    assert run(tmp_path, fault("C", 2), until_s=-1.0)[0] == [], "no round begins after its time"
 
 
 def test_the_sum_of_a_run() -> None:
@@ -90,16 +81,17 @@ def test_the_sum_of_a_run() -> None:
         "faults": [{"kind": "k", "in_flight": 4, "repeated": 6, "attempts": 5}],
         "ledger": ["a problem"], "notes": {"rss_mb": 90},
     }  # fmt: skip
-    results = [
-        {"key": "F1#0", "fault": "F1", "outcome": "failed", "injections": {"k": 1}, "verdicts": [verdict] * 2},
-        {"key": "F6-loss#0", "fault": "F6-loss", "outcome": "skipped", "reason": "no iptables"},
-    ]
-    told = summary(results)
-    assert (told["injections"], told["passed"], told["failed"], told["skipped"]) == (1, 0, 1, 1)
-    each = by_fault(results)["F1"]
-    assert (each["lost"], each["ledger"], each["notes"]) == (2, 2, {"rss_mb": [90, 90]})
-    assert (each["repeats"]["copied"], each["repeats"]["over_in_flight"], each["repeats"]["faults"]) == (4, 2, 2)
-    assert told["faults"]["F6-loss"]["reasons"] == ["no iptables"]
+    total = summary(
+        [
+            {"key": "F1#0", "fault": "F1", "outcome": "failed", "injections": {"k": 1}, "verdicts": [verdict] * 2},
+            {"key": "F6-loss#0", "fault": "F6-loss", "outcome": "skipped", "reason": "no iptables"},
+        ]
+    )
+    assert (total["injections"], total["passed"], total["failed"], total["skipped"]) == (1, 0, 1, 1)
+    one = total["faults"]["F1"]
+    assert (one["lost"], one["ledger"], one["notes"]) == (2, 2, {"rss_mb": [90, 90]})
+    assert (one["repeats"]["copied"], one["repeats"]["over_in_flight"], one["repeats"]["faults"]) == (4, 2, 2)
+    assert total["faults"]["F6-loss"]["reasons"] == ["no iptables"]
 
 
 @pytest.mark.parametrize("arguments", [["--faults", "F99"], ["--jobs", "many"]])
