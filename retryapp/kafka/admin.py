@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S: Final = 15.0
-BROKER_DEFAULT: Final = -1
-"""Replication factor that leaves the number to the broker."""
+BROKER_DEFAULT: Final = -1  # replication factor that leaves the number to the broker
 
 TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT

@@ -30,8 +30,7 @@ client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log
 SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token", "keystore.key")
 """An option whose name has one of these is never shown."""
 
-JAVA_PREFIX: Final = "kafka."
-"""Options whose names begin so are for Java's client."""
+JAVA_PREFIX: Final = "kafka."  # options whose names begin so are for Java's client
 
 _SHOWN_CHARS: Final = 80
 

@@ -26,8 +26,7 @@ from retryapp.kafka.reader import read_topic
 KEY_PREFIX: Final = b"retryapp-owner-mark:"
 VERSION: Final = 1
 WRITE_TIMEOUT_S: Final = 15.0
-UNMARKED: Final = "unknown (records, and no owner mark)"
-"""Owner of a changelog that has records and no mark."""
+UNMARKED: Final = "unknown (records, and no owner mark)"  # owner of a changelog that has records and no mark
 
 
 @dataclass(frozen=True, slots=True)

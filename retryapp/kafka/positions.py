@@ -22,8 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault
 from retryapp.kafka.connection import KafkaConnection, named_error
 
-Place = tuple[str, int]
-"""Topic and partition number."""
+Place = tuple[str, int]  # topic and partition number
 
 EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]

@@ -28,8 +28,7 @@ T = TypeVar("T")
 END_OF_PARTITION: Final = "_PARTITION_EOF"
 BATCH: Final = 1_000
 POLL_S: Final = 0.2
-SILENCE_S: Final = 30.0
-"""A reading without a record for so long is given up."""
+SILENCE_S: Final = 30.0  # a reading without a record for so long is given up
 
 
 def read_topic(

@@ -4,13 +4,11 @@ The store's order is the firing order (`core.rows`), so due rows are the head of
 deleted key before the first live one, so two things keep the head cheap:
 
 * a low mark in memory: no key below it exists; a scan starts there, and a late insert lowers it;
-* a range delete below the low mark per few thousand removed rows. (Not in every batch: an iterator sorts all range
-  deletes that are not flushed. One in each of 600 batches made a scan of ten rows take 2.3 ms instead of 0.1 ms.)
+* a range delete below the low mark per few thousand removed rows. (An iterator sorts all that are not flushed: one in
+  each batch made a scan of ten rows take 2.3 ms instead of 0.1 ms.)
 
-A row of a record later in the main topic than all that the table knows needs no look-up: half the work of a recovery.
-
-An index by origin offset finds one record; it is written in the same batch. Its values hold the row's tier too, so that
-counts by tier follow every change without decoding the removed row (counting a million rows took a minute).
+An index by origin offset finds one record; its values hold the row's tier too, so that counts by tier follow every
+change without decoding the removed row. A row later in the main topic than all that the table knows needs no look-up.
 """
 
 from __future__ import annotations
@@ -35,15 +33,9 @@ _ROWS_START = b"\x00"
 _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
 _TIER_NAME = RETRY_TIER.encode()
-_PURGE_ROWS = 5_000
-"""Removed rows before the first live one after which a range delete covers them."""
+_PURGE_ROWS = 5_000  # removed rows before the first live one after which a range delete covers them
 _SHORT_TAIL = 2_000
 """Records that a recovery writes through the write-ahead log: a restart that missed little writes no file."""
-
-
-def _index_key(origin_offset: int) -> bytes:
-    """Return the key of a record's look-up: it ends as the keys of the record's rows do."""
-    return _INDEX + _OFFSET.pack(origin_offset)
 
 
 def tier_of(value: bytes | None) -> str:
@@ -105,7 +97,6 @@ class _Changes:
         return removed
 
     def _tier(self, key: bytes, look_up: bytes | None) -> str | None:
-        """Return the tier of the row under this key; None when there is none."""
         if look_up is not None and look_up.startswith(key):  # written together: it says that the row is there
             return look_up[ROW_KEY_BYTES:].decode()
         value = self.get(key)  # most often there is none; else the record has a second row, which came later
@@ -159,7 +150,7 @@ class RocksPendingTable(RocksTable, PendingTable):
 
     @override
     def find(self, origin_offset: int) -> bytes | None:
-        look_up = self._store.get(_index_key(origin_offset))
+        look_up = self._store.get(_INDEX + _OFFSET.pack(origin_offset))  # as row keys end
         return None if look_up is None else look_up[:ROW_KEY_BYTES]
 
     @override
