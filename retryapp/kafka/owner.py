@@ -1,11 +1,9 @@
 """Who owns a handler's topics.
 
 Topic names join group and main topic with dots, so group ``a.b`` with main topic ``c`` and group ``a`` with main topic
-``b.c`` make the same names. An owner mark in the pending table's changelog tells them apart:
-
-* it is a record in partition 0, written when the partition is empty, so before any row;
-* its key is longer than a row's key (20 bytes) and unique, so it is never taken for a row, and never compacted away;
-* the mark with the lowest offset decides: of two handlers that start together, the later one refuses to start.
+``b.c`` make the same names. An owner mark, a record in partition 0 of the pending table's changelog, tells them apart.
+It is written while the partition is empty; its key is unique and longer than a row's key, so it is never taken for a
+row and never compacted away. The mark with the lowest offset decides: of two rivals the later one refuses to start.
 
 Layout: key ``retryapp-owner-mark:`` + 32 hexadecimal digits; value JSON ``{"version": 1, "group": …, "main": …}``.
 """
@@ -92,13 +90,9 @@ def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
     unsent = producer.flush(WRITE_TIMEOUT_S + 1)
     error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
     if error is not None:
-        raise named_error(
-            error,
-            connection,
-            doing=f"write the owner mark to topic {changelog}",
-            topic=changelog,
-            tried_s=WRITE_TIMEOUT_S,
-        ) from KafkaException(error)
+        doing = f"write the owner mark to topic {changelog}"
+        named = named_error(error, connection, doing=doing, topic=changelog, tried_s=WRITE_TIMEOUT_S)
+        raise named from KafkaException(error)
 
 
 def check_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> bool:
