@@ -53,7 +53,7 @@ async def stubborn(value: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class _Place:
     """Two handlers' topics and their worker."""
 
     topologies: tuple[HandlerTopology, HandlerTopology]
@@ -62,7 +62,7 @@ class Place:
 
 
 @pytest.fixture
-def place(bootstrap: str, tmp_path: Path) -> Iterator[Place]:
+def place(bootstrap: str, tmp_path: Path) -> Iterator[_Place]:
     """A worker with a plain function and a coroutine that swallows its cancellation."""
     group, plain, stubborn = (f"{letter}{uuid.uuid4().hex[:8]}" for letter in "gps")
     admin = KafkaAdmin(KafkaConnection(bootstrap))
@@ -81,7 +81,7 @@ def place(bootstrap: str, tmp_path: Path) -> Iterator[Place]:
             stderr=subprocess.STDOUT,
         )
     try:
-        yield Place((HandlerTopology(group, plain), HandlerTopology(group, stubborn)), process, log)
+        yield _Place((HandlerTopology(group, plain), HandlerTopology(group, stubborn)), process, log)
     finally:
         process.kill()
         process.wait(10)
@@ -96,7 +96,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float) -> No
         time.sleep(0.2)
 
 
-def test_hanging_handlers_cost_their_own_records_and_nothing_else(bootstrap: str, place: Place) -> None:
+def test_hanging_handlers_cost_their_own_records_and_nothing_else(bootstrap: str, place: _Place) -> None:
     """Each of their records is dead after its attempts, all others are done, and SIGTERM ends the worker."""
     connection = KafkaConnection(bootstrap)
     producer = Producer({"bootstrap.servers": bootstrap})

@@ -39,27 +39,26 @@ def test_what_could_not_be_read_stands_for_its_range() -> None:
     assert record.damage == Damage(9, "a bad checksum")
 
 
-class Taking:
+class _Taking:
     """What takes batches."""
 
     def __init__(self) -> None:
         self.taken: list[Batch] = []
 
     async def until(self, *sessions: int) -> None:
-        """Wait until batches of these sessions were taken."""
         async with asyncio.timeout(5):
             while [taken.session for taken in self.taken] != list(sessions):  # noqa: ASYNC110 - Faust tells nobody
                 await asyncio.sleep(0)
 
 
 @pytest.fixture
-def taking() -> Taking:
+def taking() -> _Taking:
     """Takes batches."""
-    return Taking()
+    return _Taking()
 
 
 @pytest.fixture
-def channel(consumer: RetryConsumer, taking: Taking) -> IntakeChannel:
+def channel(consumer: RetryConsumer, taking: _Taking) -> IntakeChannel:
     """The way to an agent that has not started; its app has a consumer, as Faust's streams want one."""
     app: Any = consumer.app
     return register_agent(app, "clicks", taking.taken.append)
@@ -78,7 +77,9 @@ async def agent(consumer: RetryConsumer, channel: IntakeChannel) -> AsyncIterato
 
 
 @pytest.mark.usefixtures("agent")
-async def test_a_rebalance_takes_no_batch_away(consumer: RetryConsumer, channel: IntakeChannel, taking: Taking) -> None:
+async def test_a_rebalance_takes_no_batch_away(
+    consumer: RetryConsumer, channel: IntakeChannel, taking: _Taking
+) -> None:
     """Faust stops and empties the queues that it manages; a batch that vanished would hold its partition up."""
     channel.put_now(batch(1))
     consumer.app.flow_control.suspend()

@@ -31,7 +31,7 @@ async def poll(consumer: RetryConsumer) -> list[tuple[TP, int]]:
     return [(tp, message.offset) async for tp, message in consumer.getmany(1.0)]
 
 
-class Agent:
+class _Agent:
     """An agent's queue as the fetch loop sees it."""
 
     def __init__(self, consumer: RetryConsumer, tp: TP, maxsize: int) -> None:
@@ -41,7 +41,6 @@ class Agent:
         topics._acking_topics.add(tp.topic)
 
     async def take_all(self, consumer: RetryConsumer) -> list[int]:
-        """Poll as the fetch loop does; put what comes into the queue."""
         found = []
         async for _, message in consumer.getmany(1.0):
             self.queue.put_nowait(message)
@@ -49,7 +48,6 @@ class Agent:
         return found
 
     def process(self, consumer: RetryConsumer, count: int) -> None:
-        """Take messages out and acknowledge them."""
         for _ in range(count):
             message = self.queue.get_nowait()
             tp = TP(message.topic, message.partition)
@@ -260,7 +258,7 @@ async def test_only_the_last_assignments_end_settles(consumer: RetryConsumer, mo
 
 async def test_a_full_agent_does_not_stop_our_records(consumer: RetryConsumer, thread: Any, records: Any) -> None:
     """What it has no room for is spilled; ours go on, and its partition is not fetched meanwhile."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5), MAIN: records(MAIN, 3)}, {MAIN: records(MAIN, 2, start=3)}]
     assert await agent.take_all(consumer) == [0, 1]
     assert await agent.take_all(consumer) == []
@@ -272,7 +270,7 @@ async def test_spilled_records_come_in_order_before_newer_ones(
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """A fetch that was on its way queues behind the spill, also when the agent got room in the meantime."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5)}, {USERS: records(USERS, 2, start=5)}]
     seen = await agent.take_all(consumer)
     thread.hand_over.clear()
@@ -295,7 +293,7 @@ async def test_the_agents_own_signal_does_not_reopen_a_partition_whose_spill_is_
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """Faust's queue says that it has room when it is half empty: the spill could grow without end."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5)}]
     await agent.take_all(consumer)
     consumer.on_buffer_drop(USERS)
@@ -309,7 +307,7 @@ async def test_a_spill_is_handed_on_when_nothing_else_may_be_fetched(
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """A worker may have none of our partitions, or all of them may be full: the user's agent goes on all the same."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     consumer.pause_partitions({MAIN})
     thread.fetches = [{USERS: records(USERS, 4)}]
     seen = await agent.take_all(consumer)
@@ -324,7 +322,7 @@ async def test_nothing_spilled_is_committed_before_it_was_processed(
     consumer: RetryConsumer, thread: Any, client: Any, records: Any
 ) -> None:
     """Spilled records count as delivered: what is committed stops before the first that is not acknowledged."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 4)}]
     await agent.take_all(consumer)
     assert consumer._new_offset(USERS) is None
@@ -340,7 +338,7 @@ async def test_offsets_are_committed_as_a_prefix_of_what_was_delivered(
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """An agent with concurrency may finish out of order; gaps in the offsets (markers, compaction) do not matter."""
-    Agent(consumer, USERS, maxsize=0)
+    _Agent(consumer, USERS, maxsize=0)
     thread.fetches = [{USERS: [*records(USERS, 2), *records(USERS, 2, start=7)]}]
     await poll(consumer)
     seen = []
@@ -353,7 +351,7 @@ async def test_offsets_are_committed_as_a_prefix_of_what_was_delivered(
 
 async def test_a_seek_forgets_the_spill(consumer: RetryConsumer, thread: Any, client: Any, records: Any) -> None:
     """After a rebalance that left the partition here its records are fetched again."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5)}]
     await agent.take_all(consumer)
     agent.process(consumer, 2)
@@ -368,7 +366,7 @@ async def test_a_spill_that_is_being_handed_on_ends_with_its_session(
     consumer: RetryConsumer, thread: Any, client: Any, records: Any
 ) -> None:
     """A rebalance comes between two spilled records: the rest would be taken for newer than what the seek reads."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 6)}]
     await agent.take_all(consumer)
     agent.process(consumer, 2)
@@ -383,7 +381,7 @@ async def test_a_spill_that_is_being_handed_on_ends_with_its_session(
 
 async def test_a_spill_waits_while_the_flow_is_stopped(consumer: RetryConsumer, thread: Any, records: Any) -> None:
     """Faust empties the agents' queues for a rebalance: that is no room."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5)}]
     await agent.take_all(consumer)
     agent.process(consumer, 2)

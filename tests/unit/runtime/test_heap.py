@@ -11,7 +11,7 @@ from retryapp.runtime.heap import GROWTH_BYTES, LOOK_S, find_trim, give_back_mem
 MIB = 1 << 20
 
 
-class Process:
+class _Process:
     """A process whose size is known beforehand at each look, and which ends with the last."""
 
     def __init__(self, sizes: list[int], after: int | None) -> None:
@@ -19,25 +19,22 @@ class Process:
         self._sizes, self._after, self._look = sizes, after, 0
 
     async def sleep(self, seconds: float) -> None:
-        """Go to the next look."""
         assert seconds == LOOK_S
         self._look += 1
         if self._look == len(self._sizes):
             raise EOFError
 
     def trim(self) -> None:
-        """Take note of it."""
         self.trimmed.append(self._look)
 
     def size(self) -> int:
-        """Return the size now, which is `after` where memory was given back at this look."""
         given_back = self._after is not None and self._look in self.trimmed
         return (self._after if given_back else self._sizes[self._look]) * MIB
 
 
 async def trims(sizes: list[int], after: int | None = None) -> list[int]:
     """Return at which looks memory was given back."""
-    process = Process(sizes, after)
+    process = _Process(sizes, after)
     with pytest.raises(EOFError):
         await give_back_memory(process, process.trim, process.size)
     return process.trimmed

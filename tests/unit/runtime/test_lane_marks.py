@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from lane_clients import BATCH, CHANGELOG, MAIN, REDELIVERY, RETRY, Kafka
+from kafka_fakes import BATCH, CHANGELOG, MAIN, REDELIVERY, RETRY, Kafka
 
 from retryapp.ports import LaneBatch
 from retryapp.runtime.publisher import KafkaTransport

@@ -11,24 +11,23 @@ from retryapp.runtime.repeats import Seldom
 
 
 @dataclass
-class Ticker:
+class _Ticker:
     """Seconds, as told."""
 
     now_s: float = 0.0
 
     def __call__(self) -> float:
-        """Return them."""
         return self.now_s
 
 
 @pytest.fixture
-def ticker() -> Ticker:
+def ticker() -> _Ticker:
     """Time at zero."""
-    return Ticker()
+    return _Ticker()
 
 
 @pytest.fixture
-def shown(ticker: Ticker) -> list[str]:
+def shown(ticker: _Ticker) -> list[str]:
     """Lines that pass; say them with the logger `repeats`."""
     lines: list[str] = []
 
@@ -46,7 +45,7 @@ def say(topic: str) -> None:
     logging.getLogger("tests.repeats").error("Topic %s not found", topic)
 
 
-def test_the_same_line_comes_once_in_a_while_with_its_count(shown: list[str], ticker: Ticker) -> None:
+def test_the_same_line_comes_once_in_a_while_with_its_count(shown: list[str], ticker: _Ticker) -> None:
     """The first at once, the next after the rest; others are not held back by it."""
     for _ in range(5):
         say("a")

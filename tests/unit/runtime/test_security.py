@@ -36,11 +36,10 @@ def login(**more: Any) -> faust.SASLCredentials:
     return faust.SASLCredentials(username="alice", password="hunter2", **more)  # noqa: S106 - of nobody
 
 
-class Tokens(AbstractTokenProvider):
+class _Tokens(AbstractTokenProvider):
     """A provider as users write them."""
 
     async def token(self) -> str:
-        """Return one."""
         return "t"
 
 
@@ -132,7 +131,7 @@ def self_signed() -> ssl.SSLContext:
     [
         ({"broker_credentials": login(), "ssl_context": trusting(AUTHORITY)}, "SASLCredentials(…, ssl_context=…)"),
         ({"broker_credentials": self_signed()}, "ssl.ca.location"),
-        ({"broker_credentials": faust.OAuthCredentials(oauth_cb=Tokens())}, "sasl.mechanism=OAUTHBEARER"),
+        ({"broker_credentials": faust.OAuthCredentials(oauth_cb=_Tokens())}, "sasl.mechanism=OAUTHBEARER"),
     ],
 )
 def test_what_cannot_be_carried_over_is_said(options: dict[str, Any], wanted: str) -> None:

@@ -96,7 +96,7 @@ async def test_the_group_subscribes_to_all_topics_of_its_handlers(runtime: Runti
 # -- the end of an assignment -----------------------------------------------------------------------------------------
 
 
-class Partition:
+class _Partition:
     """Engine and lane of one partition, which note what is done with them."""
 
     def __init__(self, runtime: Runtime, *, state: LaneState = LaneState.OPEN, obedient: bool = True) -> None:
@@ -116,22 +116,18 @@ class Partition:
         self.said.append("committed")
 
     def idle(self, _tp: TopicPartition) -> bool:
-        """Tell that there is something to settle first."""
         return False
 
     async def drain(self, deadline_s: float) -> None:
-        """See `PartitionEngine.drain`."""
         self.said.append(deadline_s)
         await asyncio.sleep(0)
 
     def finish(self) -> None:
-        """See `Lane.finish`."""
         self.said.append("finish")
         if self.obedient:
             self.gone.set()
 
     def end(self) -> None:
-        """See `PartitionEngine.end`."""
         self.said.append("end")
 
 
@@ -139,7 +135,7 @@ async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(
     runtime: Runtime, consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done is committed by who did it; Faust's part, after which others may begin, comes last."""
-    partition = Partition(runtime)
+    partition = _Partition(runtime)
 
     async def fausts_part(*_: Any) -> None:
         partition.said.append("revoked")
@@ -175,14 +171,14 @@ async def test_a_revoke_forgets_what_waits_here_and_what_was_put_off(
 
 async def test_a_stop_gives_handlers_their_grace(runtime: Runtime) -> None:
     """Faust tells of it before it stops anything."""
-    partition = Partition(runtime)
+    partition = _Partition(runtime)
     await runtime.app.on_before_shutdown.send()
     assert partition.said == [25.0, "finish", "committed", "end"]
 
 
 async def test_a_lane_that_is_not_open_is_not_waited_for(runtime: Runtime) -> None:
     """It has nothing to commit, and its next step may be a time-out away."""
-    partition = Partition(runtime, state=LaneState.OPENING, obedient=False)
+    partition = _Partition(runtime, state=LaneState.OPENING, obedient=False)
     async with asyncio.timeout(1):
         await runtime._on_revoked()
     assert partition.task.cancelled()
@@ -192,7 +188,7 @@ async def test_a_lane_that_is_not_open_is_not_waited_for(runtime: Runtime) -> No
 async def test_a_lane_that_does_not_finish_is_given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a broker the last transaction never ends, and the group must not wait for it."""
     monkeypatch.setattr(ownership, "_FINISH_S", 0.01)
-    partition = Partition(runtime, obedient=False)
+    partition = _Partition(runtime, obedient=False)
     await runtime._on_revoked()
     assert partition.task.cancelled()
     assert runtime.placed == {}
