@@ -55,11 +55,11 @@ class Kafka:
     producers: list[Producer] = field(default_factory=list)
     acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
     """Once set, records are acknowledged as they come."""
-    refused: Exception | None = None
+    refused: Exception | type[Exception] | None = None
     """What happens to records instead."""
     answer: type[BaseException] = NoError
     """The coordinator's, to everything."""
-    offsets_error: Exception | None = None
+    offsets_error: Exception | type[Exception] | None = None
     """What happens to the offsets of a transaction."""
     batch_records: int = 100
     """Room in a batch."""

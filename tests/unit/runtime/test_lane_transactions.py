@@ -146,7 +146,7 @@ async def test_a_fenced_transaction_leaves_no_traceback_behind(lane: KafkaTransp
     """The event loop would complain of each record whose error nothing retrieves."""
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context["message"]))
-    kafka.refused = kafka.offsets_error = ProducerFenced()
+    kafka.refused = kafka.offsets_error = ProducerFenced  # a class: an instance would keep the frames alive
     await lane.fence()
     with pytest.raises(ProducerFenced):
         await lane.commit(BATCH)
