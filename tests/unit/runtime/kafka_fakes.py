@@ -51,27 +51,19 @@ class Kafka:
     """The broker as a lane's clients ask it, and the client library itself."""
 
     asked: list[Any] = field(default_factory=list)
-    """Everything that was asked of producers and the coordinator, in order."""
     producers: list[Producer] = field(default_factory=list)
     acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
-    """Once set, records are acknowledged as they come."""
     refused: Exception | type[Exception] | None = None
-    """What happens to records instead."""
     answer: type[BaseException] = NoError
-    """The coordinator's, to everything."""
     offsets_error: Exception | type[Exception] | None = None
-    """What happens to the offsets of a transaction."""
     batch_records: int = 100
-    """Room in a batch."""
     next_offset: int = 40
     timestamp_type: int = 1
-    """Of our topics: when the broker appended a record."""
     notes: list[dict[str, str]] = field(default_factory=list)
     """What was written beside offsets, by topic, of each transaction that had some."""
     held: list[TopicPartition] = field(default_factory=list)
     placed: list[Mapping[TopicPartition, int]] = field(default_factory=list)
     heard_s: list[float] = field(default_factory=list)
-    """When the coordinator was asked what it said yes to."""
 
     # the consumer that all lanes of a worker share, and its coordinator, which has rejoined since the assignment
 
@@ -185,14 +177,12 @@ class Topics:
     )
     committed: dict[TopicPartition, int] = field(default_factory=lambda: {MAIN: 120, RETRY: 7, REDELIVERY: 7})
     notes: dict[TopicPartition, str] = field(default_factory=dict)
-    """Metadata of committed offsets."""
     batches: list[LaneBatch] = field(default_factory=list)
     """What a test's lane has committed."""
     slice: int = 10
     stop_after: int | None = None
     """Slices until readings hang."""
     error: Exception | None = None
-    """Raised by the next reading."""
     starts: list[tuple[TopicPartition, int, bool]] = field(default_factory=list)
     """Every reading: partition, start, whether in the background."""
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -259,7 +249,6 @@ class ScriptedClient:
     """Topics that the client does not know: now, and after each further look at the broker."""
     looked: int = 0
     member: bool = True
-    """What the coordinator answers to a heartbeat."""
 
     async def _do_heartbeat(self) -> bool:
         return self.member
@@ -327,9 +316,7 @@ class ScriptedThread:
     client: ScriptedClient = field(default_factory=ScriptedClient)
     fetches: list[dict[TP, list[Any]]] = field(default_factory=list)
     positions: dict[Any, int] = field(default_factory=dict)
-    """What each fetch carries."""
     polled: list[set[TP]] = field(default_factory=list)
-    """Partitions that each poll asked for."""
     hand_over: asyncio.Event = field(default_factory=asyncio.Event)
     """What was fetched reaches the main loop once this is set."""
     fetched: asyncio.Event = field(default_factory=asyncio.Event)

@@ -39,46 +39,28 @@ def test_what_could_not_be_read_stands_for_its_range() -> None:
     assert record.damage == Damage(9, "a bad checksum")
 
 
-class _Taking:
-    """What takes batches."""
-
-    def __init__(self) -> None:
-        self.taken: list[Batch] = []
-
-    async def until(self, *sessions: int) -> None:
-        async with asyncio.timeout(5):
-            while [taken.session for taken in self.taken] != list(sessions):  # noqa: ASYNC110 - Faust tells nobody
-                await asyncio.sleep(0)
+@pytest.fixture
+def taken() -> list[int]:
+    """Sessions of the batches that were taken."""
+    return []
 
 
 @pytest.fixture
-def taking() -> _Taking:
-    """Takes batches."""
-    return _Taking()
-
-
-@pytest.fixture
-def channel(consumer: RetryConsumer, taking: _Taking) -> IntakeChannel:
-    """The way to an agent that has not started; its app has a consumer, as Faust's streams want one."""
+async def channel(consumer: RetryConsumer, taken: list[int]) -> AsyncIterator[IntakeChannel]:
+    """The way to an agent that runs; its app has a consumer, as Faust's streams want one."""
     app: Any = consumer.app
-    return register_agent(app, "clicks", taking.taken.append)
-
-
-@pytest.fixture
-async def agent(consumer: RetryConsumer, channel: IntakeChannel) -> AsyncIterator[Any]:
-    """That agent, started."""
-    found: Any = consumer.app.agents["retryapp.clicks"]
-    await found.start()
+    made = register_agent(app, "clicks", lambda batch: taken.append(batch.session))
+    agent = app.agents["retryapp.clicks"]
+    await agent.start()
     async with asyncio.timeout(5):
-        while not channel._subscribers:  # noqa: ASYNC110 - Faust tells nobody
+        while not made._subscribers:  # noqa: ASYNC110 - Faust tells nobody
             await asyncio.sleep(0)
-    yield found
-    await found.stop()
+    yield made
+    await agent.stop()
 
 
-@pytest.mark.usefixtures("agent")
 async def test_a_rebalance_takes_no_batch_away(
-    consumer: RetryConsumer, channel: IntakeChannel, taking: _Taking
+    consumer: RetryConsumer, channel: IntakeChannel, taken: list[int]
 ) -> None:
     """Faust stops and empties the queues that it manages; a batch that vanished would hold its partition up."""
     channel.put_now(batch(1))
@@ -86,4 +68,6 @@ async def test_a_rebalance_takes_no_batch_away(
     consumer.app.flow_control.resume()
     consumer.app.flow_control.suspend()
     channel.put_now(batch(2))
-    await taking.until(1, 2)
+    async with asyncio.timeout(5):
+        while taken != [1, 2]:  # noqa: ASYNC110 - Faust tells nobody
+            await asyncio.sleep(0)

@@ -58,14 +58,18 @@ class _Agent:
 # -- holding ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("assigned", [True, False])
 async def test_a_hold_pauses_and_throws_away_what_is_buffered(
-    consumer: RetryConsumer, client: Any, records: Any
+    consumer: RetryConsumer, client: Any, records: Any, assigned: bool
 ) -> None:
-    """Nothing more is fetched, and nothing that was reaches the engine."""
+    """What the group has taken away cannot be paused, but a fetch of it may be on its way."""
+    if not assigned:
+        client.assigned.clear()
     consumer.intake.put({MAIN: records(MAIN, 3)}, {})
     await consumer.hold([OURS])
-    assert client.paused == {client_tp(MAIN)}
+    assert client.paused == ({client_tp(MAIN)} if assigned else set())
     assert consumer.intake.waiting(OURS) == 0
+    assert consumer.intake.epoch[OURS] == 1
 
 
 async def test_fetches_are_stamped_with_the_epochs_at_their_end(
@@ -135,16 +139,6 @@ async def test_a_hold_that_is_cancelled_throws_away_what_is_buffered(
     assert consumer.intake.waiting(OURS) == 0
 
 
-async def test_a_hold_of_what_the_group_has_taken_away_still_makes_it_stale(
-    consumer: RetryConsumer, client: Any
-) -> None:
-    """The client refuses to pause it; a fetch may be on its way all the same."""
-    client.assigned.clear()
-    await consumer.hold([OURS])
-    assert consumer.intake.epoch[OURS] == 1
-    assert not client.paused
-
-
 async def test_positions_of_what_the_group_has_taken_away_are_not_set(consumer: RetryConsumer, client: Any) -> None:
     """The lane must not believe that its records flow."""
     client.assigned.clear()
@@ -184,17 +178,13 @@ async def test_faust_does_not_seek_our_partitions(consumer: RetryConsumer, clien
     assert client.asked_for_committed == 1
 
 
-async def test_faust_cannot_commit_our_partitions(stopped_thread: RetryConsumerThread) -> None:
-    """A plain commit beside lane transactions moves offsets back or past an open one."""
-    with pytest.raises(RuntimeError, match="only lanes may"):
-        await stopped_thread._commit({MAIN: 4})
-
-
-async def test_fausts_commit_passes_our_partitions_by(consumer: RetryConsumer) -> None:
-    """It commits at its own pace, in the middle of anything, and would be refused each time."""
+async def test_faust_cannot_commit_our_partitions(consumer: RetryConsumer, stopped_thread: RetryConsumerThread) -> None:
+    """A plain commit moves offsets back or past an open transaction; its regular commits leave them out."""
     for tp in (MAIN, USERS):
         consumer._acked[tp].append(0)
     assert set(consumer._filter_tps_with_pending_acks()) == {USERS}
+    with pytest.raises(RuntimeError, match="only lanes may"):
+        await stopped_thread._commit({MAIN: 4})
 
 
 # -- a rebalance ------------------------------------------------------------------------------------------------------
@@ -256,23 +246,15 @@ async def test_only_the_last_assignments_end_settles(consumer: RetryConsumer, mo
 # -- the user's agents ------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_agent_does_not_stop_our_records(consumer: RetryConsumer, thread: Any, records: Any) -> None:
-    """What it has no room for is spilled; ours go on, and its partition is not fetched meanwhile."""
-    agent = _Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5), MAIN: records(MAIN, 3)}, {MAIN: records(MAIN, 2, start=3)}]
-    assert await agent.take_all(consumer) == [0, 1]
-    assert await agent.take_all(consumer) == []
-    assert consumer.intake.waiting(OURS) == 5
-    assert thread.polled == [{MAIN, USERS}, {MAIN}]
-
-
 async def test_spilled_records_come_in_order_before_newer_ones(
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """A fetch that was on its way queues behind the spill, also when the agent got room in the meantime."""
     agent = _Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5)}, {USERS: records(USERS, 2, start=5)}]
+    thread.fetches = [{USERS: records(USERS, 5), MAIN: records(MAIN, 3)}, {USERS: records(USERS, 2, start=5)}]
     seen = await agent.take_all(consumer)
+    assert consumer.intake.waiting(OURS) == 3, "a full agent does not stop our records"
+    assert consumer._get_active_partitions() == {MAIN}
     thread.hand_over.clear()
     thread.fetched.clear()
     on_its_way = asyncio.create_task(agent.take_all(consumer))

@@ -199,9 +199,6 @@ async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
     assert (error.topic, error.partition, error.offset) == ("orders", 0, 3)
 
 
-CLOCK: list[Any] = []
-
-
 # -- what no record tells of ------------------------------------------------------------------------------------------
 
 

@@ -150,21 +150,6 @@ def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
     return lane._dead_keeper
 
 
-async def test_a_lane_opens_before_its_dead_letters_are_read(open_lane: OpenLane, topics: Topics) -> None:
-    """They are read in the background, and all of them."""
-    for n in range(35):
-        topics.put(DLQ, headers=letter(n))
-    topics.stop_after = 0
-    lane = await opened(open_lane())
-    assert lane.dead is not None
-    assert lane.dead.count() == 0
-    topics.stop_after = None
-    topics.go_on.set()
-    await until(lambda: lane.dead is not None and lane.dead.next_offset == 35)
-    assert lane.dead.count() == 35
-    assert topics.starts == [(CHANGELOG, 0, False), (DLQ, 0, True)]
-
-
 async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     open_lane: OpenLane, topics: Topics
 ) -> None:
@@ -173,6 +158,7 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
         topics.put(DLQ, headers=letter(n))
     topics.stop_after = 1
     lane = await opened(open_lane())
+    assert topics.starts == [(CHANGELOG, 0, False)], "the lane is open before its dead letters are read"
     await until(lambda: lane.dead is not None and lane.dead.next_offset == 10)
     assert lane.dead is not None
     publish_letter(topics, lane, 5)  # a record that was replayed and died again
