@@ -35,6 +35,7 @@ from retryapp.runtime.place import OWN_DATADIR
 logger = logging.getLogger(__name__)
 
 _META = b"\x02meta"
+_HELD_HERE = "lock hold by"  # RocksDB's words (a path may contain LOCK)
 FORMAT_VERSION = 2
 """Layout of the tables' keys and values; a store of another one is dropped and rebuilt from its topic."""
 
@@ -291,12 +292,7 @@ class RocksTable:
 
 
 def _is_locked(exc: Exception) -> bool:
-    """Return whether this or another process has the folder open, by RocksDB's words (a path may contain LOCK)."""
-    return _is_locked_here(exc) or "while lock file" in str(exc).lower()
-
-
-def _is_locked_here(exc: Exception) -> bool:
-    return "lock hold by" in str(exc).lower()
+    return any(words in str(exc).lower() for words in (_HELD_HERE, "while lock file"))
 
 
 def _is_full(exc: Exception) -> bool:
@@ -307,13 +303,9 @@ def _named(path: Path, exc: Exception) -> DiskFullError | StoreBrokenError:
     if _is_full(exc):
         usage = shutil.disk_usage(path.parent) if path.parent.exists() else None
         return DiskFullError(str(path), str(exc), usage.free if usage else None)
-    return StoreBrokenError(str(path), str(exc), _remedy(exc))
-
-
-def _remedy(exc: Exception) -> str | None:
-    """Return what to do about a store that is in use, which must not be removed; None for other errors."""
-    if _is_locked_here(exc):
-        return "This process has it open already; it is used as soon as it is closed"
-    if _is_locked(exc):
-        return f"Another process has it open and uses it: stop that one, or {OWN_DATADIR}"
-    return None
+    remedy = None  # a store that is in use must not be removed
+    if _HELD_HERE in str(exc).lower():
+        remedy = "This process has it open already; it is used as soon as it is closed"
+    elif _is_locked(exc):
+        remedy = f"Another process has it open and uses it: stop that one, or {OWN_DATADIR}"
+    return StoreBrokenError(str(path), str(exc), remedy)
