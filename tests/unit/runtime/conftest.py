@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiokafka
 import faust
 import pytest
+from aiokafka.structs import ConsumerRecord
 from faust.types import TP
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -31,34 +31,23 @@ from retryapp.testing import VirtualClock
 MAIN = TP("orders", 0)
 USERS = TP("clicks", 0)
 
-MakeRuntime = Callable[..., Runtime]
 MakeRecords = Callable[..., list[Any]]
 
 
 @pytest.fixture
-def make_runtime(tmp_path: Path) -> MakeRuntime:
-    """Make the runtime of an app with one handler; nothing is started and nothing is asked of a broker."""
+async def runtime(tmp_path: Path) -> Runtime:
+    """The runtime of an app with one handler; nothing is started and nothing is asked of a broker."""
+    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", datadir=str(tmp_path))
+    retries = Retries(app)
 
-    def make(**options: Any) -> Runtime:
-        app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", datadir=str(tmp_path))
-        retries = Retries(app)
+    @retries.handler("orders", policy=RetryPolicy("1s 10s"))
+    async def handle(_value: bytes) -> None:
+        pass
 
-        @retries.handler("orders", policy=RetryPolicy("1s 10s"), **options)
-        async def handle(_value: bytes) -> None:
-            """Do nothing."""
-
-        app.finalize()
-        runtime = runtime_of(app)
-        assert runtime is not None
-        return runtime
-
-    return make
-
-
-@pytest.fixture
-async def runtime(make_runtime: MakeRuntime) -> Runtime:
-    """The runtime of an app with one handler."""
-    return make_runtime()
+    app.finalize()
+    made = runtime_of(app)
+    assert made is not None
+    return made
 
 
 @pytest.fixture
@@ -68,16 +57,10 @@ async def consumer(runtime: Runtime) -> RetryConsumer:
     assert isinstance(made, RetryConsumer)
     made._thread.thread_loop.close()  # never run
     made._thread = ScriptedThread(made)  # type: ignore[assignment]
-    assign(made, MAIN, USERS)
+    made._thread.client.assigned = {aiokafka.TopicPartition(*tp) for tp in (MAIN, USERS)}  # type: ignore[attr-defined]
+    made._set_active_tps({MAIN, USERS})
     made.settled = True
     return made
-
-
-def assign(consumer: RetryConsumer, *tps: TP) -> None:
-    """Give partitions to the consumer, as after a rebalance."""
-    thread: Any = consumer._thread
-    thread.client.assigned = {aiokafka.TopicPartition(*tp) for tp in tps}
-    consumer._set_active_tps(set(tps))
 
 
 @pytest.fixture
@@ -97,8 +80,7 @@ async def stopped_thread(consumer: RetryConsumer) -> AsyncIterator[RetryConsumer
 @pytest.fixture
 def client(thread: Any) -> ScriptedClient:
     """The scripted client library."""
-    found: ScriptedClient = thread.client
-    return found
+    return thread.client  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -107,19 +89,7 @@ def records() -> MakeRecords:
 
     def make(tp: Any, count: int = 1, *, start: int = 0, size: int = 1) -> list[Any]:
         return [
-            SimpleNamespace(
-                topic=tp[0],
-                partition=tp[1],
-                offset=offset,
-                timestamp=1_700_000_000_000,
-                timestamp_type=0,
-                key=None,
-                value=b"x" * size,
-                headers=(),
-                checksum=None,
-                serialized_key_size=0,
-                serialized_value_size=size,
-            )
+            ConsumerRecord(*tp, offset, 1_700_000_000_000, 0, None, b"x" * size, None, 0, size, ())
             for offset in range(start, start + count)
         ]
 

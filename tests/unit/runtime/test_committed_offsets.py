@@ -95,30 +95,34 @@ async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: Ka
     assert await lane.committed() == {MAIN: 100, RETRY: 2, REDELIVERY: 7}
 
 
-async def test_a_life_marks_where_it_begins(lane: KafkaTransport, topics: Topics) -> None:
-    """Before any record runs, or its end would look like that of nobody."""
-    topics.notes = {RETRY: "rows"}
+@pytest.mark.parametrize(
+    ("notes", "waiting", "noted", "suspicions"),
+    [
+        ({}, 0, [{MAIN: OURS}], {}),
+        (
+            {MAIN: "r1:other", REDELIVERY: "r0:other"},
+            2,
+            [{MAIN: "r2:this", REDELIVERY: "r1:this"}],
+            {MAIN: Suspected(0, 150)},
+        ),
+        ({MAIN: "s2:other", REDELIVERY: OURS}, 0, [], {MAIN: Suspected(2, 150)}),
+    ],
+    ids=["new", "two lives did not get past it", "was running alone"],
+)
+async def test_a_life_marks_where_it_begins(
+    lane: KafkaTransport,
+    topics: Topics,
+    notes: dict[TopicPartition, str],
+    waiting: int,
+    noted: list[dict[TopicPartition, str]],
+    suspicions: dict[TopicPartition, Suspected],
+) -> None:
+    """Before any record runs, where something waits; a record that ran alone is marked again when it starts."""
+    topics.notes = {RETRY: "rows", **notes}
+    topics.bounds_of[REDELIVERY] = (7, 7 + waiting)
     await lane.committed()
-    assert [batch.offsets for batch in topics.batches] == [{MAIN: 120}], "nothing waits in the other"
-    assert [batch.notes for batch in topics.batches] == [{MAIN: OURS}]
-    assert lane.suspicions == {}
-
-
-async def test_what_two_lives_did_not_get_past_is_suspect(lane: KafkaTransport, topics: Topics) -> None:
-    """Each source by itself; the count goes on."""
-    topics.notes = {MAIN: "r1:other", REDELIVERY: "r0:other", RETRY: "rows"}
-    topics.bounds_of[REDELIVERY] = (7, 9)
-    await lane.committed()
-    assert [batch.notes for batch in topics.batches] == [{MAIN: "r2:this", REDELIVERY: "r1:this"}]
-    assert lane.suspicions == {MAIN: Suspected(0, 150)}
-
-
-async def test_a_record_that_was_running_alone_is_known_by_its_mark(lane: KafkaTransport, topics: Topics) -> None:
-    """It is written again when the record starts once more, not before."""
-    topics.notes = {MAIN: "s2:other", REDELIVERY: OURS, RETRY: "rows"}
-    await lane.committed()
-    assert topics.batches == []
-    assert lane.suspicions == {MAIN: Suspected(2, 150)}
+    assert [batch.notes for batch in topics.batches] == noted
+    assert lane.suspicions == suspicions
 
 
 async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaTransport, topics: Topics) -> None:

@@ -22,14 +22,12 @@ class _Flow:
 
     def __init__(self) -> None:
         self.full: set[TP] = set()
-        self.dropped: list[TP] = []
 
     def on_buffer_full(self, tp: TP) -> None:
         self.full.add(tp)
 
     def on_buffer_drop(self, tp: TP) -> None:
         self.full.discard(tp)
-        self.dropped.append(tp)
 
 
 @pytest.fixture

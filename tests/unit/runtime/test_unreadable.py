@@ -11,7 +11,6 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.codec import gzip_encode
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
-from aiokafka.record import default_records
 from aiokafka.record.default_records import DefaultRecordBatchBuilder, _DefaultRecordBatchPy
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import ConsumerRecord
@@ -222,16 +221,6 @@ def test_a_broken_frame_is_no_reason_to_guess() -> None:
     assert all(each.stuck for each in found)
     assert len(found) == 1
     assert records.next_fetch_offset == 0
-
-
-def test_every_consumer_of_the_process_reads_so() -> None:
-    """The fetcher takes its readers from these two names."""
-    import aiokafka.consumer.fetcher as fetcher
-
-    unreadable.install()
-    assert fetcher.PartitionRecords is TolerantRecords
-    assert fetcher.MemoryRecords is KeptRecords
-    assert default_records.DefaultRecordBatch is not _DefaultRecordBatchPy, "sound data are read by the C reader"
 
 
 def test_a_consumer_that_asks_for_bare_records_gets_what_the_others_get() -> None:
