@@ -170,11 +170,9 @@ class KafkaAdmin:
             raise TopicMissingError(topic, self.connection.bootstrap)
         known = range(states[topic].partitions)
         numbers = sorted(set(known if partitions is None else partitions))
-        for number in numbers:
-            if number not in known:
-                raise TopicMissingError(
-                    f"{topic}[{number}]", self.connection.bootstrap, f"Topic {topic} has partitions 0 to {known[-1]}"
-                )
+        for number in set(numbers).difference(known):
+            remedy = f"Topic {topic} has partitions 0 to {known[-1]}"
+            raise TopicMissingError(f"{topic}[{number}]", self.connection.bootstrap, remedy)
         begin, end = (
             list_offsets(
                 self._client,

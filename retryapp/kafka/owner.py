@@ -67,11 +67,7 @@ def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | 
 
 
 def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> None:
-    """Append a mark and wait until all in-sync brokers have it.
-
-    Raises:
-        BrokerUnreachableError: no acknowledgement in time.
-    """
+    """Append a mark and wait until all in-sync brokers have it; `BrokerUnreachableError` when none answers in time."""
     failures: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, _: Message) -> None:

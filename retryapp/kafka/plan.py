@@ -96,7 +96,7 @@ DEFAULT_OPTIONS: Final = PlanOptions()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What :func:`plan_topics` found, handler by handler, main topic first."""
+    """The topics of handlers, one after the other, main topic first."""
 
     steps: tuple[PlanStep, ...]
     brokers: int
@@ -170,9 +170,9 @@ def plan_topics(
 def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
     """Refuse to create topics with too few copies where three are possible, unless allowed."""
     default = cluster.default_replication
-    if options.allow_low_replication or default is None or cluster.brokers < SAFE_REPLICATION:
+    if options.allow_low_replication or default is None:
         return
-    if default < SAFE_REPLICATION:
+    if default < SAFE_REPLICATION <= cluster.brokers:
         raise ReplicationTooLowError(default, cluster.brokers)
 
 
@@ -182,11 +182,12 @@ def plan_handler(
     """Yield the steps of one handler from known states: the main topic, then ours in the order of the topology."""
     main = states.get(topology.main)
     partitions = main.partitions if main is not None else options.create_main_partitions
+    main_config = {} if main is None else main.config
     yield _main_step(topology, main, partitions)
     specs = topic_specs(
         topology,
         partitions=partitions if partitions is not None else 1,
-        main_max_message_bytes=_max_message_bytes(main),
+        main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)),
         replication=_copies(main, cluster),
         longest_wait_ms=max(topology.delays_ms, default=1),
         downtime_ms=options.downtime_ms,
@@ -254,12 +255,6 @@ def _copies(main: TopicState | None, cluster: ClusterState) -> int:
     if cluster.default_replication is not None:
         return cluster.default_replication
     return main.replication if main is not None else BROKER_DEFAULT
-
-
-def _max_message_bytes(main: TopicState | None) -> int:
-    if main is None:
-        return KAFKA_MAX_MESSAGE_BYTES
-    return int(main.config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES))
 
 
 def ensure_topics(
