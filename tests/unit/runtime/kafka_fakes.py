@@ -22,6 +22,7 @@ from retryapp.engine.intake import Stamped
 from retryapp.ports import LaneBatch, Removal, Row, TopicPartition
 from retryapp.runtime.consumer import RetryConsumer
 from retryapp.runtime.publisher import KafkaTransport
+from retryapp.runtime.unreadable import Unreadable
 
 MakeLane = Callable[..., KafkaTransport]
 
@@ -61,7 +62,6 @@ class Kafka:
     timestamp_type: int = 1
     notes: list[dict[str, str]] = field(default_factory=list)
     """What was written beside offsets, by topic, of each transaction that had some."""
-    held: list[TopicPartition] = field(default_factory=list)
     placed: list[Mapping[TopicPartition, int]] = field(default_factory=list)
     heard_s: list[float] = field(default_factory=list)
 
@@ -76,9 +76,6 @@ class Kafka:
 
     def heard(self, asked_s: float) -> None:
         self.heard_s.append(asked_s)
-
-    async def hold(self, tps: list[TopicPartition]) -> None:
-        self.held.extend(tps)
 
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
         self.asked.append("flow")
@@ -230,6 +227,12 @@ class Topics:
         pass
 
 
+def stuck(offset: int) -> Unreadable:
+    """Make a record of orders[0] that can neither be read nor passed."""
+    place = "orders", 0, offset
+    return Unreadable(*place, -1, 0, None, None, None, -1, -1, (), last_offset=offset, problem="no codec", stuck=True)
+
+
 # -- the worker's consumer ---------------------------------------------------------------------------------------------
 
 
@@ -315,7 +318,6 @@ class ScriptedThread:
     consumer: RetryConsumer
     client: ScriptedClient = field(default_factory=ScriptedClient)
     fetches: list[dict[TP, list[Any]]] = field(default_factory=list)
-    positions: dict[Any, int] = field(default_factory=dict)
     polled: list[set[TP]] = field(default_factory=list)
     hand_over: asyncio.Event = field(default_factory=asyncio.Event)
     """What was fetched reaches the main loop once this is set."""
@@ -343,7 +345,7 @@ class ScriptedThread:
         found = self.fetches.pop(0) if self.fetches else {}
         records = Stamped({aiokafka.TopicPartition(*tp): batch for tp, batch in found.items()})
         records.stamp = dict(self.consumer.intake.epoch)
-        records.positions = dict(self.positions)
+        records.positions = {}
         self.fetched.set()
         await self.hand_over.wait()
         return records

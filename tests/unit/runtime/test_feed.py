@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka_fakes import stuck
 
 from retryapp.core.errors import UnreadableTopicError
 from retryapp.engine.feed import Feed
@@ -14,7 +15,6 @@ from retryapp.engine.progress import OffsetWindow
 from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
 from retryapp.runtime.agents import to_record
-from retryapp.runtime.unreadable import Unreadable
 
 TP = TopicPartition("orders", 0)
 
@@ -98,13 +98,6 @@ def agent(feed: Feed) -> _Agent:
     return _Agent(feed)
 
 
-def stuck_at(offset: int) -> Unreadable:
-    """Make what cannot be read and not be passed."""
-    return Unreadable(
-        *("orders", 0, offset, -1, 0, None, None, None, -1, -1, ()), last_offset=offset, problem="no codec", stuck=True
-    )
-
-
 # -- how much ---------------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +173,7 @@ async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
 ) -> None:
     """Closed at once, the lane would read the sound ones again and again, and never have the time to finish them."""
     place = _Place(feed)
-    intake.put({TP: [*records(TP, 3), stuck_at(3)]}, {})
+    intake.put({TP: [*records(TP, 3), stuck(3)]}, {})
     assert agent.offsets == [[0, 1, 2]]
     feed.accept(agent.batches[0])
     place.settle(0, 1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from faust.types import TP
+from kafka_fakes import stuck
 
 from retryapp.engine import intake as module
 from retryapp.engine.intake import Intake
 from retryapp.ports import TopicPartition
-from retryapp.runtime.unreadable import Unreadable
 
 ORDERS = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)
@@ -90,13 +90,6 @@ def test_fetching_stops_at_so_many_bytes_and_goes_on_below_a_quarter(intake: Int
     assert flow.full == {ORDERS}, "three eighths are left"
     intake.take(ORDERS, 1, PLENTY)
     assert not flow.full
-
-
-def stuck(offset: int) -> Unreadable:
-    """Make what cannot be read and not be passed."""
-    return Unreadable(
-        *("orders", 0, offset, -1, 0, None, None, None, -1, -1, ()), last_offset=offset, problem="no codec", stuck=True
-    )
 
 
 def test_one_stuck_record_is_kept_and_fetching_stops(intake: Intake, flow: _Flow, records: Any) -> None:
