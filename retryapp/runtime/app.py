@@ -30,21 +30,21 @@ from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime import repeats
-from retryapp.runtime.agents import register_agent, to_record
-from retryapp.runtime.clients import COMPRESSION, ClientSettings
-from retryapp.runtime.clock import SystemClock
-from retryapp.runtime.consumer import RetryConsumer, RetryTransport
-from retryapp.runtime.heap import find_trim, give_back_memory
-from retryapp.runtime.metrics import MetricsObserver, Sources
-from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
+from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
+from retryapp.runtime.clients.security import admin_connection, client_options
+from retryapp.runtime.clients.tail import TailReader
+from retryapp.runtime.clients.unreadable import TOPICS
+from retryapp.runtime.faust.agents import register_agent, to_record
+from retryapp.runtime.faust.consumer import RetryConsumer, RetryTransport
+from retryapp.runtime.machine.clock import SystemClock
+from retryapp.runtime.machine.heap import find_trim, give_back_memory
+from retryapp.runtime.observe import repeats
+from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.observers import CombinedObserver, FactsFormatter, LogObserver
+from retryapp.runtime.observe.retentions import RetentionWatch
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
 from retryapp.runtime.preparation import prepare
-from retryapp.runtime.publisher import KafkaTransport, lane_place
-from retryapp.runtime.retentions import RetentionWatch
-from retryapp.runtime.security import admin_connection, client_options
-from retryapp.runtime.tail import TailReader
-from retryapp.runtime.unreadable import TOPICS
+from retryapp.runtime.transport import KafkaTransport, lane_place
 
 logger = get_logger(__name__)
 

@@ -20,9 +20,9 @@ from retryapp.doctor import quick_findings
 from retryapp.engine.placement import Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, fold_changelog
 from retryapp.ports import Clock
+from retryapp.runtime.clients.security import prove_login
+from retryapp.runtime.clients.unreadable import refuse_missing_codecs
 from retryapp.runtime.options import RuntimeOptions
-from retryapp.runtime.security import prove_login
-from retryapp.runtime.unreadable import refuse_missing_codecs
 
 logger = get_logger(__name__)
 

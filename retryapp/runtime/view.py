@@ -23,8 +23,8 @@ from retryapp.engine.placement import Placed
 from retryapp.kafka import read_record
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition, WorkerView
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.lanes import LaneWatch
-from retryapp.runtime.observers import CombinedObserver
+from retryapp.runtime.observe.lanes import LaneWatch
+from retryapp.runtime.observe.observers import CombinedObserver
 
 NO_CLAIMS: frozenset[bytes] = frozenset()
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets

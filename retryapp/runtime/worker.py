@@ -22,8 +22,8 @@ from mode.utils.logging import setup_logging
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import AccessDeniedError
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.place import WorkerPlace, claim_place, free_port
-from retryapp.runtime.security import addresses
+from retryapp.runtime.clients.security import addresses
+from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port
 from retryapp.settings import load_settings
 
 FAUST_PORT = 6066

@@ -12,8 +12,8 @@ import pytest
 
 from retryapp.core.rows import parse_row_key
 from retryapp.ports import PendingTable, Removal, Row
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.testing import MemoryPendingTable
 
 MakeRow = Callable[..., Row]
@@ -149,7 +149,7 @@ def test_removals_never_take_a_row_that_came_in_late(
     table: PendingTable, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cheap removal of everything below the low mark spares rows of its own batch and of later ones."""
-    monkeypatch.setattr("retryapp.runtime.pending._PURGE_ROWS", purge_rows)
+    monkeypatch.setattr("retryapp.runtime.stores.pending._PURGE_ROWS", purge_rows)
     rows = [make_row(1_000 + n, n) for n in range(10)]
     table.write(rows, [], 0)
     for batch in range(5):  # scan, remove the head, and put a row far below, in turns
@@ -166,7 +166,7 @@ def test_a_table_that_was_emptied_takes_rows_again(
     table: PendingTable, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the scan has proven to be empty."""
-    monkeypatch.setattr("retryapp.runtime.pending._PURGE_ROWS", purge_rows)
+    monkeypatch.setattr("retryapp.runtime.stores.pending._PURGE_ROWS", purge_rows)
     for round_ in range(3):
         rows = [make_row(1_000 - 100 * round_ + n, n) for n in range(5)]
         table.write(rows, [], 2 * round_)

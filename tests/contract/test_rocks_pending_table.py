@@ -12,8 +12,8 @@ from retryapp.core.errors import StoreBrokenError
 from retryapp.core.names import RETRY_TIER
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.ports import Removal, Row
-from retryapp.runtime.pending import RocksPendingTable, tier_of
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.runtime.stores.pending import RocksPendingTable, tier_of
+from retryapp.runtime.stores.store import Store, StoreIdentity
 
 MakeRow = Callable[..., Row]
 Open = Callable[..., RocksPendingTable]
@@ -213,7 +213,9 @@ def test_counting_a_recovery_reads_no_row_but_those_it_applies(
     rows = [make_row(100 + n, n) for n in range(50)]
     table.write(rows, [], 0)
     decoded: list[bytes | None] = []
-    monkeypatch.setattr("retryapp.runtime.pending.tier_of", lambda value: decoded.append(value) or tier_of(value))
+    monkeypatch.setattr(
+        "retryapp.runtime.stores.pending.tier_of", lambda value: decoded.append(value) or tier_of(value)
+    )
     table.recover([(rows[0].key, None), (make_row(7, 99).key, make_row(7, 99).value)], 3)
     assert decoded == [make_row(7, 99).value]
     assert dict(table.counts()) == {"1m": 50}

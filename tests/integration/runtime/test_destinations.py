@@ -13,9 +13,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.runtime.batches import send_all
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.destinations import KafkaDestinations
+from retryapp.runtime.clients.batches import send_all
+from retryapp.runtime.clients.destinations import KafkaDestinations
+from retryapp.runtime.clients.lifecycle import ClientSettings
 
 
 @pytest.fixture

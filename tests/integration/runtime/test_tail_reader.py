@@ -12,9 +12,9 @@ from aiokafka import AIOKafkaProducer
 
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ports import TopicPartition
-from retryapp.runtime import tail
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.tail import TailReader
+from retryapp.runtime.clients import tail
+from retryapp.runtime.clients.lifecycle import ClientSettings
+from retryapp.runtime.clients.tail import TailReader
 
 
 @pytest.fixture

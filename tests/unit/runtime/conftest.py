@@ -19,12 +19,12 @@ import kafka_fakes as fakes
 from kafka_fakes import Kafka, MakeLane, Producer, ScriptedClient, ScriptedThread, Topics
 
 from retryapp import Retries, RetryPolicy
-from retryapp.runtime import publisher
+from retryapp.runtime import transport
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.consumer_thread import RetryConsumerThread
-from retryapp.runtime.publisher import KafkaTransport, LanePlace
+from retryapp.runtime.clients.lifecycle import ClientSettings
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
+from retryapp.runtime.transport import KafkaTransport, LanePlace
 from retryapp.runtime.worker import runtime_of
 from retryapp.testing import VirtualClock
 
@@ -101,7 +101,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     """A broker that acknowledges at once."""
     made = Kafka()
     made.acknowledged.set()
-    monkeypatch.setattr(publisher, "AIOKafkaProducer", lambda **options: Producer(made, **options))
+    monkeypatch.setattr(transport, "AIOKafkaProducer", lambda **options: Producer(made, **options))
     return made
 
 

@@ -20,9 +20,9 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers
 from retryapp.engine.intake import Stamped
 from retryapp.ports import LaneBatch, Removal, Row, TopicPartition
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.publisher import KafkaTransport
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.runtime.clients.unreadable import Unreadable
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.transport import KafkaTransport
 
 MakeLane = Callable[..., KafkaTransport]
 

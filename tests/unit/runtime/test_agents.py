@@ -11,10 +11,10 @@ import pytest
 from retryapp.core.record import Damage
 from retryapp.engine.feed import Batch
 from retryapp.ports import TopicPartition
-from retryapp.runtime.agents import IntakeChannel, register_agent, to_record
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.runtime.clients.unreadable import Unreadable
+from retryapp.runtime.faust.agents import IntakeChannel, register_agent, to_record
+from retryapp.runtime.faust.consumer import RetryConsumer
 
 TP = TopicPartition("clicks", 0)
 

@@ -20,7 +20,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication, TopicLook
-from retryapp.runtime.batches import Sent, send_all
+from retryapp.runtime.clients.batches import Sent, send_all
 
 OURS, OUT = "app.orders.events", "payments"
 

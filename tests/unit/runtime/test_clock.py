@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from retryapp.runtime import clock as module
-from retryapp.runtime.clock import ANCHOR_HOLDS_S, SystemClock
+from retryapp.runtime.machine import clock as module
+from retryapp.runtime.machine.clock import ANCHOR_HOLDS_S, SystemClock
 
 BEGAN_MS = 1_700_000_000_000
 

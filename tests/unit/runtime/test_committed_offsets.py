@@ -11,7 +11,7 @@ from retryapp.core.lives import Suspected
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.tally import Note, Tally
 from retryapp.ports import LaneBatch, TopicPartition
-from retryapp.runtime.publisher import KafkaTransport
+from retryapp.runtime.transport import KafkaTransport
 
 SOURCES = (MAIN, RETRY, REDELIVERY)
 

@@ -12,8 +12,8 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.consumer_thread import RetryConsumerThread
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
 
 MAIN = TP("orders", 0)
 RETRY = TP("app.orders.retry", 0)

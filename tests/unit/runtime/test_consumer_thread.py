@@ -16,9 +16,9 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime import consumer as consumer_module
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.consumer_thread import RetryConsumerThread
+from retryapp.runtime.faust import consumer as consumer_module
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
 
 OURS = TopicPartition("orders", 0)
 MAIN, USERS, CHANGELOG = TP("orders", 0), TP("clicks", 0), TP("app-tallies-changelog", 0)
@@ -168,7 +168,7 @@ async def test_membership_lapses_when_the_coordinator_is_silent_for_a_session(
         now_s[0] += 1.0
 
     for module in ("consumer", "consumer_thread"):
-        monkeypatch.setattr(f"retryapp.runtime.{module}.counted_s", lambda: now_s[0])
+        monkeypatch.setattr(f"retryapp.runtime.faust.{module}.counted_s", lambda: now_s[0])
     monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_assigned", nothing)
     monkeypatch.setattr(consumer.app.assignor, "assigned_actives", set)
     assert consumer.lapsed()
@@ -195,7 +195,7 @@ async def test_topics_that_a_young_broker_does_not_know_yet_are_asked_for_again(
 ) -> None:
     """Nobody is given anything of them; by itself the client would look again in five minutes."""
     monkeypatch.setattr(consumer.app.assignor, "assigned_actives", set)
-    monkeypatch.setattr("retryapp.runtime.consumer._TOPICS_AGAIN_S", 0.0)
+    monkeypatch.setattr("retryapp.runtime.faust.consumer._TOPICS_AGAIN_S", 0.0)
     consumer.intake.on_assigned = consumer.intake.on_revoked = None
     client.unseen = [{"orders", "clicks"}, {"clicks"}]
     await consumer.on_partitions_assigned(set(), 4)

@@ -14,7 +14,7 @@ from retryapp.engine.intake import Intake
 from retryapp.engine.progress import OffsetWindow
 from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
-from retryapp.runtime.agents import to_record
+from retryapp.runtime.faust.agents import to_record
 
 TP = TopicPartition("orders", 0)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from retryapp.runtime.heap import GROWTH_BYTES, find_trim, give_back_memory, resident_bytes
+from retryapp.runtime.machine.heap import GROWTH_BYTES, find_trim, give_back_memory, resident_bytes
 
 MIB = 1 << 20
 

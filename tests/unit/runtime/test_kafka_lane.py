@@ -21,7 +21,7 @@ from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.dead_keeper import DeadLetterKeeper
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row
-from retryapp.runtime.publisher import KafkaTransport
+from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock
 
 

@@ -8,7 +8,7 @@ import pytest
 from kafka_fakes import BATCH, CHANGELOG, MAIN, REDELIVERY, RETRY, Kafka
 
 from retryapp.ports import LaneBatch
-from retryapp.runtime.publisher import KafkaTransport
+from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock
 
 # -- the broker's time ------------------------------------------------------------------------------------------------

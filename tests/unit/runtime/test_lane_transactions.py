@@ -21,7 +21,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt
-from retryapp.runtime.publisher import KafkaTransport
+from retryapp.runtime.transport import KafkaTransport
 
 # -- opening ----------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from samples import partition
 from retryapp.core.classify import DeadReason
 from retryapp.ports import Event, Observation
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.metrics import MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
+from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
 from retryapp.runtime.view import RuntimeView
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from retryapp.ports import Event, Observation
-from retryapp.runtime.observers import EVENT_IDS, EVENT_LOGGER, FACTS, FactsFormatter, LogObserver
+from retryapp.runtime.observe.observers import EVENT_IDS, EVENT_LOGGER, FACTS, FactsFormatter, LogObserver
 
 SCHEDULED = Observation(
     event=Event.SCHEDULED,

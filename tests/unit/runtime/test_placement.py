@@ -13,7 +13,7 @@ from retryapp.engine.lane import LaneState
 from retryapp.engine.placement import Membership, Placer
 from retryapp.ports import Event, TopicPartition
 from retryapp.runtime.app import Runtime, end_process
-from retryapp.runtime.publisher import KafkaTransport, lane_place
+from retryapp.runtime.transport import KafkaTransport, lane_place
 from retryapp.testing import RecordingObserver
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from retryapp.runtime.repeats import Seldom
+from retryapp.runtime.observe.repeats import Seldom
 
 
 def test_the_same_line_comes_once_in_a_while_with_its_count() -> None:

@@ -12,7 +12,7 @@ import trustme
 from aiokafka.abc import AbstractTokenProvider
 
 from retryapp.core.errors import InvalidSettingError
-from retryapp.runtime.security import admin_connection, client_options
+from retryapp.runtime.clients.security import admin_connection, client_options
 
 AUTHORITY = trustme.CA()
 OTHER = trustme.CA()

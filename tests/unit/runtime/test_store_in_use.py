@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retryapp.core.errors import StoreBrokenError
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.runtime.stores.store import Store, StoreIdentity
 
 HOLD = """
 import sys

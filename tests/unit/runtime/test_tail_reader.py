@@ -10,9 +10,9 @@ import pytest
 from kafka_fakes import Found
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime import tail
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.tail import TailReader
+from retryapp.runtime.clients import tail
+from retryapp.runtime.clients.lifecycle import ClientSettings
+from retryapp.runtime.clients.tail import TailReader
 
 SETTINGS = ClientSettings(
     connection={"bootstrap_servers": "kafka:9092"},

@@ -14,8 +14,8 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import ConsumerRecord
 
-from retryapp.runtime import unreadable
-from retryapp.runtime.unreadable import KeptRecords, TolerantRecords, Unreadable, bare
+from retryapp.runtime.clients import unreadable
+from retryapp.runtime.clients.unreadable import KeptRecords, TolerantRecords, Unreadable, bare
 
 OURS = TopicPartition("orders", 0)
 OTHERS = TopicPartition("clicks", 0)

@@ -18,7 +18,7 @@ from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.consumer import RetryConsumer
+from retryapp.runtime.faust.consumer import RetryConsumer
 
 MAIN = "orders"
 TPS = {TopicPartition(topic, 0) for topic in (MAIN, "app.orders.retry", "app.orders.redelivery")}

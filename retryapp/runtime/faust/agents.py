@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from retryapp.core.record import Damage, Record
 from retryapp.engine.feed import Batch
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.runtime.clients.unreadable import Unreadable
 
 
 class IntakeChannel(Channel[Any]):

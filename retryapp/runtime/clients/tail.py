@@ -19,8 +19,8 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from typing_extensions import override
 
 from retryapp.ports import Sink, TopicPartition, TopicReader
-from retryapp.runtime.clients import ClientSettings, end
-from retryapp.runtime.unreadable import bare
+from retryapp.runtime.clients.lifecycle import ClientSettings, end
+from retryapp.runtime.clients.unreadable import bare
 
 TURN_S = 0.25  # how long a reading goes on while others wait; every turn makes some progress
 STALL_S = 10.0  # a reading that gets nothing for so long raises `TimeoutError`

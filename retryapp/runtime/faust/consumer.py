@@ -1,7 +1,7 @@
 """The Faust consumer with our topics taken out of Faust's hands.
 
 Records of our topics leave the fetcher as batches into an `Intake`. Faust neither seeks, resumes, nor commits these
-partitions; lanes do (`runtime.publisher`). The user's topics go the stock way, with three of Faust's faults fixed:
+partitions; lanes do (`runtime.transport`). The user's topics go the stock way, with three of Faust's faults fixed:
 
 * only a fully acknowledged prefix of *delivered* offsets is committed (Faust can commit past an unacknowledged one);
 * partitions stay paused until a rebalance is over (Faust resumes them before it seeks, and loses what comes between);
@@ -33,9 +33,9 @@ from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Intake
 from retryapp.ports import TopicPartition
-from retryapp.runtime import unreadable
-from retryapp.runtime.clock import counted_s
-from retryapp.runtime.consumer_thread import RetryConsumerThread, listen, look_for_topics
+from retryapp.runtime.clients import unreadable
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread, listen, look_for_topics
+from retryapp.runtime.machine.clock import counted_s
 
 logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02

@@ -30,7 +30,7 @@ from rocksdict import (
 )
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
-from retryapp.runtime.place import OWN_DATADIR
+from retryapp.runtime.machine.place import OWN_DATADIR
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.engine.placement import Served
 from retryapp.engine.threads import NoThreadError, Threads
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, TopicState
-from retryapp.runtime.metrics import Retention
+from retryapp.runtime.observe.metrics import Retention
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import failure_id_of
 from retryapp.core.rows import PendingRow, decode_row, encode_row
 from retryapp.ports import DeadLetterTable, DeadRow
-from retryapp.runtime.store import RocksTable
+from retryapp.runtime.stores.store import RocksTable
 
 _ROW = b"\x00"
 _ROWS_END = b"\x01"

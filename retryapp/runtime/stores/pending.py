@@ -26,7 +26,7 @@ from retryapp.core.headers import HeaderReader
 from retryapp.core.names import RETRY_TIER
 from retryapp.core.rows import ORIGIN_OFFSET_AT, ROW_KEY_BYTES, due_bound, parse_row_key, row_header
 from retryapp.ports import PendingTable, Removal, Row
-from retryapp.runtime.store import RocksTable, Store, StoreIdentity
+from retryapp.runtime.stores.store import RocksTable, Store, StoreIdentity
 
 _INDEX = b"\x01"
 _ROWS_START = b"\x00"

@@ -33,14 +33,14 @@ from retryapp.engine.placement import Served
 from retryapp.engine.site import LaneSite
 from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Standing, TopicPartition
-from retryapp.runtime.batches import Sent, send_all
-from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
-from retryapp.runtime.clock import counted_s
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.deadletters import RocksDeadLetterTable
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.seen import RocksSeenTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.clients.batches import Sent, send_all
+from retryapp.runtime.clients.lifecycle import ClientSettings, end, reconnect_slowly
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.machine.clock import counted_s
+from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.seen import RocksSeenTable
+from retryapp.runtime.stores.store import StoreIdentity
 
 TRANSACTION_TIMEOUT_MS = 15_000  # how long committed readers wait if all workers die in a transaction
 _RETRY_BACKOFF_MS = 10

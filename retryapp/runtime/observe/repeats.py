@@ -10,7 +10,7 @@ from typing import Final
 from typing_extensions import override
 
 EVERY_S: Final = 30.0  # how often the same line is shown
-LOGGERS: Final = ("aiokafka.cluster", "retryapp.runtime.consumer", "retryapp.runtime.consumer_thread")
+LOGGERS: Final = ("aiokafka.cluster", "retryapp.runtime.faust.consumer", "retryapp.runtime.faust.consumer_thread")
 """Loggers whose lines repeat while a topic is missing or may not be read."""
 _MOST_LINES: Final = 1_000  # different lines that are remembered; after that all are forgotten and shown again
 

@@ -15,7 +15,7 @@ from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Stamped
 from retryapp.ports import TopicPartition
-from retryapp.runtime.clock import counted_s
+from retryapp.runtime.machine.clock import counted_s
 
 logger = get_logger(__name__)
 _DENIED_REST_S = 0.2  # between two fetches of a topic that may not be read: the broker answers at once
@@ -71,7 +71,7 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         try:
             records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
         except TopicAuthorizationFailedError as exc:
-            logger.error(  # noqa: TRY400 - no traceback; repeats are filtered (`runtime.repeats`)
+            logger.error(  # noqa: TRY400 - no traceback; repeats are filtered (`runtime.observe.repeats`)
                 "The broker does not let this group read %s: those partitions stand still. Grant READ on the topic "
                 "(retryapp plan --acls lists all rights); reading goes on by itself.",
                 exc.args[0] if exc.args else "a topic",

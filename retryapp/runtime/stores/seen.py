@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from retryapp.core.deduplicate import IDENTITY_BYTES, Seen, decode_seen, encode_seen, live_rows
 from retryapp.ports import SeenTable
-from retryapp.runtime.store import RocksTable
+from retryapp.runtime.stores.store import RocksTable
 
 SWEEP_ROWS: Final = 200  # expired rows that a write removes at most, in addition to as many as it adds
 
