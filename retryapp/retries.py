@@ -27,7 +27,7 @@ from retryapp.engine.handler import Delivery, Handler
 from retryapp.engine.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.destinations import KafkaDestinations
+from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
 from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of

@@ -23,8 +23,8 @@ from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
 from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
 from retryapp.retries import Retries
-from retryapp.runtime.metrics import MetricsObserver, Sources
-from retryapp.runtime.observers import EVENT_IDS
+from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.observers import EVENT_IDS
 from retryapp.runtime.options import SETTINGS
 from retryapp.settings import settings_table
 

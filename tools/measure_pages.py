@@ -28,9 +28,9 @@ from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.lane import LaneState
 from retryapp.ports import Row
-from retryapp.runtime.clock import SystemClock
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.machine.clock import SystemClock
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import MemoryDeadLetterTable
 from retryapp.web import register

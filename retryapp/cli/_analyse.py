@@ -32,7 +32,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
 from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.session import SessionOptions
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from retryapp.cli._app import app_option
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.records import PageMark
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 
 R = TypeVar("R")
 

@@ -26,7 +26,7 @@ from retryapp.kafka import KafkaAdmin
 from retryapp.lookup.instants import utc_text
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 
 if TYPE_CHECKING:
     from retryapp.pipeline.upkeep import Upkeep

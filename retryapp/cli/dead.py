@@ -13,7 +13,7 @@ from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.core.classify import DeadReason
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import PageMark, dead_detail, dead_entry, dead_page, find_dead, original_value
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
     "failure id": "failure_id",

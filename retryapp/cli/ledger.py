@@ -17,7 +17,7 @@ from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
 from retryapp.ledger import Balance, Ledger, Problem, take_ledger
 from retryapp.ledger.take import OnProgress
 from retryapp.lookup.instants import utc_text
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 
 SHOWN_PROBLEMS: Final = 50
 """Problems listed for people; ``--json`` has all."""

@@ -11,7 +11,7 @@ from retryapp.cli._output import json_ready, page_text, record_text
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit, json_option
 from retryapp.lookup.records import PageMark, find_waiting, pending_detail, pending_value, waiting_page
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
     "failure id": "failure_id",

@@ -32,7 +32,7 @@ from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.session import SessionOptions
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import current_settings
 
 if TYPE_CHECKING:

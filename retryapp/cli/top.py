@@ -18,7 +18,7 @@ from retryapp.cli._stations import Stations
 from retryapp.cli._target import Target, resolve
 from retryapp.cli._workers import MORE_PORTS, Workers
 from retryapp.cli.console import ExitCode, emit, json_option
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 from retryapp.terminal import Group, LiveView, group_line, group_table
 

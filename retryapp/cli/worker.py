@@ -15,7 +15,7 @@ from retryapp.cli._app import Application, app_option, load_application
 from retryapp.cli._processes import run_processes, stop_with_parent
 from retryapp.cli.console import ExitCode
 from retryapp.core.errors import NoHandlersError, PortTakenError
-from retryapp.runtime.place import MAX_WORKERS, free_port
+from retryapp.runtime.machine.place import MAX_WORKERS, free_port
 from retryapp.settings import load_settings
 
 LOG_LEVELS: Final = ("debug", "info", "warn", "error", "crit")

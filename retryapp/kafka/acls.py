@@ -1,7 +1,6 @@
 """Which rights an application's workers need, from its handlers alone.
 
-All our names begin with ``{group}.``, so entries with that prefix serve all handlers that the application has and will
-have; each main topic has entries of its own.
+All our names begin with ``{group}.``: entries with that prefix serve all handlers; each main topic has its own.
 """
 
 from __future__ import annotations
@@ -67,15 +66,12 @@ class Acl:
 def needed_acls(
     topologies: Sequence[HandlerTopology], *, create_main: bool = False, publishes: Sequence[str] = ()
 ) -> tuple[Acl, ...]:
-    """Return the rights that the workers of one application need.
+    """Return the rights that the workers of one application need, by resource.
 
     Args:
         topologies: its handlers, at least one.
         create_main: they create missing main topics.
-        publishes: topics that handlers publish to (``record.publish``), which no application declares.
-
-    Returns:
-        Rights by resource: ours, main topics, topics published to, group, transactional ids, cluster.
+        publishes: topics that handlers publish to (``record.publish``).
     """
     group = topologies[0].group
     literal, prefixed = Pattern.LITERAL, Pattern.PREFIXED
@@ -122,20 +118,13 @@ _CLUSTER: Final = {
 def _acls(
     resource: Resource, name: str, pattern: Pattern, operations: Mapping[str, str], *, optional: str = ""
 ) -> Iterator[Acl]:
-    """Yield a right for each operation; those named in `optional` are not needed."""
     for operation, why in operations.items():
         needed = operation not in optional.split()
         yield Acl(resource=resource, name=name, pattern=pattern, operation=operation, why=why, needed=needed)
 
 
 def acl_commands(acls: Sequence[Acl], *, bootstrap: str, principal: str) -> tuple[str, ...]:
-    """Return the ``kafka-acls.sh`` lines that grant rights, one for each resource.
-
-    Args:
-        acls: rights, sorted by resource.
-        bootstrap: address of the cluster.
-        principal: who gets them, as ``User:billing``.
-    """
+    """Return the ``kafka-acls.sh`` lines that grant rights (sorted by resource) to a principal, as ``User:billing``."""
     lines = []
     for (resource, name, pattern), rights in groupby(acls, key=lambda acl: (acl.resource, acl.name, acl.pattern)):
         words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]

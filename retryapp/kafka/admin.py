@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S: Final = 15.0
-BROKER_DEFAULT: Final = -1
-"""Replication factor that leaves the number to the broker."""
+BROKER_DEFAULT: Final = -1  # replication factor that leaves the number to the broker
 
 TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
@@ -47,7 +46,7 @@ class TopicState:
 
     name: str
     topic_id: str
-    """First 8 characters of the URL-safe base64 form of Kafka's topic id: a re-created topic has another."""
+    """First 8 characters of the URL-safe base64 form; a topic that is made again has another."""
     partitions: int
     replication: int
     """Copies of the partition that has the fewest."""
@@ -91,44 +90,37 @@ class KafkaAdmin:
 
     def topic_names(self) -> tuple[str, ...]:
         """Return the names of all topics that we may see, sorted."""
-        try:
-            metadata = self._client.list_topics(timeout=self.timeout_s)
-        except KafkaException as error:
-            raise self._named(error, doing="list topics") from error
-        return tuple(sorted(metadata.topics))
+        return tuple(sorted(self._metadata("list topics").topics))
 
     def cluster_id(self) -> str:
         """Return the id of the cluster; empty where the brokers do not say."""
-        try:
-            found: str | None = self._client.list_topics(timeout=self.timeout_s).cluster_id
-        except KafkaException as error:
-            raise self._named(error, doing="ask for the cluster id") from error
-        return found or ""
+        return self._metadata("ask for the cluster id").cluster_id or ""
 
     def cluster(self) -> ClusterState:
         """Return how many brokers there are, and their default number of copies."""
-        try:
-            brokers = self._client.list_topics(timeout=self.timeout_s).brokers
-        except KafkaException as error:
-            raise self._named(error, doing="list brokers") from error
+        brokers = self._metadata("list brokers").brokers
         if not brokers:
             return ClusterState(brokers=0, default_replication=None)
         resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
         future = self._client.describe_configs([resource], request_timeout=self.timeout_s)[resource]
         try:
             entries: Mapping[str, ConfigEntry] = future.result(self.timeout_s)
-        except KafkaException:
-            # Reading a broker's settings needs a right that many clusters give to operators only.
+        except KafkaException:  # it needs a right that many clusters give to operators only
             return ClusterState(brokers=len(brokers), default_replication=None)
         entry = entries.get("default.replication.factor")
         known = entry.value if entry is not None else None
         return ClusterState(brokers=len(brokers), default_replication=None if known is None else int(known))
 
+    def _metadata(self, doing: str) -> Any:
+        try:
+            return self._client.list_topics(timeout=self.timeout_s)
+        except KafkaException as error:
+            raise self._named(error, doing=doing) from error
+
     def describe_topics(self, names: Iterable[str]) -> dict[str, TopicState]:
         """Return the state of those of the named topics that exist.
 
         Raises:
-            BrokerUnreachableError: no broker answered.
             AccessDeniedError: a topic may not be described by us.
         """
         wanted = sorted(set(names))
@@ -178,11 +170,9 @@ class KafkaAdmin:
             raise TopicMissingError(topic, self.connection.bootstrap)
         known = range(states[topic].partitions)
         numbers = sorted(set(known if partitions is None else partitions))
-        for number in numbers:
-            if number not in known:
-                raise TopicMissingError(
-                    f"{topic}[{number}]", self.connection.bootstrap, f"Topic {topic} has partitions 0 to {known[-1]}"
-                )
+        for number in set(numbers).difference(known):
+            remedy = f"Topic {topic} has partitions 0 to {known[-1]}"
+            raise TopicMissingError(f"{topic}[{number}]", self.connection.bootstrap, remedy)
         begin, end = (
             list_offsets(
                 self._client,
@@ -203,16 +193,9 @@ class KafkaAdmin:
         """
         if not specs:
             return ()
-        new = [
-            NewTopic(
-                spec.name,
-                num_partitions=spec.partitions,
-                replication_factor=spec.replication,
-                config=dict(spec.config),
-            )
-            for spec in specs
-        ]
-        return self._create(new)
+        return self._create(
+            [NewTopic(s.name, s.partitions, replication_factor=s.replication, config=dict(s.config)) for s in specs]
+        )
 
     def create_main_topic(self, name: str, *, partitions: int) -> tuple[str, ...]:
         """Create a user's topic with the brokers' default settings."""

@@ -32,8 +32,7 @@ class Problem:
     remedy: str
 
 
-def _same_policies(have: str, want: str) -> bool:
-    """Compare cleanup policies, which are lists: ``compact,delete`` is not ``compact``."""
+def _same_policies(have: str, want: str) -> bool:  # lists: ``compact,delete`` is not ``compact``
     return {part.strip() for part in have.split(",")} == {part.strip() for part in want.split(",")}
 
 

@@ -1,7 +1,7 @@
 """How to reach a cluster: address, client options, and what a failed call means.
 
-Every client of this package is made from one :class:`KafkaConnection`, so that the security settings of the user's
-application reach all of them and secrets never reach a log line.
+Every client of this package is made from one :class:`KafkaConnection`, so the app's security settings reach all of
+them, and secrets never reach a log line.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log
 SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token", "keystore.key")
 """An option whose name has one of these is never shown."""
 
-JAVA_PREFIX: Final = "kafka."
-"""Options whose names begin so are for Java's client."""
+JAVA_PREFIX: Final = "kafka."  # options whose names begin so are for Java's client
 
 _SHOWN_CHARS: Final = 80
 
@@ -41,12 +40,7 @@ UNREACHABLE: Final = frozenset(
 """Error names that mean: no broker answered."""
 
 DENIED: Final = frozenset(
-    {
-        "TOPIC_AUTHORIZATION_FAILED",
-        "GROUP_AUTHORIZATION_FAILED",
-        "CLUSTER_AUTHORIZATION_FAILED",
-        "SASL_AUTHENTICATION_FAILED",
-    }
+    {f"{what}_AUTHORIZATION_FAILED" for what in ("TOPIC", "GROUP", "CLUSTER")} | {"SASL_AUTHENTICATION_FAILED"}
 )
 """Error names that mean: the broker answered, and refused us."""
 
@@ -77,11 +71,9 @@ class KafkaConnection:
     """
 
     def __post_init__(self) -> None:
-        """Copy the options."""
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     def __repr__(self) -> str:
-        """Show the address and the options, without secrets."""
         shown = {name: _shown(name, value) for name, value in sorted(self.options.items())}
         return f"KafkaConnection(bootstrap={self.bootstrap!r}, options={shown!r})"
 
@@ -129,13 +121,7 @@ def named_error(
 ) -> RetryAppError:
     """Return our error for a client library's error, to be raised ``from`` it.
 
-    Args:
-        error: what the client reported.
-        connection: the cluster that was asked.
-        doing: what was tried, as the rest of "could not …".
-        topic: the topic it was about, if any.
-        tried_s: how long it was tried, in seconds.
-        hints: what the client logged meanwhile (for example "Connection refused").
+    ``doing`` is the rest of "could not …"; ``hints`` are what the client logged meanwhile ("Connection refused").
     """
     cause = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(cause, KafkaError):

@@ -22,17 +22,10 @@ def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
     names = [name for name in admin.topic_names() if name.startswith(prefix)]
     changelogs = {main: name for name in names if (main := _main(name, prefix, CHANGELOG_SUFFIX))}
     mains = {main for name in names if (main := _main(name, prefix, DLQ_SUFFIX))} | set(changelogs)
-    return tuple(
-        HandlerTopology(group=group, main=main)
-        for main in sorted(mains)
-        if main not in changelogs or _is_owner(admin, changelogs[main], group)
-    )
+    owners = {main: read_owner_mark(admin.connection, changelog) for main, changelog in changelogs.items()}
+    foreign = {main for main, owner in owners.items() if owner is not None and owner.group != group}
+    return tuple(HandlerTopology(group=group, main=main) for main in sorted(mains - foreign))
 
 
 def _main(name: str, prefix: str, suffix: str) -> str:
     return name.removeprefix(prefix).removesuffix(suffix) if name.endswith(suffix) else ""
-
-
-def _is_owner(admin: KafkaAdmin, changelog: str, group: str) -> bool:
-    owner = read_owner_mark(admin.connection, changelog)
-    return owner is None or owner.group == group

@@ -1,11 +1,9 @@
 """Who owns a handler's topics.
 
 Topic names join group and main topic with dots, so group ``a.b`` with main topic ``c`` and group ``a`` with main topic
-``b.c`` make the same names. An owner mark in the pending table's changelog tells them apart:
-
-* it is a record in partition 0, written when the partition is empty, so before any row;
-* its key is longer than a row's key (20 bytes) and unique, so it is never taken for a row, and never compacted away;
-* the mark with the lowest offset decides: of two handlers that start together, the later one refuses to start.
+``b.c`` make the same names. An owner mark, a record in partition 0 of the pending table's changelog, tells them apart.
+It is written while the partition is empty; its key is unique and longer than a row's key, so it is never taken for a
+row and never compacted away. The mark with the lowest offset decides: of two rivals the later one refuses to start.
 
 Layout: key ``retryapp-owner-mark:`` + 32 hexadecimal digits; value JSON ``{"version": 1, "group": …, "main": …}``.
 """
@@ -26,8 +24,7 @@ from retryapp.kafka.reader import read_topic
 KEY_PREFIX: Final = b"retryapp-owner-mark:"
 VERSION: Final = 1
 WRITE_TIMEOUT_S: Final = 15.0
-UNMARKED: Final = "unknown (records, and no owner mark)"
-"""Owner of a changelog that has records and no mark."""
+UNMARKED: Final = "unknown (records, and no owner mark)"  # owner of a changelog that has records and no mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +67,7 @@ def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | 
 
 
 def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> None:
-    """Append a mark and wait until all in-sync brokers have it.
-
-    Raises:
-        BrokerUnreachableError: no acknowledgement in time.
-    """
+    """Append a mark and wait until all in-sync brokers have it; `BrokerUnreachableError` when none answers in time."""
     failures: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, _: Message) -> None:
@@ -93,13 +86,9 @@ def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
     unsent = producer.flush(WRITE_TIMEOUT_S + 1)
     error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
     if error is not None:
-        raise named_error(
-            error,
-            connection,
-            doing=f"write the owner mark to topic {changelog}",
-            topic=changelog,
-            tried_s=WRITE_TIMEOUT_S,
-        ) from KafkaException(error)
+        doing = f"write the owner mark to topic {changelog}"
+        named = named_error(error, connection, doing=doing, topic=changelog, tried_s=WRITE_TIMEOUT_S)
+        raise named from KafkaException(error)
 
 
 def check_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> bool:

@@ -1,8 +1,8 @@
 """Compares the topics that handlers need with those of the cluster, and creates missing ones.
 
 1. :func:`plan_topics` compares; it changes nothing.
-2. :func:`apply_plan` refuses the plan by a named error or creates what is missing.
-3. :func:`ensure_topics` does both and claims the topics by their owner mark; workers call it at start, many at once.
+2. :func:`ensure_topics` refuses the plan by a named error or creates what is missing, and claims the topics by their
+   owner mark; workers call it at start, many at once.
 
 An existing topic is never altered: the message of the refusal has the remedy.
 """
@@ -62,7 +62,7 @@ class PlanStep:
     main: str
     """With ``group``: the handler that it is for."""
     partitions: int | None
-    """Partition count that is needed; None: not known while the main topic is missing."""
+    """None: not known while the main topic is missing."""
     replication: int | None
     """Copies that are there or will be; None: the broker decides."""
     config: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ DEFAULT_OPTIONS: Final = PlanOptions()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What :func:`plan_topics` found, handler by handler, main topic first."""
+    """The topics of handlers, one after the other, main topic first."""
 
     steps: tuple[PlanStep, ...]
     brokers: int
@@ -120,13 +120,7 @@ class Plan:
         return tuple(step for step in self.steps if step.action not in {Action.OK, Action.CREATE})
 
     def raise_refused(self) -> None:
-        """Raise the named error of the first step that cannot be carried out; return when there is none.
-
-        Raises:
-            TopicMissingError: a main topic does not exist.
-            OwnerMismatchError: the topics belong to another handler.
-            TopicMismatchError: a topic does not serve.
-        """
+        """Raise the named error of the first step that cannot be carried out; return when there is none."""
         for step in self.refused:
             if step.action is Action.MISSING:
                 raise TopicMissingError(step.topic, self.bootstrap, missing_remedy(step.topic))
@@ -174,15 +168,11 @@ def plan_topics(
 
 
 def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
-    """Refuse to create topics with too few copies where three are possible, unless allowed.
-
-    Raises:
-        ReplicationTooLowError: the brokers' default is too low.
-    """
+    """Refuse to create topics with too few copies where three are possible, unless allowed."""
     default = cluster.default_replication
-    if options.allow_low_replication or default is None or cluster.brokers < SAFE_REPLICATION:
+    if options.allow_low_replication or default is None:
         return
-    if default < SAFE_REPLICATION:
+    if default < SAFE_REPLICATION <= cluster.brokers:
         raise ReplicationTooLowError(default, cluster.brokers)
 
 
@@ -192,11 +182,12 @@ def plan_handler(
     """Yield the steps of one handler from known states: the main topic, then ours in the order of the topology."""
     main = states.get(topology.main)
     partitions = main.partitions if main is not None else options.create_main_partitions
+    main_config = {} if main is None else main.config
     yield _main_step(topology, main, partitions)
     specs = topic_specs(
         topology,
         partitions=partitions if partitions is not None else 1,
-        main_max_message_bytes=_max_message_bytes(main),
+        main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)),
         replication=_copies(main, cluster),
         longest_wait_ms=max(topology.delays_ms, default=1),
         downtime_ms=options.downtime_ms,
@@ -252,7 +243,6 @@ def _own_step(
 
 
 def _with_owner(step: PlanStep, admin: KafkaAdmin, topology: HandlerTopology, options: PlanOptions) -> PlanStep:
-    """Add what the owner mark of an existing changelog says."""
     mark = OwnerMark(topology.group, topology.main)
     refusal = owner_refusal(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
     if refusal is None or step.action is Action.BLOCKED:
@@ -267,30 +257,6 @@ def _copies(main: TopicState | None, cluster: ClusterState) -> int:
     return main.replication if main is not None else BROKER_DEFAULT
 
 
-def _max_message_bytes(main: TopicState | None) -> int:
-    if main is None:
-        return KAFKA_MAX_MESSAGE_BYTES
-    return int(main.config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES))
-
-
-def apply_plan(admin: KafkaAdmin, plan: Plan) -> tuple[str, ...]:
-    """Create what is missing, wait until the cluster shows it, and return the names of the topics created by this call.
-
-    Raises:
-        TopicMissingError: a main topic does not exist, or a created topic did not appear in time.
-        TopicMismatchError: a topic does not serve; nothing was created.
-        KafkaRequestError: a broker refused a creation.
-    """
-    plan.raise_refused()
-    created: list[str] = []
-    for step in plan.to_create:
-        if step.spec is None:
-            created += admin.create_main_topic(step.topic, partitions=step.partitions or 1)
-    created += admin.create([step.spec for step in plan.to_create if step.spec is not None])
-    admin.wait_for_topics([step.topic for step in plan.to_create])
-    return tuple(created)
-
-
 def ensure_topics(
     admin: KafkaAdmin, topologies: Sequence[HandlerTopology], options: PlanOptions = DEFAULT_OPTIONS
 ) -> Plan:
@@ -300,15 +266,21 @@ def ensure_topics(
         The plan as it is afterwards: ``ok``, with the states (and topic ids) of all topics.
 
     Raises:
-        TopicMissingError: a main topic does not exist and may not be created.
+        TopicMissingError: a main topic does not exist and may not be created, or a created one did not appear.
+        KafkaRequestError: a broker refused a creation.
         TopicMismatchError: a topic does not serve (also one that another worker created a moment ago).
         OwnerMismatchError: the topics belong to another handler.
     """
     plan = plan_topics(admin, topologies, options)
-    if plan.to_create:
-        apply_plan(admin, plan)
-        plan = plan_topics(admin, topologies, options)
     plan.raise_refused()
+    if plan.to_create:
+        for step in plan.to_create:
+            if step.spec is None:
+                admin.create_main_topic(step.topic, partitions=step.partitions or 1)
+        admin.create([step.spec for step in plan.to_create if step.spec is not None])
+        admin.wait_for_topics([step.topic for step in plan.to_create])
+        plan = plan_topics(admin, topologies, options)
+        plan.raise_refused()
     for topology in topologies:
         mark = OwnerMark(topology.group, topology.main)
         claim_owner_mark(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)

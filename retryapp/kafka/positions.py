@@ -1,7 +1,6 @@
 """Where topics end and how far a group has come, for many partitions in one question.
 
-`committed` ends are as far as a committed reader gets; the others include what open transactions have written. A
-group's offsets are *stable* when no open transaction moves them; the broker is asked again until they are.
+A group's offsets are *stable* when no open transaction moves them; the broker is asked again until they are.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault
 from retryapp.kafka.connection import KafkaConnection, named_error
 
-Place = tuple[str, int]
-"""Topic and partition number."""
+Place = tuple[str, int]  # topic and partition number
 
 EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -104,9 +102,7 @@ class Positions:
     def settled_ends(self, places: Collection[Place], on_wait: Callable[[str], None] | None = None) -> dict[Place, int]:
         """Return where partitions end now, once every transaction before these ends is over.
 
-        Args:
-            places: which partitions.
-            on_wait: called with what is waited for, when it takes longer.
+        `on_wait` gets what is waited for, when it takes longer.
 
         Raises:
             OpenTransactionError: one is not over in time.
@@ -144,7 +140,8 @@ class Positions:
         found: dict[Place, int | None] = {}
         patience = _Patience(self.transaction_s, on_wait)
         while todo:
-            self._await_coordinator(group)
+            with self._answering(f"read the offsets of group {group}"):
+                describe_group(self._client, group, timeout_s=self.timeout_s)
             asked = [(row, self._ask_group(group, row)) for row in todo]
             todo = [row for row, future in asked if not self._take(group, future, found)]
             if not todo:
@@ -152,31 +149,21 @@ class Positions:
             patience.wait(f"offset of group {group} in {todo[0][0][0]}[{todo[0][0][1]}]")
         return found
 
-    def _await_coordinator(self, group: str) -> None:
-        doing = f"read the offsets of group {group}"
-        try:
-            with self._answering(doing):
-                describe_group(self._client, group, timeout_s=self.timeout_s)
-        except KafkaException as error:
-            raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
-
     def _ask_group(self, group: str, row: Collection[Place]) -> Future[Any]:
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in row])
-        answers = self._client.list_consumer_group_offsets(
-            [request], require_stable=True, request_timeout=self.timeout_s
-        )
-        future: Future[Any] = answers[group]
+        ask = self._client.list_consumer_group_offsets
+        future: Future[Any] = ask([request], require_stable=True, request_timeout=self.timeout_s)[group]
         return future
 
-    def _take(self, group: str, future: Future[Any], found: dict[Place, int | None]) -> bool:
-        """Take an answer in; False if it must be asked for again."""
+    def _take(self, group: str, future: Future[Any], found: dict[Place, int | None]) -> bool:  # False: ask again
         doing = f"read the offsets of group {group}"
-        try:
-            places = self._result(future, doing=doing).topic_partitions
-        except KafkaException as error:
-            if error.args[0].name() in COORDINATOR_COMING | {UNSTABLE}:
-                return False
-            raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
+        with self._answering(doing):
+            try:
+                places = future.result(self.timeout_s * 2).topic_partitions
+            except KafkaException as error:
+                if error.args[0].name() in COORDINATOR_COMING | {UNSTABLE}:
+                    return False
+                raise
         if any(place.error is not None and place.error.name() == UNSTABLE for place in places):
             return False
         for place in places:
@@ -188,18 +175,16 @@ class Positions:
     def _offsets(self, wanted: Mapping[Place, OffsetSpec], level: IsolationLevel) -> dict[Place, int]:
         return list_offsets(self._client, self.connection, wanted, level, timeout_s=self.timeout_s)
 
-    def _result(self, future: Future[Any], *, doing: str) -> Any:
-        with self._answering(doing):
-            return future.result(self.timeout_s * 2)
-
     @contextmanager
     def _answering(self, doing: str) -> Iterator[None]:
+        """Name the errors of a question."""
         try:
             yield
         except FutureTimeoutError as error:
-            raise BrokerUnreachableError(
-                self.connection.bootstrap, f"could not {doing} within {self.timeout_s * 2:g} s"
-            ) from error
+            problem = f"could not {doing} within {self.timeout_s * 2:g} s"
+            raise BrokerUnreachableError(self.connection.bootstrap, problem) from error
+        except KafkaException as error:
+            raise named_error(error, self.connection, doing=doing, tried_s=self.timeout_s) from error
 
 
 def describe_group(client: AdminClient, group: str, *, timeout_s: float) -> Any:

@@ -1,9 +1,8 @@
-"""Reads a range of a topic, as a committed reader sees it.
+"""Reads a range of a topic, as a committed reader sees it; no group is joined and nothing is committed.
 
-1. The first kept and the committed end offset of each partition are asked for once: a reading of a busy topic ends.
-2. Partitions are assigned by number. There is no group membership, and nothing is committed.
-3. A partition is done when its position reaches the end offset. The last offsets may be transaction markers or aborted
-   records, which are never delivered: the client's end-of-partition event carries the position past them.
+First and committed end offsets are asked for once: a reading of a busy topic ends. The last offsets may be transaction
+markers or aborted records, which are never delivered: the client's end-of-partition event carries the position past
+them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ T = TypeVar("T")
 END_OF_PARTITION: Final = "_PARTITION_EOF"
 BATCH: Final = 1_000
 POLL_S: Final = 0.2
-SILENCE_S: Final = 30.0
-"""A reading without a record for so long is given up."""
+SILENCE_S: Final = 30.0  # a reading without a record for so long is given up
 
 
 def read_topic(
@@ -42,12 +40,8 @@ def read_topic(
 ) -> Iterator[Record]:
     """Yield the committed records of a topic, in offset order within a partition; partitions interleave.
 
-    Args:
-        connection: the cluster.
-        topic: an existing topic; it is never created.
-        partitions: which partitions; None: all.
-        start: first offset per partition; default: the first kept. Offsets no longer kept are passed over.
-        stop: offset per partition before which to stop; default, and at most: the committed end.
+    Bounds, by partition: ``start`` is the first offset (default, and at least: the first kept), ``stop`` the one before
+    which to stop (default, and at most: the committed end).
 
     Raises:
         TopicMissingError: no such topic or partition.
@@ -146,7 +140,6 @@ def _drain(
     todo: dict[int, int],
     convert: Callable[[Message], T],
 ) -> Iterator[T]:
-    """Yield converted records until every partition of ``todo`` (partition → end offset) is done."""
     silent_s = 0.0
     hints: list[str] = []
     while todo:
@@ -174,7 +167,6 @@ def _drain(
 
 
 def _refuse_or_note(error: KafkaError, connection: KafkaConnection, topic: str, hints: list[str]) -> None:
-    """Raise errors that waiting does not cure; note the rest."""
     if error.name() in UNREACHABLE or error.retriable() or error.name() == "GROUP_AUTHORIZATION_FAILED":
         hints.append(error.str())
         del hints[:-3]

@@ -1,15 +1,7 @@
 """Wires a Faust app: topics, transport, agents, lanes, tables.
 
-The life of a worker:
-
-1. `prepare` (once, before anything is consumed) checks handlers and topics (`runtime.preparation`);
-2. the sensor, the first of all services, starts delivery pools and tail reader;
-3. an assignment: one partition engine and one lane for each number of which this worker owns *all* the handler's
-   topics; lanes open once the rebalance is over (`engine.ownership`);
-4. a revoke or SIGTERM: handlers get `drain` (`grace`) to finish, lanes commit what is done and close;
-5. the sensor stops, the last of all services.
-
-Records go from the intake to the engines through Faust agents (`engine.feed`).
+The sensor starts first and stops last of all services. Lanes open once a rebalance is over (`engine.ownership`); after
+a revoke or SIGTERM handlers get `drain` (`grace`) to finish, then lanes commit what is done and close.
 """
 
 from __future__ import annotations
@@ -20,7 +12,6 @@ import os
 import random
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, cast
 
 import faust
@@ -39,31 +30,28 @@ from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.runtime import repeats
-from retryapp.runtime.agents import register_agent, to_record
-from retryapp.runtime.clients import COMPRESSION, ClientSettings
-from retryapp.runtime.clock import SystemClock
-from retryapp.runtime.consumer import RetryConsumer, RetryTransport
-from retryapp.runtime.heap import find_trim, give_back_memory
-from retryapp.runtime.metrics import MetricsObserver, Sources
-from retryapp.runtime.observers import CombinedObserver, FactsFormatter, LogObserver
+from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
+from retryapp.runtime.clients.security import admin_connection, client_options
+from retryapp.runtime.clients.tail import TailReader
+from retryapp.runtime.clients.unreadable import TOPICS
+from retryapp.runtime.faust.agents import register_agent, to_record
+from retryapp.runtime.faust.consumer import RetryConsumer, RetryTransport
+from retryapp.runtime.machine.clock import SystemClock
+from retryapp.runtime.machine.heap import find_trim, give_back_memory
+from retryapp.runtime.observe import repeats
+from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.observers import CombinedObserver, FactsFormatter, LogObserver
+from retryapp.runtime.observe.retentions import RetentionWatch
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
 from retryapp.runtime.preparation import prepare
-from retryapp.runtime.publisher import KafkaTransport, lane_place
-from retryapp.runtime.retentions import RetentionWatch
-from retryapp.runtime.security import admin_connection, client_options
-from retryapp.runtime.tail import TailReader
-from retryapp.runtime.unreadable import TOPICS
+from retryapp.runtime.transport import KafkaTransport, lane_place
 
 logger = get_logger(__name__)
 
-_CATCH_UP_S = 10.0
-"""How often offsets are set past transaction markers that no record follows."""
-_ASK_TIME_S = 1.0
-"""How often a clock in doubt asks for the broker's time."""
+_CATCH_UP_S = 10.0  # how often offsets are set past transaction markers that no record follows
+_ASK_TIME_S = 1.0  # how often a clock in doubt asks for the broker's time
 
-_IDLE_S = 30.0
-"""How much longer than a session and a rebalance an idle lane waits for its next assignment."""
+_IDLE_S = 30.0  # how much longer than a session and a rebalance an idle lane waits for its next assignment
 
 
 def end_process(why: str) -> None:
@@ -74,9 +62,9 @@ def end_process(why: str) -> None:
 
 
 class RetrySensor(Sensor):
-    """Starts before and stops after every other service of the app, and times rebalances.
+    """Starts before and stops after every other service, and times rebalances.
 
-    Faust keeps one state for all rebalances, so it may not report the end of one that began while another ended.
+    Faust may not report the end of one that began while another ended.
     """
 
     def __init__(self, runtime: Runtime, **kwargs: Any) -> None:
@@ -112,7 +100,7 @@ class Runtime(Ownership):
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.gauges: Callable[[], Mapping[str, Any]] = dict
-        """Partitions by main topic, read at each scrape of the metrics; the view sets it."""
+        """Partitions by main topic; the view sets it."""
         self.retentions = RetentionWatch(self.served, lambda: self.connection)
         self.metrics = MetricsObserver(
             Sources(
@@ -136,8 +124,6 @@ class Runtime(Ownership):
         app.on_configured.connect(cast("Any", self._on_configured))
         app.on_after_configured.connect(cast("Any", self._on_after_configured))
         app.on_before_shutdown.connect(cast("Any", self._on_before_shutdown))
-
-    # -- declaring ----------------------------------------------------------------------------------------------
 
     def serve(self, handler: Handler) -> None:
         """Add a handler.
@@ -209,7 +195,6 @@ class Runtime(Ownership):
             )
 
     def _change_settings(self) -> None:
-        """Change Faust's defaults where the user has not decided; logged once."""
         _, given = self.app._default_options
         options = cast("dict[str, Any]", given)
         changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
@@ -225,12 +210,9 @@ class Runtime(Ownership):
             self._register_agents(served.handler)
 
     def _register_agents(self, handler: Handler) -> None:
-        """One supervised Faust agent per topic; each event carries a batch."""
         for topic in handler.topology.consumed:
             if topic not in self.feed.channels:
                 self.feed.channels[topic] = register_agent(self.app, topic, self.feed.accept)
-
-    # -- starting and stopping ----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Check handlers and topics, create what is missing; blocks. Safe to call twice.
@@ -254,10 +236,10 @@ class Runtime(Ownership):
                 handler.setFormatter(FactsFormatter(handler.formatter))
         repeats.install()
         logger.info("Faust settings changed by retryapp: %s", self._changed)
-        settings = self._client_settings()
-        self._reader = TailReader(settings)
+        self._settings = self._client_settings()
+        self._reader = TailReader(self._settings)
         self.placer = Placer(
-            make_transport=partial(self._make_transport, settings, self._reader),
+            make_transport=self._make_transport,
             settled=lambda: self.consumer.settled,
             lapsed=lambda: self.consumer.lapsed(),
             end_process=end_process,
@@ -280,19 +262,12 @@ class Runtime(Ownership):
         if (trim := find_trim()) is not None:
             self._tasks.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))
 
-    def _make_transport(
-        self,
-        settings: ClientSettings,
-        reader: TailReader,
-        served: Served,
-        engine: PartitionEngine,
-        membership: Membership,
-    ) -> KafkaTransport:
+    def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> KafkaTransport:
         return KafkaTransport(
             place=lane_place(self.app, served, engine),
-            settings=settings,
+            settings=self._settings,
             consumer=self.consumer,
-            reader=reader,
+            reader=cast("TailReader", self._reader),
             clock=self.clock,
             generation=membership.generation,
             member_id=membership.member_id,

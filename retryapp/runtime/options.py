@@ -21,10 +21,8 @@ SETTINGS: Mapping[str, tuple[Any, str]] = {
     "web_router_enabled": (False, "not used"),
 }
 """Faust settings that we change unless the user has decided: ours and why."""
-HEARTBEAT_S: Final = 3.0
-"""Faust's own `broker_heartbeat_interval`."""
-HEARTBEATS: Final = 4
-"""In a session, at least, if the user has decided on the session only."""
+HEARTBEAT_S: Final = 3.0  # Faust's own `broker_heartbeat_interval`
+HEARTBEATS: Final = 4  # in a session, at least, if the user has decided on the session only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

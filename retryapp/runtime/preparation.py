@@ -20,18 +20,15 @@ from retryapp.doctor import quick_findings
 from retryapp.engine.placement import Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, fold_changelog
 from retryapp.ports import Clock
+from retryapp.runtime.clients.security import prove_login
+from retryapp.runtime.clients.unreadable import refuse_missing_codecs
 from retryapp.runtime.options import RuntimeOptions
-from retryapp.runtime.security import prove_login
-from retryapp.runtime.unreadable import refuse_missing_codecs
 
 logger = get_logger(__name__)
 
-_PROBE_S = 2.0
-"""Longest wait for one answer while the broker is down."""
-_LOGIN_S = 10.0
-"""Longest wait for one address to accept the app's login."""
-_PROBE_PAUSE_S = 1.0
-"""Wait between two tries: a broker that hangs up does so at once."""
+_PROBE_S = 2.0  # longest wait for one answer while the broker is down
+_LOGIN_S = 10.0  # longest wait for one address to accept the app's login
+_PROBE_PAUSE_S = 1.0  # wait between two tries: a broker that hangs up does so at once
 
 
 def prepare(
@@ -110,7 +107,6 @@ def _refuse_stranding(app: faust.App, topologies: Iterable[HandlerTopology], adm
 
 
 def _learn(served: Served, plan: Plan) -> None:
-    """Copy what the broker knows of a handler's topics."""
     topology = served.handler.topology
     main = plan.states[topology.main]
     served.partitions = main.partitions

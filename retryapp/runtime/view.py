@@ -1,8 +1,7 @@
 """`ports.WorkerView` on the runtime.
 
-Its methods run on the worker's event loop, between records: none reads more rows than its `limit` and one more per
-partition, and what needs the broker is awaited. `due_times`, `pending_page` and `dead_page` may run in a thread: each
-asks for its table once, and its iterators end with it.
+Methods run on the worker's event loop: none reads more rows than its `limit` and one more per partition. `due_times`,
+`pending_page` and `dead_page` may run in a thread: each asks for its table once, and its iterators end with it.
 """
 
 from __future__ import annotations
@@ -24,18 +23,17 @@ from retryapp.engine.placement import Placed
 from retryapp.kafka import read_record
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition, WorkerView
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.lanes import LaneWatch
-from retryapp.runtime.observers import CombinedObserver
+from retryapp.runtime.observe.lanes import LaneWatch
+from retryapp.runtime.observe.observers import CombinedObserver
 
 NO_CLAIMS: frozenset[bytes] = frozenset()
-LAG_TIMEOUT_S: Final = 2.0
-"""How long a page waits for the broker's offsets."""
+LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
 _ELSEWHERE: Final = "elsewhere"
 
 
 class RuntimeView(WorkerView):
-    """What the pages may ask of a runtime."""
+    """What the pages may ask."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -186,7 +184,6 @@ class RuntimeView(WorkerView):
         )
 
     async def _offsets(self, tps: Sequence[TopicPartition]) -> tuple[Any, Any, Any]:
-        """Return committed, end and read offsets by the client's topic partition; asked in the consumer's thread."""
         client_tps = [ClientTopicPartition(*tp) for tp in tps]
 
         async def ask(client: Any) -> tuple[Any, Any, Any]:
@@ -205,7 +202,7 @@ class RuntimeView(WorkerView):
 
 
 def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int) -> Iterator[PendingEntry]:
-    """Walk over the waiting records of a partition, a few at a time: most of them are never asked for."""
+    """Walk over waiting records, a few at a time: most of them are never asked for."""
     table = placed.transport.pending
     while table is not None:
         rows = table.page(after, chunk)
@@ -223,7 +220,6 @@ def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]
     idle = placed is not None and not placed.engine.in_flight
 
     def behind(tp: TopicPartition) -> int:
-        """Offsets from the committed one to the end; none when only transaction marks are left."""
         client_tp = ClientTopicPartition(*tp)
         end = int(ends.get(client_tp, 0))
         if idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end:

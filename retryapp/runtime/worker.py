@@ -22,14 +22,13 @@ from mode.utils.logging import setup_logging
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import AccessDeniedError
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.place import WorkerPlace, claim_place, free_port
-from retryapp.runtime.security import addresses
+from retryapp.runtime.clients.security import addresses
+from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port
 from retryapp.settings import load_settings
 
 FAUST_PORT = 6066
 _PYTHON_THRESHOLDS = (700, 10, 10)
-_THRESHOLDS = (3_000, 100, 20)
-"""Objects between two looks at the youngest, and looks between two at the older ones."""
+_THRESHOLDS = (3_000, 100, 20)  # objects between two looks at the youngest, and looks between two at the older ones
 
 
 def runtime_of(app: Any) -> Runtime | None:
@@ -83,9 +82,8 @@ class RetryWorker(Worker):
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing.
 
-        Full collections walked over some hundred thousand modules and classes: 45 to 110 ms every two seconds under
-        load. Records in flight are no garbage either: at Python's thresholds a burst of 50,000 failures spent a fifth
-        of its CPU on them.
+        Full ones walked over all modules, 45 to 110 ms every two seconds under load; at Python's thresholds a burst of
+        50,000 failures spent a fifth of its CPU on them.
         """
         await super().on_startup_finished()
         if gc.get_threshold() == _PYTHON_THRESHOLDS:  # else the program has its own reasons
@@ -94,12 +92,10 @@ class RetryWorker(Worker):
         gc.freeze()
 
     def _setup_spinner_handler(self, logger: logging.Logger, level: int) -> None:
-        """Do without Faust's spinner, which sets the root logger to DEBUG."""
-        self.spinner = None
+        self.spinner = None  # Faust's sets the root logger to DEBUG
 
     async def _sentinel_task(self) -> None:
-        """Let ready tasks run once; Faust sleeps a second here."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Faust sleeps a second
 
 
 def end_faust_on_named_errors() -> None:
@@ -131,7 +127,6 @@ def _end_named(kind: type[BaseException], error: BaseException, trace: Traceback
 
 
 def _settle(app: faust.App) -> WorkerPlace:
-    """Give this process a folder and, unless the user chose one, a port; print both."""
     settings = load_settings()
     conf = app.conf
     base = Path(conf.datadir)
@@ -154,7 +149,6 @@ def _settle(app: faust.App) -> WorkerPlace:
 
 
 def _leave(error: RetryAppError, where: str = "") -> NoReturn:
-    """End the process with an error's line, where the user's code caused it, and its exit code."""
     logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
     line = f"retryapp: {error} ({where})" if where else f"retryapp: {error}"
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - a process that cannot start

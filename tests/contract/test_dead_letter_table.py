@@ -9,8 +9,8 @@ import pytest
 
 from retryapp.core.record import Origin, failure_id
 from retryapp.ports import DeadRow
-from retryapp.runtime.deadletters import RocksDeadLetterTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
+from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.testing import MemoryDeadLetterTable
 
 MakeDead = Callable[..., DeadRow]

@@ -1,4 +1,7 @@
-"""What every pending table does; `ports.PendingTable` says it in words."""
+"""What every pending table does; `ports.PendingTable` says it in words.
+
+The one on disk is also run against a dict, in any order of calls (`tests/property/test_pending_table.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import pytest
 
 from retryapp.core.rows import parse_row_key
 from retryapp.ports import PendingTable, Removal, Row
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.testing import MemoryPendingTable
 
 MakeRow = Callable[..., Row]
@@ -81,14 +84,6 @@ def test_what_is_returned_is_bounded_in_bytes_but_never_less_than_one_row(
     assert len(table.due(1_000, 10, max_bytes=5 * size)[0]) == 5
 
 
-def test_claimed_rows_take_no_part_of_the_bytes(table: PendingTable, make_row: MakeRow) -> None:
-    """They are passed over, not returned."""
-    rows = [make_row(100 + n, n, value=bytes(1_000)) for n in range(4)]
-    table.write(rows, [], 0)
-    found, next_due = table.due(1_000, 10, {rows[0].key, rows[1].key}, max_bytes=len(rows[2].value))
-    assert (due_and_offset(found), next_due) == ([(102, 2)], 103)
-
-
 def test_claimed_rows_are_passed_over_and_are_not_next(table: PendingTable, make_row: MakeRow) -> None:
     """They are in a turn already: neither due nor a reason to wake up."""
     rows = [make_row(100, 1), make_row(100, 2), make_row(200, 3), make_row(300, 4)]
@@ -149,36 +144,12 @@ def test_a_record_that_gets_a_new_due_time_is_found_under_it(table: PendingTable
     assert due_and_offset(table.page(None, 10)) == [(900, 7)]
 
 
-def test_of_two_rows_of_one_record_the_later_stays_findable_when_the_earlier_goes(
-    table: PendingTable, make_row: MakeRow
-) -> None:
-    """A record that was replayed twice waits twice."""
-    first, second = make_row(100, 7), make_row(900, 7)
-    table.write([first], [], 0)
-    table.write([second], [], 1)
-    table.write([], [gone(first)], 2)
-    assert table.find(7) == second.key
-
-
-def test_a_late_row_below_everything_that_was_removed_is_due_first(table: PendingTable, make_row: MakeRow) -> None:
-    """A scan that has moved on must see what is put behind it."""
-    rows = [make_row(1_000 + n, n) for n in range(20)]
-    table.write(rows, [], 0)
-    table.due(5_000, 3)
-    table.write([], [gone(row) for row in rows[:10]], 1)
-    assert due_and_offset(table.due(5_000, 1)[0]) == [(1_010, 10)]
-    late = make_row(5, 99)
-    table.write([late], [], 2)
-    assert due_and_offset(table.due(5_000, 2)[0]) == [(5, 99), (1_010, 10)]
-    assert table.page(None, 1) == [(late.key, late.value)]
-
-
 @pytest.mark.parametrize("purge_rows", [1, 2, 5_000])
 def test_removals_never_take_a_row_that_came_in_late(
     table: PendingTable, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cheap removal of everything below the low mark spares rows of its own batch and of later ones."""
-    monkeypatch.setattr("retryapp.runtime.pending._PURGE_ROWS", purge_rows)
+    monkeypatch.setattr("retryapp.runtime.stores.pending._PURGE_ROWS", purge_rows)
     rows = [make_row(1_000 + n, n) for n in range(10)]
     table.write(rows, [], 0)
     for batch in range(5):  # scan, remove the head, and put a row far below, in turns
@@ -195,7 +166,7 @@ def test_a_table_that_was_emptied_takes_rows_again(
     table: PendingTable, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the scan has proven to be empty."""
-    monkeypatch.setattr("retryapp.runtime.pending._PURGE_ROWS", purge_rows)
+    monkeypatch.setattr("retryapp.runtime.stores.pending._PURGE_ROWS", purge_rows)
     for round_ in range(3):
         rows = [make_row(1_000 - 100 * round_ + n, n) for n in range(5)]
         table.write(rows, [], 2 * round_)
@@ -214,15 +185,3 @@ def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(table: Pe
     assert dict(table.counts()) == {"1m": 2, "1h": 2}
     assert table.next_offset == 11
     assert (table.find(0), table.find(1)) == (None, rows[1].key)
-
-
-def test_each_of_two_rows_of_one_record_is_counted_under_its_own_tier(table: PendingTable, make_row: MakeRow) -> None:
-    """The look-up leads to the later one only; the earlier says itself which tier it is of."""
-    first, second = make_row(100, 7, "1m"), make_row(900, 7, "1h")
-    table.write([first], [], 0)
-    table.recover([(second.key, second.value)], 2)
-    assert dict(table.counts()) == {"1m": 1, "1h": 1}
-    table.recover([(first.key, first.value), (second.key, None)], 4)
-    assert dict(table.counts()) == {"1m": 1}
-    table.recover([(first.key, None)], 5)
-    assert dict(table.counts()) == {}

@@ -13,8 +13,8 @@ import pytest
 
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
 from retryapp.ports import Removal, Row
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.store import Store, StoreIdentity
 
 IDENTITY = StoreIdentity(topic="app.orders.pending.changelog", topic_id="i", partition=3)
 VALUE = bytes(range(256)) * 16

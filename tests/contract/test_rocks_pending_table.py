@@ -10,10 +10,10 @@ import pytest
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import PendingRow, encode_row, parse_row_key
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.ports import Removal, Row
-from retryapp.runtime.pending import RocksPendingTable, tier_of
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.runtime.stores.pending import RocksPendingTable, tier_of
+from retryapp.runtime.stores.store import Store, StoreIdentity
 
 MakeRow = Callable[..., Row]
 Open = Callable[..., RocksPendingTable]
@@ -112,7 +112,7 @@ def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open, ma
     table = opened()
     row = make_row(1, 1)
     table.write([row], [], 5)
-    with pytest.raises(StoreBrokenError, match="lock") as caught:
+    with pytest.raises(StoreBrokenError, match="This process has it open already") as caught:
         opened()
     assert caught.value.path.endswith("data/3")
     table.write([make_row(2, 2)], [], 6)
@@ -190,19 +190,6 @@ def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, make_row: M
     assert opened().page(None, 1) == []
 
 
-def test_recovery_applies_the_changelog_in_order_and_passes_over_marks(opened: Open, make_row: MakeRow) -> None:
-    """Rows, tombstones and rows again; keys that are no row keys say other things."""
-    rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
-    table = opened()
-    table.recover([(row.key, row.value) for row in rows[:4]], 4)
-    table.recover([(rows[0].key, None), (b"mark", b"progress"), (rows[4].key, rows[4].value), (rows[1].key, None)], 9)
-    table.recover([(rows[1].key, rows[1].value), (rows[5].key, None)], 11)
-    assert [parse_row_key(key).origin_offset for key, _ in table.page(None, 10)] == [1, 2, 3, 4]
-    assert dict(table.counts()) == {"1m": 2, "1h": 2}
-    assert table.next_offset == 11
-    assert (table.find(0), table.find(1)) == (None, rows[1].key)
-
-
 def test_a_recovery_that_was_interrupted_has_counted_what_it_applied(opened: Open, make_row: MakeRow) -> None:
     """Nobody counts afterwards: the tail of the changelog may be empty at the next start, and the table large."""
     rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
@@ -226,7 +213,9 @@ def test_counting_a_recovery_reads_no_row_but_those_it_applies(
     rows = [make_row(100 + n, n) for n in range(50)]
     table.write(rows, [], 0)
     decoded: list[bytes | None] = []
-    monkeypatch.setattr("retryapp.runtime.pending.tier_of", lambda value: decoded.append(value) or tier_of(value))
+    monkeypatch.setattr(
+        "retryapp.runtime.stores.pending.tier_of", lambda value: decoded.append(value) or tier_of(value)
+    )
     table.recover([(rows[0].key, None), (make_row(7, 99).key, make_row(7, 99).value)], 3)
     assert decoded == [make_row(7, 99).value]
     assert dict(table.counts()) == {"1m": 50}

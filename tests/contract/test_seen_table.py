@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from retryapp.core.deduplicate import Seen, encode_seen
-from retryapp.runtime.seen import SWEEP_ROWS, RocksSeenTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.stores.seen import SWEEP_ROWS, RocksSeenTable
+from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.testing.tables import MemorySeenTable
 
 Table = MemorySeenTable | RocksSeenTable

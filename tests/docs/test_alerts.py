@@ -17,7 +17,7 @@ from samples import partition
 
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.ports import Event, Observation
-from retryapp.runtime.metrics import MetricsObserver, Retention, Sources
+from retryapp.runtime.observe.metrics import MetricsObserver, Retention, Sources
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE.parent.parent / "docs" / "alerts.yml"

@@ -118,8 +118,8 @@ def arm(crash: dict[str, Any]) -> None:
     """
     from aiokafka import AIOKafkaProducer
 
-    from retryapp.runtime.pending import RocksPendingTable
-    from retryapp.runtime.publisher import KafkaTransport
+    from retryapp.runtime.stores.pending import RocksPendingTable
+    from retryapp.runtime.transport import KafkaTransport
 
     places: dict[str, Any] = {
         "KafkaTransport": KafkaTransport, "Producer": AIOKafkaProducer, "Table": RocksPendingTable

@@ -17,8 +17,8 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
 from retryapp.ports import Removal, Row
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.store import StoreIdentity
 
 DUE_MS = st.integers(0, 30)
 OFFSETS = st.integers(0, 6)

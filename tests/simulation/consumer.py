@@ -139,11 +139,11 @@ class SimConsumer:
         return bool(standing is Standing.MEMBER)
 
     def heard(self, asked_s: float) -> None:
-        """See `runtime.consumer.RetryConsumer.heard`."""
+        """See `runtime.faust.consumer.RetryConsumer.heard`."""
         self._asked_s = max(self._asked_s, asked_s)
 
     def lapsed(self) -> bool:
-        """See `runtime.consumer.RetryConsumer.lapsed`."""
+        """See `runtime.faust.consumer.RetryConsumer.lapsed`."""
         return self._worker.clock.monotonic_s() - self._asked_s > SESSION_S
 
     # -- fetching -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
 from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
 from retryapp.ledger import Ledger, take_ledger
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 
 FAR_MS = 4_000_000_000_000
 

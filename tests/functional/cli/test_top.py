@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from retryapp.cli._workers import latency_of, read_counters
-from retryapp.runtime.clock import SystemClock
+from retryapp.runtime.machine.clock import SystemClock
 from retryapp.terminal import Group, HandlerFigures, LaneFigures, Latency, LiveView, group_line, group_table
 
 NOBODY = "http://127.0.0.1:1"
@@ -93,7 +93,7 @@ def test_plain_lines_keep_brackets() -> None:
 def test_counters_are_read_from_the_metrics_that_a_worker_writes() -> None:
     """By the same names."""
     from retryapp.ports import Event, Observation
-    from retryapp.runtime.metrics import MetricsObserver
+    from retryapp.runtime.observe.metrics import MetricsObserver
 
     metrics = MetricsObserver()
     metrics.begin("orders")  # reasons that nothing died of are no news

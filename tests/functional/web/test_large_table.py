@@ -13,8 +13,8 @@ import pytest
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.lane import LaneState
 from retryapp.ports import Event, Observation, Row
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.store import Store, StoreIdentity
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web.due import DueCounts

@@ -70,8 +70,6 @@ def test_a_missing_main_topic_is_an_error_with_a_remedy(admin, topology):
     ("suffix", "settings", "what"),
     [
         ("pending.changelog", {"cleanup_policy": "delete"}, "cleanup.policy"),
-        ("pending.changelog", {"cleanup_policy": "compact,delete"}, "cleanup.policy"),
-        ("retry", {"cleanup_policy": "compact"}, "cleanup.policy"),
         ("retry", {"retention_ms": "1000"}, "retention.ms"),
         ("redelivery", {"message_timestamp_type": "CreateTime"}, "message.timestamp.type"),
         ("dlq", {"max_message_bytes": "1000"}, "max.message.bytes"),

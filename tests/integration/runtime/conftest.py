@@ -8,7 +8,7 @@ import pytest
 
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ports import TopicPartition
-from retryapp.runtime.clients import ClientSettings
+from retryapp.runtime.clients.lifecycle import ClientSettings
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime.clients import end
+from retryapp.runtime.clients.lifecycle import end
 
 WITHIN_S = 4.0
 

@@ -9,12 +9,13 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from harness import wait_for
 
 from retryapp.broker.probe import free_ports
 from retryapp.core.headers import decode_metadata
@@ -53,7 +54,7 @@ async def stubborn(value: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class _Place:
     """Two handlers' topics and their worker."""
 
     topologies: tuple[HandlerTopology, HandlerTopology]
@@ -62,7 +63,7 @@ class Place:
 
 
 @pytest.fixture
-def place(bootstrap: str, tmp_path: Path) -> Iterator[Place]:
+def place(bootstrap: str, tmp_path: Path) -> Iterator[_Place]:
     """A worker with a plain function and a coroutine that swallows its cancellation."""
     group, plain, stubborn = (f"{letter}{uuid.uuid4().hex[:8]}" for letter in "gps")
     admin = KafkaAdmin(KafkaConnection(bootstrap))
@@ -81,22 +82,14 @@ def place(bootstrap: str, tmp_path: Path) -> Iterator[Place]:
             stderr=subprocess.STDOUT,
         )
     try:
-        yield Place((HandlerTopology(group, plain), HandlerTopology(group, stubborn)), process, log)
+        yield _Place((HandlerTopology(group, plain), HandlerTopology(group, stubborn)), process, log)
     finally:
         process.kill()
         process.wait(10)
         print(log.read_text(errors="replace")[-6_000:])  # noqa: T201 - for the failure report
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float) -> None:
-    """Ask until it is so."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.2)
-
-
-def test_hanging_handlers_cost_their_own_records_and_nothing_else(bootstrap: str, place: Place) -> None:
+def test_hanging_handlers_cost_their_own_records_and_nothing_else(bootstrap: str, place: _Place) -> None:
     """Each of their records is dead after its attempts, all others are done, and SIGTERM ends the worker."""
     connection = KafkaConnection(bootstrap)
     producer = Producer({"bootstrap.servers": bootstrap})
@@ -112,7 +105,7 @@ def test_hanging_handlers_cost_their_own_records_and_nothing_else(bootstrap: str
         return Counter((value, metadata.reason if metadata else None) for value, metadata in letters)
 
     wanted = Counter({(b"hang", "exhausted"): HANGING})
-    wait_for(lambda: all(reasons(t) == wanted for t in place.topologies), "all that hang are dead", 50)
+    wait_for(lambda: all(reasons(t) == wanted for t in place.topologies), "all that hang are dead", timeout_s=50)
     log = place.log.read_text()
     assert "lane_failed" not in log
     assert log.count("retryapp.run_abandoned") == 2 * 2 * HANGING

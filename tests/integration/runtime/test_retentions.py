@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics
-from retryapp.runtime.retentions import RetentionWatch
+from retryapp.runtime.observe.retentions import RetentionWatch
 
 WEEK_AND_HOUR_S = 7 * 86_400 + 3_600
 

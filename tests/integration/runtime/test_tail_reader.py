@@ -12,9 +12,9 @@ from aiokafka import AIOKafkaProducer
 
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ports import TopicPartition
-from retryapp.runtime import tail
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.tail import TailReader
+from retryapp.runtime.clients import tail
+from retryapp.runtime.clients.lifecycle import ClientSettings
+from retryapp.runtime.clients.tail import TailReader
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def fill(bootstrap: str, tps: list[TopicPartition], count: int, *, abort: 
     await successor.stop()
 
 
-class Taken:
+class _Taken:
     """What a sink was given."""
 
     def __init__(self) -> None:
@@ -49,7 +49,6 @@ class Taken:
         self.next_offset = 0
 
     def __call__(self, records: list[Any], next_offset: int) -> None:
-        """Take a slice."""
         assert all(self.next_offset <= record.offset < next_offset for record in records)
         self.values += [record.value for record in records]
         self.next_offset = next_offset
@@ -61,12 +60,12 @@ async def test_a_tail_ends_behind_markers_and_aborted_records(
     """The position reaches the end although no record stands there."""
     await fill(bootstrap, [topic], 600)
     await fill(bootstrap, [topic], 100, abort=True)
-    taken = Taken()
+    taken = _Taken()
     assert await reader.read(topic, 0, taken) == 702
     assert taken.values == [b"%d" % n for n in range(600)]
     assert taken.next_offset == 702
     assert (await reader.bounds([topic]))[topic] == (0, 702)
-    again = Taken()
+    again = _Taken()
     await reader.read(topic, 595, again)
     assert again.values == [b"%d" % n for n in range(595, 600)]
 
@@ -82,7 +81,7 @@ async def test_readers_of_several_partitions_take_turns_and_miss_nothing(
     admin.wait_for_topics([name])
     tps = [TopicPartition(name, n) for n in range(3)]
     await fill(bootstrap, tps, 400)
-    taken = [Taken() for _ in tps]
+    taken = [_Taken() for _ in tps]
     await asyncio.gather(
         *(reader.read(tp, 0, sink, background=tp.partition == 2) for tp, sink in zip(tps, taken, strict=True))
     )

@@ -7,7 +7,7 @@ import pytest
 from retryapp.doctor.brokers import TRANSACTION_TIMEOUT_MS, VERIFICATION, judge_brokers
 from retryapp.doctor.cluster import ClusterFacts, ReplicaFacts
 from retryapp.doctor.findings import Finding, Severity
-from retryapp.runtime import publisher
+from retryapp.runtime import transport
 
 DAY_MS = 86_400_000
 NEEDS = {"downtime_ms": 7 * DAY_MS, "session_timeout_ms": 15_000}
@@ -104,4 +104,4 @@ def test_settings_that_are_not_shown() -> None:
 
 def test_the_transaction_timeout_is_the_publishers() -> None:
     """The doctor is below the runtime, so it repeats the number."""
-    assert TRANSACTION_TIMEOUT_MS == publisher.TRANSACTION_TIMEOUT_MS
+    assert TRANSACTION_TIMEOUT_MS == transport.TRANSACTION_TIMEOUT_MS

@@ -72,7 +72,7 @@ def test_copies_are_those_of_the_brokers_default():
     assert steps([main_state(replication=3)], ONE)[TOPOLOGY.dlq].replication == 1
 
 
-class Admin:
+class _Admin:
     """The cluster as a plan asks it; no topic is there but the main topic."""
 
     connection = KafkaConnection("kafka:9092")
@@ -81,11 +81,9 @@ class Admin:
         self._cluster = cluster
 
     def cluster(self):
-        """Return size and defaults."""
         return self._cluster
 
     def describe_topics(self, names):
-        """Return those that are there."""
         return {"orders": main_state()} if "orders" in names else {}
 
 
@@ -93,9 +91,9 @@ def test_topics_with_too_few_copies_are_not_planned():
     """Before anything is made."""
     few = ClusterState(brokers=3, default_replication=1)
     with pytest.raises(ReplicationTooLowError):
-        plan_topics(Admin(few), [TOPOLOGY])
-    assert plan_topics(Admin(few), [TOPOLOGY], PlanOptions(allow_low_replication=True)).to_create
-    assert plan_topics(Admin(THREE), [TOPOLOGY]).to_create
+        plan_topics(_Admin(few), [TOPOLOGY])
+    assert plan_topics(_Admin(few), [TOPOLOGY], PlanOptions(allow_low_replication=True)).to_create
+    assert plan_topics(_Admin(THREE), [TOPOLOGY]).to_create
 
 
 def test_copies_when_the_default_cannot_be_read():

@@ -11,10 +11,10 @@ import pytest
 from retryapp.core.record import Damage
 from retryapp.engine.feed import Batch
 from retryapp.ports import TopicPartition
-from retryapp.runtime.agents import IntakeChannel, register_agent, to_record
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.runtime.clients.unreadable import Unreadable
+from retryapp.runtime.faust.agents import IntakeChannel, register_agent, to_record
+from retryapp.runtime.faust.consumer import RetryConsumer
 
 TP = TopicPartition("clicks", 0)
 
@@ -39,50 +39,35 @@ def test_what_could_not_be_read_stands_for_its_range() -> None:
     assert record.damage == Damage(9, "a bad checksum")
 
 
-class Taking:
-    """What takes batches."""
-
-    def __init__(self) -> None:
-        self.taken: list[Batch] = []
-
-    async def until(self, *sessions: int) -> None:
-        """Wait until batches of these sessions were taken."""
-        async with asyncio.timeout(5):
-            while [taken.session for taken in self.taken] != list(sessions):  # noqa: ASYNC110 - Faust tells nobody
-                await asyncio.sleep(0)
+@pytest.fixture
+def taken() -> list[int]:
+    """Sessions of the batches that were taken."""
+    return []
 
 
 @pytest.fixture
-def taking() -> Taking:
-    """Takes batches."""
-    return Taking()
-
-
-@pytest.fixture
-def channel(consumer: RetryConsumer, taking: Taking) -> IntakeChannel:
-    """The way to an agent that has not started; its app has a consumer, as Faust's streams want one."""
+async def channel(consumer: RetryConsumer, taken: list[int]) -> AsyncIterator[IntakeChannel]:
+    """The way to an agent that runs; its app has a consumer, as Faust's streams want one."""
     app: Any = consumer.app
-    return register_agent(app, "clicks", taking.taken.append)
-
-
-@pytest.fixture
-async def agent(consumer: RetryConsumer, channel: IntakeChannel) -> AsyncIterator[Any]:
-    """That agent, started."""
-    found: Any = consumer.app.agents["retryapp.clicks"]
-    await found.start()
+    made = register_agent(app, "clicks", lambda batch: taken.append(batch.session))
+    agent = app.agents["retryapp.clicks"]
+    await agent.start()
     async with asyncio.timeout(5):
-        while not channel._subscribers:  # noqa: ASYNC110 - Faust tells nobody
+        while not made._subscribers:  # noqa: ASYNC110 - Faust tells nobody
             await asyncio.sleep(0)
-    yield found
-    await found.stop()
+    yield made
+    await agent.stop()
 
 
-@pytest.mark.usefixtures("agent")
-async def test_a_rebalance_takes_no_batch_away(consumer: RetryConsumer, channel: IntakeChannel, taking: Taking) -> None:
+async def test_a_rebalance_takes_no_batch_away(
+    consumer: RetryConsumer, channel: IntakeChannel, taken: list[int]
+) -> None:
     """Faust stops and empties the queues that it manages; a batch that vanished would hold its partition up."""
     channel.put_now(batch(1))
     consumer.app.flow_control.suspend()
     consumer.app.flow_control.resume()
     consumer.app.flow_control.suspend()
     channel.put_now(batch(2))
-    await taking.until(1, 2)
+    async with asyncio.timeout(5):
+        while taken != [1, 2]:  # noqa: ASYNC110 - Faust tells nobody
+            await asyncio.sleep(0)

@@ -20,12 +20,12 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication, TopicLook
-from retryapp.runtime.batches import Sent, send_all
+from retryapp.runtime.clients.batches import Sent, send_all
 
 OURS, OUT = "app.orders.events", "payments"
 
 
-class Producer:
+class _Producer:
     """What batches ask of the client library; they are its own."""
 
     def __init__(self) -> None:
@@ -33,33 +33,28 @@ class Producer:
         self.answers: list[asyncio.Future[Any]] = []
 
     async def partitions_for(self, _topic: str) -> set[int]:
-        """Return the partitions that it knows of a topic."""
         return {0, 1}
 
     def create_batch(self) -> BatchBuilder:
-        """Begin a batch."""
         return BatchBuilder(10_000, 0)
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[Any]:
-        """Take a batch; the test answers."""
         self.batches.append((topic, partition, batch))
         self.answers.append(asyncio.get_running_loop().create_future())
         return self.answers[-1]
 
     async def send(self, *records: Outgoing) -> Sent:
-        """Send records."""
         return await send_all(self, records)  # type: ignore[arg-type]
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """Topic and number of records of each batch."""
         return [(topic, batch.record_count()) for topic, _, batch in self.batches]
 
 
 @pytest.fixture
-async def producer() -> Producer:
+async def producer() -> _Producer:
     """A producer with batches of 10,000 bytes."""
-    return Producer()
+    return _Producer()
 
 
 @pytest.fixture
@@ -86,7 +81,7 @@ async def told() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: Producer, destination: Destination) -> None:
+async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: _Producer, destination: Destination) -> None:
     """Whatever clock stamps the others."""
     times: list[int] = []
     sent = await producer.send(*publications(destination, 1), ours())
@@ -111,7 +106,7 @@ async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: Producer, d
     ],
 )
 async def test_what_a_broker_refuses_for_good_is_noted(
-    producer: Producer, destination: Destination, error: Exception, problem: str | None
+    producer: _Producer, destination: Destination, error: Exception, problem: str | None
 ) -> None:
     """So that the next publish is refused in the handler; what passes by itself is a matter of the lane."""
     sent = await producer.send(*publications(destination, 1), ours())
@@ -124,7 +119,7 @@ async def test_what_a_broker_refuses_for_good_is_noted(
     assert destination.problem == problem
 
 
-async def test_a_size_that_is_refused_is_noted(producer: Producer, destination: Destination) -> None:
+async def test_a_size_that_is_refused_is_noted(producer: _Producer, destination: Destination) -> None:
     """First that of the batch, then that of the record."""
     for sizes in ([100, 100], [100]):
         await producer.send(*publications(destination, *sizes))

@@ -12,8 +12,8 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.consumer_thread import RetryConsumerThread
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
 
 MAIN = TP("orders", 0)
 RETRY = TP("app.orders.retry", 0)
@@ -31,7 +31,7 @@ async def poll(consumer: RetryConsumer) -> list[tuple[TP, int]]:
     return [(tp, message.offset) async for tp, message in consumer.getmany(1.0)]
 
 
-class Agent:
+class _Agent:
     """An agent's queue as the fetch loop sees it."""
 
     def __init__(self, consumer: RetryConsumer, tp: TP, maxsize: int) -> None:
@@ -41,7 +41,6 @@ class Agent:
         topics._acking_topics.add(tp.topic)
 
     async def take_all(self, consumer: RetryConsumer) -> list[int]:
-        """Poll as the fetch loop does; put what comes into the queue."""
         found = []
         async for _, message in consumer.getmany(1.0):
             self.queue.put_nowait(message)
@@ -49,7 +48,6 @@ class Agent:
         return found
 
     def process(self, consumer: RetryConsumer, count: int) -> None:
-        """Take messages out and acknowledge them."""
         for _ in range(count):
             message = self.queue.get_nowait()
             tp = TP(message.topic, message.partition)
@@ -60,14 +58,18 @@ class Agent:
 # -- holding ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("assigned", [True, False])
 async def test_a_hold_pauses_and_throws_away_what_is_buffered(
-    consumer: RetryConsumer, client: Any, records: Any
+    consumer: RetryConsumer, client: Any, records: Any, assigned: bool
 ) -> None:
-    """Nothing more is fetched, and nothing that was reaches the engine."""
+    """What the group has taken away cannot be paused, but a fetch of it may be on its way."""
+    if not assigned:
+        client.assigned.clear()
     consumer.intake.put({MAIN: records(MAIN, 3)}, {})
     await consumer.hold([OURS])
-    assert client.paused == {client_tp(MAIN)}
+    assert client.paused == ({client_tp(MAIN)} if assigned else set())
     assert consumer.intake.waiting(OURS) == 0
+    assert consumer.intake.epoch[OURS] == 1
 
 
 async def test_fetches_are_stamped_with_the_epochs_at_their_end(
@@ -137,16 +139,6 @@ async def test_a_hold_that_is_cancelled_throws_away_what_is_buffered(
     assert consumer.intake.waiting(OURS) == 0
 
 
-async def test_a_hold_of_what_the_group_has_taken_away_still_makes_it_stale(
-    consumer: RetryConsumer, client: Any
-) -> None:
-    """The client refuses to pause it; a fetch may be on its way all the same."""
-    client.assigned.clear()
-    await consumer.hold([OURS])
-    assert consumer.intake.epoch[OURS] == 1
-    assert not client.paused
-
-
 async def test_positions_of_what_the_group_has_taken_away_are_not_set(consumer: RetryConsumer, client: Any) -> None:
     """The lane must not believe that its records flow."""
     client.assigned.clear()
@@ -186,17 +178,13 @@ async def test_faust_does_not_seek_our_partitions(consumer: RetryConsumer, clien
     assert client.asked_for_committed == 1
 
 
-async def test_faust_cannot_commit_our_partitions(stopped_thread: RetryConsumerThread) -> None:
-    """A plain commit beside lane transactions moves offsets back or past an open one."""
-    with pytest.raises(RuntimeError, match="only lanes may"):
-        await stopped_thread._commit({MAIN: 4})
-
-
-async def test_fausts_commit_passes_our_partitions_by(consumer: RetryConsumer) -> None:
-    """It commits at its own pace, in the middle of anything, and would be refused each time."""
+async def test_faust_cannot_commit_our_partitions(consumer: RetryConsumer, stopped_thread: RetryConsumerThread) -> None:
+    """A plain commit moves offsets back or past an open transaction; its regular commits leave them out."""
     for tp in (MAIN, USERS):
         consumer._acked[tp].append(0)
     assert set(consumer._filter_tps_with_pending_acks()) == {USERS}
+    with pytest.raises(RuntimeError, match="only lanes may"):
+        await stopped_thread._commit({MAIN: 4})
 
 
 # -- a rebalance ------------------------------------------------------------------------------------------------------
@@ -258,23 +246,15 @@ async def test_only_the_last_assignments_end_settles(consumer: RetryConsumer, mo
 # -- the user's agents ------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_agent_does_not_stop_our_records(consumer: RetryConsumer, thread: Any, records: Any) -> None:
-    """What it has no room for is spilled; ours go on, and its partition is not fetched meanwhile."""
-    agent = Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5), MAIN: records(MAIN, 3)}, {MAIN: records(MAIN, 2, start=3)}]
-    assert await agent.take_all(consumer) == [0, 1]
-    assert await agent.take_all(consumer) == []
-    assert consumer.intake.waiting(OURS) == 5
-    assert thread.polled == [{MAIN, USERS}, {MAIN}]
-
-
 async def test_spilled_records_come_in_order_before_newer_ones(
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """A fetch that was on its way queues behind the spill, also when the agent got room in the meantime."""
-    agent = Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5)}, {USERS: records(USERS, 2, start=5)}]
+    agent = _Agent(consumer, USERS, maxsize=2)
+    thread.fetches = [{USERS: records(USERS, 5), MAIN: records(MAIN, 3)}, {USERS: records(USERS, 2, start=5)}]
     seen = await agent.take_all(consumer)
+    assert consumer.intake.waiting(OURS) == 3, "a full agent does not stop our records"
+    assert consumer._get_active_partitions() == {MAIN}
     thread.hand_over.clear()
     thread.fetched.clear()
     on_its_way = asyncio.create_task(agent.take_all(consumer))
@@ -295,7 +275,7 @@ async def test_the_agents_own_signal_does_not_reopen_a_partition_whose_spill_is_
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """Faust's queue says that it has room when it is half empty: the spill could grow without end."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5)}]
     await agent.take_all(consumer)
     consumer.on_buffer_drop(USERS)
@@ -309,7 +289,7 @@ async def test_a_spill_is_handed_on_when_nothing_else_may_be_fetched(
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """A worker may have none of our partitions, or all of them may be full: the user's agent goes on all the same."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     consumer.pause_partitions({MAIN})
     thread.fetches = [{USERS: records(USERS, 4)}]
     seen = await agent.take_all(consumer)
@@ -324,7 +304,7 @@ async def test_nothing_spilled_is_committed_before_it_was_processed(
     consumer: RetryConsumer, thread: Any, client: Any, records: Any
 ) -> None:
     """Spilled records count as delivered: what is committed stops before the first that is not acknowledged."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 4)}]
     await agent.take_all(consumer)
     assert consumer._new_offset(USERS) is None
@@ -340,7 +320,7 @@ async def test_offsets_are_committed_as_a_prefix_of_what_was_delivered(
     consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """An agent with concurrency may finish out of order; gaps in the offsets (markers, compaction) do not matter."""
-    Agent(consumer, USERS, maxsize=0)
+    _Agent(consumer, USERS, maxsize=0)
     thread.fetches = [{USERS: [*records(USERS, 2), *records(USERS, 2, start=7)]}]
     await poll(consumer)
     seen = []
@@ -353,7 +333,7 @@ async def test_offsets_are_committed_as_a_prefix_of_what_was_delivered(
 
 async def test_a_seek_forgets_the_spill(consumer: RetryConsumer, thread: Any, client: Any, records: Any) -> None:
     """After a rebalance that left the partition here its records are fetched again."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5)}]
     await agent.take_all(consumer)
     agent.process(consumer, 2)
@@ -368,7 +348,7 @@ async def test_a_spill_that_is_being_handed_on_ends_with_its_session(
     consumer: RetryConsumer, thread: Any, client: Any, records: Any
 ) -> None:
     """A rebalance comes between two spilled records: the rest would be taken for newer than what the seek reads."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 6)}]
     await agent.take_all(consumer)
     agent.process(consumer, 2)
@@ -383,7 +363,7 @@ async def test_a_spill_that_is_being_handed_on_ends_with_its_session(
 
 async def test_a_spill_waits_while_the_flow_is_stopped(consumer: RetryConsumer, thread: Any, records: Any) -> None:
     """Faust empties the agents' queues for a rebalance: that is no room."""
-    agent = Agent(consumer, USERS, maxsize=2)
+    agent = _Agent(consumer, USERS, maxsize=2)
     thread.fetches = [{USERS: records(USERS, 5)}]
     await agent.take_all(consumer)
     agent.process(consumer, 2)

@@ -1,4 +1,4 @@
-"""What belongs to the consumer's own thread, and how its client reads."""
+"""What belongs to the consumer's own thread, how its client reads, and until when the worker is a member."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime import consumer as consumer_module
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.consumer_thread import RetryConsumerThread
+from retryapp.runtime.faust import consumer as consumer_module
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
 
 OURS = TopicPartition("orders", 0)
 MAIN, USERS, CHANGELOG = TP("orders", 0), TP("clicks", 0), TP("app-tallies-changelog", 0)
@@ -153,3 +153,57 @@ async def test_a_fetch_that_faust_sought_under_is_given_back(
         client.positions.pop(aiokafka.TopicPartition(*CHANGELOG), None)
         assert set(found) == {MAIN}, "lanes seek ours, and stamps tell what is stale"
         assert client.positions == {aiokafka.TopicPartition(*USERS): 7}
+
+
+# -- membership and topics -----------------------------------------------------------------------------------------
+
+
+async def test_membership_lapses_when_the_coordinator_is_silent_for_a_session(
+    consumer: RetryConsumer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted from when it was asked, and only a yes counts; each assignment begins with one."""
+    now_s, session_s = [100.0], consumer.app.conf.broker_session_timeout
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        now_s[0] += 1.0
+
+    for module in ("consumer", "consumer_thread"):
+        monkeypatch.setattr(f"retryapp.runtime.faust.{module}.counted_s", lambda: now_s[0])
+    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_assigned", nothing)
+    monkeypatch.setattr(consumer.app.assignor, "assigned_actives", set)
+    assert consumer.lapsed()
+    for generation in (3, 4):
+        await consumer.on_partitions_assigned({MAIN}, generation)
+    assert not consumer.lapsed()
+    now_s[0] += session_s
+    assert consumer.lapsed(), "the second assignment was a second ago"
+    assert await client._do_heartbeat()
+    assert not consumer.lapsed()
+    now_s[0] += session_s
+    assert not consumer.lapsed()
+    client.member = False
+    assert not await client._do_heartbeat()
+    now_s[0] += 0.1
+    assert consumer.lapsed()
+    consumer.heard(now_s[0] - session_s)
+    assert not consumer.lapsed()
+
+
+@pytest.mark.usefixtures("no_fausts_part")
+async def test_topics_that_a_young_broker_does_not_know_yet_are_asked_for_again(
+    consumer: RetryConsumer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is given anything of them; by itself the client would look again in five minutes."""
+    monkeypatch.setattr(consumer.app.assignor, "assigned_actives", set)
+    monkeypatch.setattr("retryapp.runtime.faust.consumer._TOPICS_AGAIN_S", 0.0)
+    consumer.intake.on_assigned = consumer.intake.on_revoked = None
+    client.unseen = [{"orders", "clicks"}, {"clicks"}]
+    await consumer.on_partitions_assigned(set(), 4)
+    await asyncio.gather(*consumer._futures)
+    assert (client.looked, client.unseen) == (2, [])
+    client.unseen = [{"orders"}] * 1_000
+    await consumer.on_partitions_assigned(set(), 5)
+    await asyncio.sleep(0)
+    await consumer.on_partitions_revoked(set())  # the next assignment looks by itself
+    await asyncio.wait_for(asyncio.gather(*consumer._futures), 5)
+    assert client.unseen

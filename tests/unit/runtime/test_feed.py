@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka_fakes import stuck
 
 from retryapp.core.errors import UnreadableTopicError
 from retryapp.engine.feed import Feed
@@ -13,8 +14,7 @@ from retryapp.engine.intake import Intake
 from retryapp.engine.progress import OffsetWindow
 from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
-from retryapp.runtime.agents import to_record
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.runtime.faust.agents import to_record
 
 TP = TopicPartition("orders", 0)
 
@@ -35,7 +35,7 @@ def feed(intake: Intake) -> Feed:
     return made
 
 
-class Place:
+class _Place:
     """A partition with a window but no deliveries: what is accepted stays in flight until the test settles it."""
 
     def __init__(self, feed: Feed, *, max_in_flight: int = 1000) -> None:
@@ -49,40 +49,33 @@ class Place:
         feed.placed[TP] = self  # type: ignore[assignment]
 
     def submit(self, session: int, turn: Turn) -> None:
-        """Take a turn."""
         assert session == 1
         self.turns.append(turn)
 
     def room(self, _tp: TopicPartition) -> int:
-        """Return how many records may come in."""
         return self.max_in_flight - len(self.window)
 
     def room_bytes(self, _tp: TopicPartition) -> int:
-        """Return how many bytes may come in."""
         return 10**9
 
     def idle(self, _tp: TopicPartition) -> bool:
-        """Tell whether everything is settled."""
         return not len(self.window) and not self.draining
 
     def accept(self, _tp: TopicPartition, _session: int, records: list[Any]) -> None:
-        """Take records."""
         for record in records:
             self.window.add(record.offset, len(record.value))
 
     def settle(self, *offsets: int) -> None:
-        """Finish records."""
         for offset in offsets:
             self.window.finish(offset, None)
         self.window.release()
 
     @property
     def settled(self) -> list[int]:
-        """Offsets that turns of the feed settle."""
         return [turn.next_offset for turn in self.turns]
 
 
-class Agent:
+class _Agent:
     """Our agent of the main topic: takes a batch when the test says so."""
 
     def __init__(self, feed: Feed) -> None:
@@ -91,35 +84,28 @@ class Agent:
         feed.channels[TP.topic] = self  # type: ignore[assignment]
 
     def put_now(self, batch: Any) -> bool:
-        """See `IntakeChannel.put_now`."""
         self.batches.append(batch)
         return self.running
 
     @property
     def offsets(self) -> list[list[int]]:
-        """Offsets of all batches."""
         return [[record.offset for record in batch.records] for batch in self.batches]
 
 
 @pytest.fixture
-def agent(feed: Feed) -> Agent:
+def agent(feed: Feed) -> _Agent:
     """The agent of the main topic."""
-    return Agent(feed)
-
-
-def stuck_at(offset: int) -> Unreadable:
-    """Make what cannot be read and not be passed."""
-    return Unreadable(topic="orders", partition=0, offset=offset, last_offset=offset, problem="no codec", stuck=True)
+    return _Agent(feed)
 
 
 # -- how much ---------------------------------------------------------------------------------------------------------
 
 
 async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_taken(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
+    feed: Feed, intake: Intake, agent: _Agent, records: Any
 ) -> None:
     """Batches of a partition keep their order, and room is counted with the former batch in it."""
-    Place(feed, max_in_flight=3)
+    _Place(feed, max_in_flight=3)
     intake.put({TP: records(TP, 2)}, {})
     intake.put({TP: records(TP, 5, start=2)}, {})
     assert agent.offsets == [[0, 1]]
@@ -128,10 +114,10 @@ async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_
 
 
 async def test_a_batch_that_its_agent_cannot_take_is_read_again(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
+    feed: Feed, intake: Intake, agent: _Agent, records: Any
 ) -> None:
     """While Faust restarts an agent nothing may be skipped: the lane reads from the committed offset again."""
-    place = Place(feed)
+    place = _Place(feed)
     agent.running = False
     intake.put({TP: records(TP, 2)}, {}, {TP: 2})
     (error,) = place.errors
@@ -146,10 +132,10 @@ async def test_a_batch_that_its_agent_cannot_take_is_read_again(
 
 
 async def test_records_that_cannot_be_accepted_are_read_again(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
+    feed: Feed, intake: Intake, agent: _Agent, records: Any
 ) -> None:
     """An error in an agent would make Faust acknowledge and skip the batch."""
-    place = Place(feed)
+    place = _Place(feed)
     place.accept = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     intake.begin({TP: 0})
     intake.put({TP: records(TP, 2)}, {}, {TP: 5})
@@ -161,13 +147,13 @@ async def test_records_that_cannot_be_accepted_are_read_again(
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_batch_of_an_older_assignment_is_ignored(
-    feed: Feed, intake: Intake, agent: Agent, records: Any, again: bool
+    feed: Feed, intake: Intake, agent: _Agent, records: Any, again: bool
 ) -> None:
     """Sessions of lanes begin at 1 with each assignment; its records are read again, maybe under way already."""
-    Place(feed)
+    _Place(feed)
     intake.put({TP: records(TP, 3)}, {})
     feed.clear()
-    place = Place(feed)
+    place = _Place(feed)
     intake.clear([TP])
     if again:
         intake.put({TP: records(TP, 2)}, {})
@@ -183,11 +169,11 @@ async def test_a_batch_of_an_older_assignment_is_ignored(
 
 
 async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
+    feed: Feed, intake: Intake, agent: _Agent, records: Any
 ) -> None:
     """Closed at once, the lane would read the sound ones again and again, and never have the time to finish them."""
-    place = Place(feed)
-    intake.put({TP: [*records(TP, 3), stuck_at(3)]}, {})
+    place = _Place(feed)
+    intake.put({TP: [*records(TP, 3), stuck(3)]}, {})
     assert agent.offsets == [[0, 1, 2]]
     feed.accept(agent.batches[0])
     place.settle(0, 1)
@@ -206,17 +192,14 @@ async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
     assert (error.topic, error.partition, error.offset) == ("orders", 0, 3)
 
 
-CLOCK: list[Any] = []
-
-
 # -- what no record tells of ------------------------------------------------------------------------------------------
 
 
 async def test_a_position_behind_a_transaction_marker_is_settled_once(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
+    feed: Feed, intake: Intake, agent: _Agent, records: Any
 ) -> None:
     """The marker is at 2: without this the group would stay before it."""
-    place = Place(feed)
+    place = _Place(feed)
     intake.begin({TP: 0})
     intake.put({TP: records(TP, 2)}, {}, {TP: 2})
     feed.accept(agent.batches[0])
@@ -233,10 +216,10 @@ async def test_a_position_behind_a_transaction_marker_is_settled_once(
 
 
 async def test_no_position_is_settled_while_records_before_it_are_on_their_way(
-    feed: Feed, intake: Intake, agent: Agent, records: Any
+    feed: Feed, intake: Intake, agent: _Agent, records: Any
 ) -> None:
     """In the intake, in the agent's queue, or where a draining engine has dropped them."""
-    place = Place(feed, max_in_flight=0)
+    place = _Place(feed, max_in_flight=0)
     intake.begin({TP: 0})
     intake.put({TP: records(TP, 2)}, {}, {TP: 3})
     feed.catch_up()

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from retryapp.core.errors import PortTakenError
-from retryapp.runtime.place import free_port
+from retryapp.runtime.machine.place import free_port
 
 CHOOSE = """
 import sys
-from retryapp.runtime.place import free_port
+from retryapp.runtime.machine.place import free_port
 print(free_port("127.0.0.1", int(sys.argv[1])), flush=True)
 sys.stdin.read()
 """

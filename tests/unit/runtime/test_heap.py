@@ -3,56 +3,49 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from retryapp.runtime.heap import GROWTH_BYTES, LOOK_S, find_trim, give_back_memory, resident_bytes
+from retryapp.runtime.machine.heap import GROWTH_BYTES, find_trim, give_back_memory, resident_bytes
 
 MIB = 1 << 20
 
 
-class Process:
-    """A process whose size is known beforehand at each look, and which ends with the last."""
+async def trims(sizes: list[int], after: int | None = None) -> list[int]:
+    """Return at which looks (one per size, in MiB) memory was given back; a trim makes the size `after`."""
+    look, trimmed = 0, list[int]()
 
-    def __init__(self, sizes: list[int], after: int | None) -> None:
-        self.trimmed: list[int] = []
-        self._sizes, self._after, self._look = sizes, after, 0
+    def size() -> int:
+        return (after if after is not None and look in trimmed else sizes[look]) * MIB
 
-    async def sleep(self, seconds: float) -> None:
-        """Go to the next look."""
-        assert seconds == LOOK_S
-        self._look += 1
-        if self._look == len(self._sizes):
+    async def sleep(_seconds: float) -> None:
+        nonlocal look
+        look += 1
+        if look == len(sizes):
             raise EOFError
 
-    def trim(self) -> None:
-        """Take note of it."""
-        self.trimmed.append(self._look)
-
-    def size(self) -> int:
-        """Return the size now, which is `after` where memory was given back at this look."""
-        given_back = self._after is not None and self._look in self.trimmed
-        return (self._after if given_back else self._sizes[self._look]) * MIB
-
-
-async def trims(sizes: list[int], after: int | None = None) -> list[int]:
-    """Return at which looks memory was given back."""
-    process = Process(sizes, after)
     with pytest.raises(EOFError):
-        await give_back_memory(process, process.trim, process.size)
-    return process.trimmed
+        await give_back_memory(SimpleNamespace(sleep=sleep), lambda: trimmed.append(look), size)  # type: ignore[arg-type]
+    return trimmed
 
 
-async def test_memory_is_given_back_when_the_process_has_grown() -> None:
-    """By enough to be worth it, counted from the least that it was since the last time."""
-    step = GROWTH_BYTES // MIB
-    assert await trims([100, 100 + step - 1, 100 + step, 90, 90 + step - 1, 90 + step], after=100) == [2, 5]
+STEP = GROWTH_BYTES // MIB
 
 
-async def test_memory_that_is_in_use_is_not_asked_for_again() -> None:
-    """A process that needs its memory pays once for each step of its growth."""
-    step = GROWTH_BYTES // MIB
-    assert await trims([100, 100 + step, 100 + step, 100 + step, 100 + 2 * step]) == [1, 4]
+@pytest.mark.parametrize(
+    ("sizes", "after", "trimmed"),
+    [
+        ([100, 100 + STEP - 1, 100 + STEP, 90, 90 + STEP - 1, 90 + STEP], 100, [2, 5]),
+        ([100, 100 + STEP, 100 + STEP, 100 + STEP, 100 + 2 * STEP], None, [1, 4]),
+    ],
+    ids=["freed", "in use"],
+)
+async def test_memory_is_given_back_when_the_process_has_grown(
+    sizes: list[int], after: int | None, trimmed: list[int]
+) -> None:
+    """Counted from the least since the last time; memory in use is asked for once per step of growth."""
+    assert await trims(sizes, after) == trimmed
 
 
 @pytest.mark.skipif(sys.platform != "linux" or find_trim() is None, reason="this C library has no malloc_trim")

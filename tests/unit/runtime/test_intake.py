@@ -6,42 +6,38 @@ from typing import Any
 
 import pytest
 from faust.types import TP
+from kafka_fakes import stuck
 
 from retryapp.engine import intake as module
 from retryapp.engine.intake import Intake
 from retryapp.ports import TopicPartition
-from retryapp.runtime.unreadable import Unreadable
 
 ORDERS = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)
 PLENTY = 10**9
 
 
-class Flow:
+class _Flow:
     """Stands for the consumer: which partitions may be fetched."""
 
     def __init__(self) -> None:
         self.full: set[TP] = set()
-        self.dropped: list[TP] = []
 
     def on_buffer_full(self, tp: TP) -> None:
-        """Note that a partition's buffer is full."""
         self.full.add(tp)
 
     def on_buffer_drop(self, tp: TP) -> None:
-        """Note that it has room again."""
         self.full.discard(tp)
-        self.dropped.append(tp)
 
 
 @pytest.fixture
-def flow() -> Flow:
+def flow() -> _Flow:
     """Nothing is full."""
-    return Flow()
+    return _Flow()
 
 
 @pytest.fixture
-def intake(flow: Flow) -> Intake:
+def intake(flow: _Flow) -> Intake:
     """An intake that tells `flow`."""
     made = Intake()
     made.topics = frozenset({"orders"})
@@ -68,7 +64,7 @@ def test_records_of_an_older_epoch_are_thrown_away(intake: Intake, records: Any)
 
 
 def test_fetching_stops_at_so_many_records_and_goes_on_below_the_low_water(
-    intake: Intake, flow: Flow, records: Any, monkeypatch: pytest.MonkeyPatch
+    intake: Intake, flow: _Flow, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The buffer is bounded in number."""
     monkeypatch.setattr(module, "HIGH_WATER", 10)
@@ -83,7 +79,7 @@ def test_fetching_stops_at_so_many_records_and_goes_on_below_the_low_water(
     assert not flow.full
 
 
-def test_fetching_stops_at_so_many_bytes_and_goes_on_below_a_quarter(intake: Intake, flow: Flow, records: Any) -> None:
+def test_fetching_stops_at_so_many_bytes_and_goes_on_below_a_quarter(intake: Intake, flow: _Flow, records: Any) -> None:
     """A few large records fill the buffer as well as many small ones."""
     each = module.HIGH_WATER_BYTES // 8
     intake.put({ORDERS: records(ORDERS, 7, size=each)}, {})
@@ -96,12 +92,7 @@ def test_fetching_stops_at_so_many_bytes_and_goes_on_below_a_quarter(intake: Int
     assert not flow.full
 
 
-def stuck(offset: int) -> Unreadable:
-    """Make what cannot be read and not be passed."""
-    return Unreadable(topic="orders", partition=0, offset=offset, last_offset=offset, problem="no codec", stuck=True)
-
-
-def test_one_stuck_record_is_kept_and_fetching_stops(intake: Intake, flow: Flow, records: Any) -> None:
+def test_one_stuck_record_is_kept_and_fetching_stops(intake: Intake, flow: _Flow, records: Any) -> None:
     """The position stays before it, so that every fetch would bring it again."""
     intake.put({ORDERS: [*records(ORDERS, 2), stuck(2)]}, {})
     assert flow.full == {ORDERS}

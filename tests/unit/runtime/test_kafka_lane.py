@@ -8,13 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from lane_clients import CHANGELOG, DLQ, MakeLane
+from kafka_fakes import CHANGELOG, DLQ, MakeLane, Topics
 from samples import dead, waiting
 
 from retryapp.core.errors import StoreAheadError, StoreBrokenError
@@ -23,8 +20,8 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.dead_keeper import DeadLetterKeeper
-from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row, TopicPartition
-from retryapp.runtime.publisher import KafkaTransport
+from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row
+from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock
 
 
@@ -43,79 +40,7 @@ def name(origin_offset: int) -> str:
     return failure_id("app", waiting(origin_offset).origin)
 
 
-@dataclass
-class Found:
-    """A record as the client library gives it."""
-
-    offset: int
-    key: bytes | None = None
-    value: bytes | None = None
-    headers: Headers = ()
-
-
-@dataclass
-class Topics:
-    """Stands for the tail reader: partitions in memory, given out in slices; a test may stop it after some."""
-
-    records: dict[TopicPartition, list[Found]] = field(default_factory=lambda: {CHANGELOG: [], DLQ: []})
-    first: int = 0
-    slice: int = 10
-    stop_after: int | None = None
-    """Slices until readings hang."""
-    error: Exception | None = None
-    starts: list[tuple[TopicPartition, int, bool]] = field(default_factory=list)
-    """Every reading: partition, start, whether in the background."""
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def put(self, tp: TopicPartition, record: Found) -> int:
-        """Append; return the offset."""
-        record.offset = self._end(tp)
-        self.records[tp].append(record)
-        return record.offset
-
-    async def bounds(self, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """See `TailReader.bounds`."""
-        return {tp: (self.first, self._end(tp)) for tp in tps}
-
-    def _end(self, tp: TopicPartition) -> int:
-        return self.records[tp][-1].offset + 1 if self.records[tp] else 0
-
-    async def read(
-        self, tp: TopicPartition, start: int, sink: Callable[[list[Any], int], object], *, background: bool = False
-    ) -> int:
-        """See `TailReader.read`."""
-        self.starts.append((tp, start, background))
-        end = self._end(tp)
-        records = [record for record in self.records[tp] if record.offset >= max(start, self.first)]
-        for at in range(0, len(records), self.slice):
-            if self.error is not None:
-                error, self.error = self.error, None
-                raise error
-            if self.stop_after == 0:
-                await self.go_on.wait()
-            elif self.stop_after is not None:
-                self.stop_after -= 1
-            part = records[at : at + self.slice]
-            if sink(part, part[-1].offset + 1):
-                break
-            await asyncio.sleep(0)
-        return end
-
-
-class Consumer:
-    """Takes the lane's wishes."""
-
-    async def reposition(self, _starts: object) -> None:
-        """Nothing flows here."""
-
-
 OpenLane = Callable[[], KafkaTransport]
-
-
-@pytest.fixture
-def topics() -> Topics:
-    """Empty topics."""
-    return Topics()
 
 
 @pytest.fixture
@@ -130,7 +55,7 @@ async def open_lane(make_lane: MakeLane, topics: Topics, clock: VirtualClock) ->
     made: list[KafkaTransport] = []
 
     def make() -> KafkaTransport:
-        made.append(make_lane(consumer=Consumer(), reader=topics, clock=clock))
+        made.append(make_lane(consumer=topics, reader=topics, clock=clock))
         return made[-1]
 
     yield make
@@ -155,7 +80,7 @@ async def until(condition: Callable[[], object]) -> None:
 def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> int:
     """Commit a dead letter as the lane does: on the topic, then in the table; return its offset."""
     headers = letter(origin_offset)
-    offset = topics.put(DLQ, Found(0, headers=headers))
+    offset = topics.put(DLQ, headers=headers)
     lane.apply(LaneBatch(publishes=[Outgoing(*DLQ, None, None, headers)]), LaneReceipt([offset], None))
     return offset
 
@@ -163,7 +88,7 @@ def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> 
 async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(open_lane: OpenLane, topics: Topics) -> None:
     """Otherwise a table that takes longer than one deadline could never be opened."""
     for n in range(50):
-        topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
+        topics.put(CHANGELOG, *row(n)[:2])
     lane = open_lane()
     reached = []
     for _ in range(3):
@@ -181,7 +106,7 @@ async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(open_lane: O
 async def test_a_store_that_knows_more_than_its_changelog_is_refused(open_lane: OpenLane, topics: Topics) -> None:
     """The topic was cut: rows whose removal is gone would fire again."""
     for n in range(3):
-        topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
+        topics.put(CHANGELOG, *row(n)[:2])
     lane = await opened(open_lane())
     await lane.close()
     del topics.records[CHANGELOG][1:]
@@ -196,15 +121,14 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
 ) -> None:
     """The removal of a row was acknowledged, and is not in the changelog: the row would wait for ever."""
     for n in (1, 2):
-        topics.put(CHANGELOG, Found(0, row(n).key, row(n).value))
+        topics.put(CHANGELOG, *row(n)[:2])
     lane = await opened(open_lane())
-    removal = Found(0, row(1).key, None)
-    offset = topics.put(CHANGELOG, removal)
+    offset = topics.put(CHANGELOG, row(1).key, None)
     letter = Outgoing(*DLQ, None, b"", ())
     lane.apply(LaneBatch(removes=[Removal(row(1).key, "1m")], publishes=[letter]), LaneReceipt([0], offset))
-    topics.put(CHANGELOG, Found(0, b"progress", b"{}"))
+    topics.put(CHANGELOG, b"progress", b"{}")
     if not there:  # as a committed reader sees what was aborted
-        topics.records[CHANGELOG].remove(removal)
+        del topics.records[CHANGELOG][offset]
     await lane.close()
     topics.starts.clear()
     again = await opened(open_lane())
@@ -226,29 +150,15 @@ def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
     return lane._dead_keeper
 
 
-async def test_a_lane_opens_before_its_dead_letters_are_read(open_lane: OpenLane, topics: Topics) -> None:
-    """They are read in the background, and all of them."""
-    for n in range(35):
-        topics.put(DLQ, Found(0, headers=letter(n)))
-    topics.stop_after = 0
-    lane = await opened(open_lane())
-    assert lane.dead is not None
-    assert lane.dead.count() == 0
-    topics.stop_after = None
-    topics.go_on.set()
-    await until(lambda: lane.dead is not None and lane.dead.next_offset == 35)
-    assert lane.dead.count() == 35
-    assert topics.starts == [(CHANGELOG, 0, False), (DLQ, 0, True)]
-
-
 async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     open_lane: OpenLane, topics: Topics
 ) -> None:
     """The lane that is closed half-way reads on from the first letter that is not in the table."""
     for n in range(30):
-        topics.put(DLQ, Found(0, headers=letter(n)))
+        topics.put(DLQ, headers=letter(n))
     topics.stop_after = 1
     lane = await opened(open_lane())
+    assert topics.starts == [(CHANGELOG, 0, False)], "the lane is open before its dead letters are read"
     await until(lambda: lane.dead is not None and lane.dead.next_offset == 10)
     assert lane.dead is not None
     publish_letter(topics, lane, 5)  # a record that was replayed and died again
@@ -269,7 +179,7 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
 async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics: Topics, clock: VirtualClock) -> None:
     """The lane stays open: this table only answers questions."""
     for n in range(20):
-        topics.put(DLQ, Found(0, headers=letter(n)))
+        topics.put(DLQ, headers=letter(n))
     topics.error = ConnectionError("cut")
     lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
@@ -284,7 +194,7 @@ async def test_a_store_that_breaks_during_the_filling_closes_the_lane_at_its_nex
     open_lane: OpenLane, topics: Topics, tmp_path: Path
 ) -> None:
     """Nobody may read it again; the pending table keeps what it has."""
-    topics.put(DLQ, Found(0, headers=letter(1)))
+    topics.put(DLQ, headers=letter(1))
     topics.error = StoreBrokenError("/data/0", "checksum mismatch")
     lane = await opened(open_lane())
     await until(lambda: keeper(lane).fault)
@@ -302,7 +212,7 @@ async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_op
 ) -> None:
     """Workers run for weeks."""
     for n in range(20):
-        topics.put(DLQ, Found(0, headers=letter(n)))
+        topics.put(DLQ, headers=letter(n))
     lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
     assert lane.dead is not None
@@ -323,7 +233,7 @@ async def test_nothing_touches_the_tables_after_the_lane_has_closed(
 ) -> None:
     """The next owner opens the folder at once."""
     for n in range(20):
-        topics.put(DLQ, Found(0, headers=letter(n)))
+        topics.put(DLQ, headers=letter(n))
     topics.stop_after = 1
     lane = await opened(open_lane())
     await until(lambda: topics.stop_after == 0)
@@ -337,32 +247,12 @@ async def test_nothing_touches_the_tables_after_the_lane_has_closed(
     await until(lambda: keeper(again).filled)
 
 
-class Hanging(AIOKafkaProducer):  # type: ignore[misc]
-    """A producer that cannot deliver what it was told to send, or fails at its end."""
-
-    def __init__(self, error: Exception | None) -> None:
-        super().__init__()
-        self._error = error
-        self.sending: asyncio.Task[Any] = asyncio.create_task(asyncio.Event().wait())
-        self._sender._sender_task = self.sending
-
-    async def stop(self) -> None:
-        """See the client library."""
-        self._closed = True
-        if self._error is not None:
-            raise self._error
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("error", [None, AssertionError("in no state"), OSError("gone")], ids=repr)
-async def test_closing_never_raises_and_gives_everything_up(
-    open_lane: OpenLane, topics: Topics, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+async def test_a_store_that_does_not_close_is_given_up(
+    open_lane: OpenLane, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that does not close and a producer that does not stop: the next opening begins anew."""
-    monkeypatch.setattr("retryapp.runtime.clients.STOP_S", 0.05)
-    topics.put(CHANGELOG, Found(0, row(1).key, row(1).value))
+    """The next opening begins anew."""
+    topics.put(CHANGELOG, *row(1)[:2])
     lane = await opened(open_lane())
-    producer = lane._producer = Hanging(error)
     assert lane.pending is not None
     release = lane.pending.close
 
@@ -371,10 +261,8 @@ async def test_closing_never_raises_and_gives_everything_up(
         raise OSError("input/output error")
 
     monkeypatch.setattr(lane.pending, "close", broken)
-    async with asyncio.timeout(2):
-        await lane.close()
-    assert producer.sending.done()
-    assert (lane.pending, lane.dead, lane._producer) == (None, None, None)
+    await lane.close()
+    assert (lane.pending, lane.dead) == (None, None)
     await opened(lane)
     assert lane.pending is not None
     assert dict(lane.pending.counts()) == {"1m": 1}

@@ -12,7 +12,7 @@ from samples import partition
 from retryapp.core.classify import DeadReason
 from retryapp.ports import Event, Observation
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.metrics import MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
+from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
 from retryapp.runtime.view import RuntimeView
 
 
@@ -27,15 +27,17 @@ def samples(metrics: MetricsObserver) -> dict[tuple[str, tuple[str, ...]], float
 
 
 def test_events_are_counted_by_their_labels() -> None:
-    """Counts of batches add up."""
+    """Counts of batches add up; the age of a retry is taken at the end of each later attempt."""
     metrics = MetricsObserver()
     for event, facts in (
         (Event.SUCCEEDED, {"lateness_ms": 7}),
-        (Event.FAILED, {"error_class": "retryable"}),
+        (Event.FAILED, {"error_class": "retryable", "age_ms": 90_000_000}),
+        (Event.SUCCEEDED, {"age_ms": 500}),
         (Event.SCHEDULED, {"tier": "5m"}),
         (Event.PARKED, {"count": 5}),
         (Event.FIRED, {"count": 40}),
         (Event.FIRED, {"count": 2}),
+        (Event.DEAD, {"reason": "exhausted", "error_type": "httpx.ReadTimeout"}),
         (Event.DEAD, {"reason": "exhausted"}),
         (Event.DAMAGED, {}),
         (Event.LANE_OPENED, {}),
@@ -47,13 +49,18 @@ def test_events_are_counted_by_their_labels() -> None:
         metrics.observe(Observation(event=event, handler="orders", **facts))  # type: ignore[arg-type]
     got = samples(metrics)
     assert {
-        ("retryapp_deliveries_total", ("orders",)): 2,
-        ("retryapp_succeeded_total", ("orders",)): 1,
+        ("retryapp_deliveries_total", ("orders",)): 3,
+        ("retryapp_succeeded_total", ("orders",)): 2,
         ("retryapp_failures_total", ("orders", "retryable")): 1,
         ("retryapp_scheduled_total", ("orders", "5m")): 1,
         ("retryapp_parked_total", ("orders",)): 5,
         ("retryapp_fired_total", ("orders",)): 42,
-        ("retryapp_dead_total", ("orders", "exhausted")): 1,
+        ("retryapp_dead_total", ("orders", "exhausted")): 2,
+        ("retryapp_dead_kinds_total", ("orders", "httpx.ReadTimeout", "exhausted")): 1,
+        ("retryapp_dead_kinds_total", ("orders", "unknown", "exhausted")): 1,
+        ("retryapp_retry_age_seconds_count", ("orders",)): 2,
+        ("retryapp_retry_age_seconds_bucket", ("orders", "86400.0")): 1,
+        ("retryapp_retry_age_seconds_bucket", ("orders", "259200.0")): 2,
         ("retryapp_damaged_total", ("orders",)): 1,
         ("retryapp_lane_failures_total", ("orders",)): 1,
         ("retryapp_lane_incomplete_total", ("orders",)): 1,
@@ -67,12 +74,24 @@ def test_events_are_counted_by_their_labels() -> None:
 
 
 def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> None:
-    """Pending by tier, oldest due, dead, in flight, release lag and open lanes of this worker's partitions."""
+    """The scheduler that waits longest, what tables have yet to read, and so on; `partitions` counts all workers'."""
     parts = [
-        partition(0, pending=3, pending_by_tier={"5m": 2, "1h": 1}, next_due_ms=5_000, dead=4, in_flight=1),
-        partition(1, pending=1, pending_by_tier={"5m": 1}, next_due_ms=2_500, release_lag_ms=1_500),
-        partition(2, state="opening"),
-        partition(3, state="elsewhere", pending=99, pending_by_tier={"5m": 99}, next_due_ms=1, dead=99, in_flight=99),
+        partition(
+            0, pending=3, pending_by_tier={"5m": 2, "1h": 1}, next_due_ms=5_000, dead=4, in_flight=1, looked_ms=9_000
+        ),
+        partition(1, pending=1, pending_by_tier={"5m": 1}, next_due_ms=2_500, release_lag_ms=1_500, looked_ms=4_500),
+        partition(2, state="opening", pending_behind=70),
+        partition(
+            3,
+            state="elsewhere",
+            pending=99,
+            pending_by_tier={"5m": 99},
+            next_due_ms=1,
+            dead=99,
+            in_flight=99,
+            looked_ms=1,
+        ),
+        partition(4, dead_behind=3),
     ]
     metrics = MetricsObserver(Sources(partitions=lambda: {"orders": parts, "idle": [partition(0)]}))
     assert {
@@ -83,10 +102,15 @@ def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> No
         ("retryapp_in_flight_records", ("orders",)): 1,
         ("retryapp_release_lag_seconds", ("orders",)): 1.5,
         ("retryapp_release_lag_seconds", ("idle",)): 0,
-        ("retryapp_lanes_open", ("orders",)): 2,
+        ("retryapp_scheduler_last_run_timestamp_seconds", ("orders",)): 4.5,
+        ("retryapp_table_behind_offsets", ("orders", "pending")): 70,
+        ("retryapp_table_behind_offsets", ("orders", "dead")): 3,
+        ("retryapp_partitions", ("orders",)): 5,
+        ("retryapp_lanes_open", ("orders",)): 3,
         ("retryapp_lanes_open", ("idle",)): 1,
     }.items() <= samples(metrics).items()
-    assert ("retryapp_oldest_due_timestamp_seconds", ("idle",)) not in samples(metrics)
+    for name in ("oldest_due", "scheduler_last_run"):
+        assert (f"retryapp_{name}_timestamp_seconds", ("idle",)) not in samples(metrics)
     parts.clear()
     assert samples(metrics)["retryapp_lanes_open", ("orders",)] == 0
 
@@ -140,18 +164,6 @@ def test_the_series_of_a_handler_begin_at_zero() -> None:
         assert found[f"retryapp_{name}", ("orders", *labels)] == 0
 
 
-def test_dead_letters_are_counted_by_kind_too() -> None:
-    """A kind is a reason and a type of error."""
-    metrics = MetricsObserver()
-    for error_type in ("httpx.ReadTimeout", "httpx.ReadTimeout", None):
-        metrics.observe(Observation(event=Event.DEAD, handler="orders", reason="exhausted", error_type=error_type))
-    assert {
-        ("retryapp_dead_total", ("orders", "exhausted")): 3,
-        ("retryapp_dead_kinds_total", ("orders", "httpx.ReadTimeout", "exhausted")): 2,
-        ("retryapp_dead_kinds_total", ("orders", "unknown", "exhausted")): 1,
-    }.items() <= samples(metrics).items()
-
-
 def test_a_program_cannot_make_series_without_bound() -> None:
     """Names beyond the limit share one series, names within it keep theirs; each handler has a limit of its own."""
     metrics = MetricsObserver()
@@ -168,38 +180,6 @@ def test_a_program_cannot_make_series_without_bound() -> None:
     assert found["retryapp_published_total", ("orders", OTHER)] == 7
     assert found["retryapp_published_total", ("orders", "customer-0")] == 2
     assert found["retryapp_published_total", ("returns", "receipts")] == 1
-
-
-def test_ages_of_retries_are_told_for_records_that_have_failed_before() -> None:
-    """From the first failure to the end of each later attempt, however that ends."""
-    metrics = MetricsObserver()
-    for event, age_ms in ((Event.SUCCEEDED, None), (Event.FAILED, 90_000_000), (Event.SUCCEEDED, 500)):
-        metrics.observe(Observation(event=event, handler="orders", age_ms=age_ms, error_class="retryable"))
-    found = samples(metrics)
-    assert found["retryapp_retry_age_seconds_count", ("orders",)] == 2
-    assert found["retryapp_retry_age_seconds_bucket", ("orders", "86400.0")] == 1
-    assert found["retryapp_retry_age_seconds_bucket", ("orders", "259200.0")] == 2
-
-
-def test_gauges_of_scheduler_tables_and_partitions() -> None:
-    """The scheduler of the open lane that waits longest; what tables have yet to read; all partitions."""
-    parts = [
-        partition(0, looked_ms=9_000),
-        partition(1, looked_ms=4_500, dead_behind=3),
-        partition(2, state="opening", pending_behind=70),
-        partition(3, state="elsewhere", looked_ms=1),
-    ]
-    found = samples(MetricsObserver(Sources(partitions=lambda: {"orders": parts})))
-    assert {
-        ("retryapp_scheduler_last_run_timestamp_seconds", ("orders",)): 4.5,
-        ("retryapp_table_behind_offsets", ("orders", "pending")): 70,
-        ("retryapp_table_behind_offsets", ("orders", "dead")): 3,
-        ("retryapp_partitions", ("orders",)): 4,
-        ("retryapp_lanes_open", ("orders",)): 2,
-    }.items() <= found.items()
-    parts[:2] = [partition(0, state="idle"), partition(1, state="idle")]
-    found = samples(MetricsObserver(Sources(partitions=lambda: {"orders": parts})))
-    assert ("retryapp_scheduler_last_run_timestamp_seconds", ("orders",)) not in found
 
 
 def test_retention_is_told_with_what_is_needed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,9 +11,9 @@ import pytest
 from retryapp.engine import placement as module
 from retryapp.engine.lane import LaneState
 from retryapp.engine.placement import Membership, Placer
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.ports import Event, TopicPartition
 from retryapp.runtime.app import Runtime, end_process
-from retryapp.runtime.publisher import KafkaTransport, lane_place
+from retryapp.runtime.transport import KafkaTransport, lane_place
 from retryapp.testing import RecordingObserver
 
 MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
@@ -54,34 +53,30 @@ def numbers(topics: dict[str, range]) -> set[TopicPartition]:
     return {TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers}
 
 
-def incomplete(observer: RecordingObserver) -> list[Observation]:
-    """Return what was said of lanes that cannot open."""
-    return observer.of(Event.LANE_INCOMPLETE)
-
-
+@pytest.mark.parametrize(
+    ("topics", "opened", "waiting", "message"),
+    [
+        ({MAIN: range(2), RETRY: range(2), REDELIVERY: range(1)}, [0], 1, f"this number of {REDELIVERY}"),
+        ({MAIN: range(3), RETRY: range(2), REDELIVERY: range(2)}, [0, 1], 2, f"add partitions to {REDELIVERY}"),
+    ],
+    ids=["split", "grown"],
+)
 async def test_a_lane_needs_its_number_of_every_topic(
-    runtime: Runtime, observer: RecordingObserver, placed: list[int]
+    runtime: Runtime,
+    observer: RecordingObserver,
+    placed: list[int],
+    topics: dict[str, range],
+    opened: list[int],
+    waiting: int,
+    message: str,
 ) -> None:
-    """Faust may give the numbers of one handler's topics to several workers; the partition stays paused, by name."""
-    await runtime._on_assigned(1, "m", numbers({MAIN: range(2), RETRY: range(2), REDELIVERY: range(1)}))
-    assert placed == [0]
-    (said,) = incomplete(observer)
-    assert (said.handler, said.partition) == (MAIN, 1)
-    assert said.message == f"stays paused: another worker has this number of {REDELIVERY}"
+    """Several workers may have the numbers of one handler's topics, or a main topic has grown: it stays paused."""
+    await runtime._on_assigned(1, "m", numbers(topics))
+    assert placed == opened
+    (event,) = observer.of(Event.LANE_INCOMPLETE)
+    assert (event.handler, event.partition) == (MAIN, waiting)
+    assert message in str(event.message)
     assert runtime.assigned
-
-
-async def test_a_main_topic_that_has_grown_is_told_and_its_new_partition_stays_paused(
-    runtime: Runtime, observer: RecordingObserver, placed: list[int]
-) -> None:
-    """Nobody has the new number of our topics, because they do not have it: waiting would not help."""
-    await runtime._on_assigned(1, "m", numbers({MAIN: range(3), RETRY: range(2), REDELIVERY: range(2)}))
-    assert placed == [0, 1]
-    (said,) = incomplete(observer)
-    assert (said.handler, said.partition) == (MAIN, 2)
-    assert said.message is not None
-    assert "has grown" in said.message
-    assert f"add partitions to {REDELIVERY}, {RETRY}" in said.message
 
 
 # -- a lane's end -----------------------------------------------------------------------------------------------------
@@ -136,18 +131,6 @@ async def test_every_lane_is_watched(
     assert "Lane app.orders.0" in caplog.text
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Sleeps take no time; their lengths are noted."""
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    return slept
-
-
 def lane_that(run: Any, *, state: Any) -> Any:
     """Return a lane with a life of its own."""
     return SimpleNamespace(name=str(state), state=state, run=run, last_error="not a member")
@@ -158,13 +141,22 @@ async def end_at_once() -> None:
 
 
 async def test_a_lane_without_membership_ends_the_process_when_no_assignment_comes(
-    placer: Placer, runtime: Runtime, exit_codes: list[int], impatient: list[float], caplog: pytest.LogCaptureFixture
+    placer: Placer,
+    runtime: Runtime,
+    exit_codes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An assignment within the session and rebalance time-outs would cancel the wait."""
-    conf = runtime.app.conf
+    conf, slept = runtime.app.conf, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
     await placer._run(lane_that(end_at_once, state=LaneState.IDLE))
     assert exit_codes == [4]
-    assert impatient[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
+    assert slept[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
     assert "not a member" in caplog.text
 
 
@@ -180,26 +172,16 @@ def recovery(runtime: Runtime) -> Any:
 async def test_the_end_of_a_rebalance_is_that_of_the_assignment_which_faust_has_finished(
     runtime: Runtime, consumer: Any, recovery: Any
 ) -> None:
-    """Faust also ends rebalances that another has overtaken."""
+    """Faust also ends rebalances that another has overtaken, and those whose recovery has not begun."""
     consumer.settled, consumer._assigned_generation = False, 5
     seen = []
-    for generation in (4, 5):
+    for generation, recovering in ((4, False), (5, True), (5, False)):
         recovery._generation_id = generation
+        (recovery.signal_recovery_start.set if recovering else recovery.signal_recovery_start.clear)()
         runtime.app.on_rebalance_start()
         runtime.app.on_rebalance_end()
         seen.append(consumer.settled)
-    assert seen == [False, True]
-
-
-async def test_the_end_of_a_rebalance_does_not_count_while_another_waits_for_its_recovery(
-    runtime: Runtime, consumer: Any, recovery: Any
-) -> None:
-    """The new assignment's number is there already, but nothing was done for it."""
-    consumer.settled, consumer._assigned_generation = False, 5
-    recovery._generation_id = 5
-    recovery.signal_recovery_start.set()
-    runtime.app.on_rebalance_end()
-    assert not consumer.settled
+    assert seen == [False, False, True]
 
 
 async def test_the_last_of_two_overlapping_rebalances_is_settled(

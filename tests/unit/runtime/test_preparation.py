@@ -18,7 +18,7 @@ from retryapp.runtime import preparation as module
 from retryapp.runtime.app import Runtime
 
 
-class Cluster:
+class _Cluster:
     """The broker as the preparation asks it."""
 
     def __init__(self) -> None:
@@ -29,30 +29,27 @@ class Cluster:
         self.made: list[Any] = []
 
     def topic_names(self) -> list[str]:
-        """Answer, or not yet."""
         if self.answers_after > 0:
             self.answers_after -= 1
             raise BrokerUnreachableError("127.0.0.1:1", "nobody listens")
         return []
 
     def describe_topics(self, names: list[str]) -> dict[str, Any]:
-        """Return those that exist."""
         return {name: None for name in names if name in self.waiting}
 
     def ensure_topics(self, _admin: Any, topologies: Any, _options: Any) -> Any:
-        """Note that everything was found well; the topics themselves are another test's."""
         self.made.extend(topologies)
-        raise ReachedError
+        raise _ReachedError
 
 
-class ReachedError(RetryAppError):
+class _ReachedError(RetryAppError):
     """Nothing refused: topics would be made now."""
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
     """A broker that is there, with nothing on it; pauses take no time."""
-    made = Cluster()
+    made = _Cluster()
     monkeypatch.setattr(module, "KafkaAdmin", lambda *_, **__: made)
     monkeypatch.setattr(module, "ensure_topics", made.ensure_topics)
     monkeypatch.setattr(module, "fold_changelog", lambda _connection, name, _convert: [None] * made.waiting[name])
@@ -60,17 +57,17 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return made
 
 
-async def test_topics_are_made_when_nothing_refuses(runtime: Runtime, cluster: Cluster) -> None:
+async def test_topics_are_made_when_nothing_refuses(runtime: Runtime, cluster: _Cluster) -> None:
     """Also after a wait for the broker."""
     cluster.answers_after = 2
-    with pytest.raises(ReachedError):
+    with pytest.raises(_ReachedError):
         runtime.prepare()
     assert [topology.main for topology in cluster.made] == ["orders"]
 
 
 @pytest.mark.parametrize("topic", ["orders", "app.orders.redelivery"])
 async def test_an_agent_on_a_topic_that_a_handler_reads_is_refused(
-    runtime: Runtime, cluster: Cluster, topic: str
+    runtime: Runtime, cluster: _Cluster, topic: str
 ) -> None:
     """One record has one fate in a group."""
 
@@ -85,7 +82,7 @@ async def test_an_agent_on_a_topic_that_a_handler_reads_is_refused(
     assert cluster.made == []
 
 
-async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, cluster: Cluster) -> None:
+async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, cluster: _Cluster) -> None:
     """It renames the group, so all our topics: what waits under the old names would never come back."""
     runtime.app.conf.version, runtime.app.conf._id = 3, "app-v3"
     cluster.waiting = {"app.orders.pending.changelog": 0, "app-v2.orders.pending.changelog": 7}
@@ -96,7 +93,7 @@ async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 async def test_a_worker_that_could_not_read_what_is_written_does_not_start(
-    runtime: Runtime, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, codec: str
+    runtime: Runtime, cluster: _Cluster, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
     """Its partitions would stop at the first such batch, whoever had written it."""
     monkeypatch.setattr(f"aiokafka.codec.has_{codec}", lambda: False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retryapp.core.errors import StoreBrokenError
-from retryapp.runtime.store import Store, StoreIdentity
+from retryapp.runtime.stores.store import Store, StoreIdentity
 
 HOLD = """
 import sys
@@ -45,15 +45,6 @@ def test_a_store_of_another_process_is_to_be_left_alone(tmp_path: Path) -> None:
     again = open_store(path)
     assert again.dropped is None
     again.close()
-
-
-def test_a_store_that_this_process_has_open_is_no_other_process_s(tmp_path: Path) -> None:
-    """Nobody has to look for one."""
-    store = open_store(tmp_path / "0")
-    with pytest.raises(StoreBrokenError, match="This process has it open already") as caught:
-        open_store(tmp_path / "0")
-    assert "remove" not in str(caught.value)
-    store.close()
 
 
 def test_a_store_that_is_broken_may_be_removed(tmp_path: Path) -> None:

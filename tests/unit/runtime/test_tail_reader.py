@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from kafka_fakes import Found
 
 from retryapp.ports import TopicPartition
-from retryapp.runtime import tail
-from retryapp.runtime.clients import ClientSettings
-from retryapp.runtime.tail import TailReader
-from retryapp.runtime.unreadable import bare
+from retryapp.runtime.clients import tail
+from retryapp.runtime.clients.lifecycle import ClientSettings
+from retryapp.runtime.clients.tail import TailReader
 
 SETTINGS = ClientSettings(
     connection={"bootstrap_servers": "kafka:9092"},
@@ -24,22 +23,12 @@ SETTINGS = ClientSettings(
 )
 
 
-@dataclass
-class Found:
-    """A record as the client library gives it."""
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]] = ()
-
-
-class Cluster:
+class _Cluster:
     """Partitions, and every consumer that was made; a test may make one step hang or fail."""
 
     def __init__(self) -> None:
         self.partitions: dict[TopicPartition, list[Found]] = {}
-        self.consumers: list[Consumer] = []
+        self.consumers: list[_Consumer] = []
         self.hang_at: int | None = None
         """The reading of this partition hangs once."""
         self.error: Exception | None = None
@@ -47,22 +36,20 @@ class Cluster:
         self.silent = False
         """Nothing comes any more."""
 
-    def fill(self, partition: int, count: int, value: bytes = b"v") -> TopicPartition:
-        """Put records into a partition."""
+    def fill(self, partition: int, count: int) -> TopicPartition:
         tp = TopicPartition("log", partition)
-        self.partitions[tp] = [Found(n, b"%d" % n, value) for n in range(count)]
+        self.partitions[tp] = [Found(n, b"%d" % n, b"v") for n in range(count)]
         return tp
 
     @property
-    def readers(self) -> list[Consumer]:
-        """Those that read."""
+    def readers(self) -> list[_Consumer]:
         return [consumer for consumer in self.consumers if consumer.client_id == "app-tail"]
 
 
-class Consumer:
+class _Consumer:
     """As much of the client library's consumer as a tail reader uses."""
 
-    def __init__(self, cluster: Cluster, client_id: str, **options: Any) -> None:
+    def __init__(self, cluster: _Cluster, client_id: str, **options: Any) -> None:
         self.client_id = client_id
         self.options = options
         self.assigned: list[Any] = []
@@ -75,27 +62,21 @@ class Consumer:
         """Connect."""
 
     async def stop(self) -> None:
-        """Disconnect."""
         self.stopped = True
 
     async def beginning_offsets(self, tps: Sequence[Any]) -> dict[Any, int]:
-        """All begin at 0."""
         return dict.fromkeys(tps, 0)
 
     async def end_offsets(self, tps: Sequence[Any]) -> dict[Any, int]:
-        """Behind the last record."""
         return {tp: len(self._cluster.partitions[TopicPartition(*tp)]) for tp in tps}
 
     def assign(self, tps: list[Any]) -> None:
-        """Begin to fetch."""
         self.assigned = tps
 
     def seek(self, _tp: Any, offset: int) -> None:
-        """Set the position."""
         self._at = offset
 
     async def getmany(self, tp: Any, *, timeout_ms: int, max_records: int) -> dict[Any, list[Found]]:
-        """Fetch."""
         assert self.assigned == [tp], "somebody else reads with this consumer"
         cluster = self._cluster
         await asyncio.sleep(0.001)
@@ -112,67 +93,48 @@ class Consumer:
         return {tp: found}
 
     async def position(self, _tp: Any) -> int:
-        """Return the position."""
         return self._at
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
     """Partitions in memory."""
-    made = Cluster()
-    monkeypatch.setattr(tail, "AIOKafkaConsumer", lambda client_id, **options: Consumer(made, client_id, **options))
+    made = _Cluster()
+    monkeypatch.setattr(tail, "AIOKafkaConsumer", lambda client_id, **options: _Consumer(made, client_id, **options))
     return made
 
 
-async def test_consumers_have_the_settings_of_the_worker_and_read_what_is_committed(cluster: Cluster) -> None:
-    """A row whose transaction was aborted never waited; and there is no offset that the client could choose itself."""
-    reader = TailReader(SETTINGS)
-    await reader.read(cluster.fill(0, 1), 0, lambda *_: None)
-    assert [consumer.client_id for consumer in cluster.consumers] == ["app-bounds", "app-tail"]
-    for consumer in cluster.consumers:
-        assert {
-            "bootstrap_servers": "kafka:9092",
-            "request_timeout_ms": 1_000,
-            "isolation_level": "read_committed",
-            "auto_offset_reset": "none",
-            "group_id": None,
-            "key_deserializer": bare,
-        }.items() <= consumer.options.items()
-    await reader.stop()
-
-
-async def test_a_partition_is_read_to_its_end_in_slices(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_is_read_to_its_end_in_slices(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with the offset after it, and other tasks run in between."""
     monkeypatch.setattr(tail, "SLICE_RECORDS", 4)
     tp = cluster.fill(0, 10)
     reader = TailReader(SETTINGS)
     slices: list[tuple[list[int], int]] = []
-    turns = 0
+    turns: list[int] = []
 
     async def others() -> None:
-        nonlocal turns
         while True:
-            turns += 1
+            turns.append(len(slices))
             await asyncio.sleep(0)
-
-    watching = asyncio.create_task(others())
-    seen: list[int] = []
 
     def sink(records: list[Found], next_offset: int) -> None:
         slices.append(([record.offset for record in records], next_offset))
-        seen.append(turns)
 
+    watching = asyncio.create_task(others())
     assert await reader.read(tp, 1, sink) == 10
     watching.cancel()
     assert slices == [([1, 2, 3, 4], 5), ([5, 6, 7, 8], 9), ([9], 10)]
-    assert seen[0] < seen[1] < seen[2]
+    assert {0, 1, 2} <= set(turns)
     assert await reader.read(tp, 10, sink) == 10
     assert len(slices) == 3
     await reader.stop()
     assert all(consumer.stopped for consumer in cluster.consumers)
+    assert {"isolation_level": "read_committed", "auto_offset_reset": "none"}.items() <= cluster.readers[
+        0
+    ].options.items()
 
 
-async def test_a_sink_that_has_enough_ends_the_reading(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sink_that_has_enough_ends_the_reading(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is not read."""
     monkeypatch.setattr(tail, "SLICE_RECORDS", 1)
     tp = cluster.fill(0, 10)
@@ -189,7 +151,7 @@ async def test_a_sink_that_has_enough_ends_the_reading(cluster: Cluster, monkeyp
 
 
 @pytest.mark.parametrize("how", ["error", "cancelled", "timeout", "sink"])
-async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: Cluster, how: str) -> None:
+async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: _Cluster, how: str) -> None:
     """Nobody knows what it has fetched and where it stands; the next reading has a new one."""
     tp = cluster.fill(0, 10)
     reader = TailReader(SETTINGS)
@@ -216,7 +178,7 @@ async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: Cluster, 
     await reader.stop()
 
 
-async def test_long_readings_take_turns(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_readings_take_turns(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane with a large table must not use up the deadlines of all others; each goes on from where it was."""
     monkeypatch.setattr(tail, "TURN_S", 0.0)
     monkeypatch.setattr(tail, "_FETCHED", 10)
@@ -235,7 +197,7 @@ async def test_long_readings_take_turns(cluster: Cluster, monkeypatch: pytest.Mo
     await reader.stop()
 
 
-async def test_background_readings_take_one_turn_among_them(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_background_readings_take_one_turn_among_them(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are: a lane that opens waits for one of them."""
     monkeypatch.setattr(tail, "TURN_S", 0.0)
     monkeypatch.setattr(tail, "_FETCHED", 10)
@@ -257,7 +219,7 @@ async def test_background_readings_take_one_turn_among_them(cluster: Cluster, mo
     await reader.stop()
 
 
-async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says where it stood; whoever waits has a new consumer."""
     monkeypatch.setattr(tail, "STALL_S", 0.05)
     tp = cluster.fill(3, 5)
@@ -271,21 +233,23 @@ async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: Cluster, mo
     await reader.stop()
 
 
-async def test_questions_that_wait_go_to_the_broker_together(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_questions_that_wait_go_to_the_broker_together(
+    cluster: _Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hundreds of lanes open at once, and each asks twice; an answer is never older than its question."""
     tps = [cluster.fill(number, number) for number in range(9)]
     reader = TailReader(SETTINGS)
     asked: list[set[int]] = []
     under_way, go = asyncio.Event(), asyncio.Event()
-    first_of = Consumer.beginning_offsets
+    first_of = _Consumer.beginning_offsets
 
-    async def slow(consumer: Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
+    async def slow(consumer: _Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
         asked.append({tp.partition for tp in client_tps})
         under_way.set()
         await go.wait()
         return await first_of(consumer, client_tps)
 
-    monkeypatch.setattr(Consumer, "beginning_offsets", slow)
+    monkeypatch.setattr(_Consumer, "beginning_offsets", slow)
     first = asyncio.create_task(reader.bounds(tps[:1]))
     await under_way.wait()
     others = [asyncio.create_task(reader.bounds([tps[0], tp])) for tp in tps[1:]]
@@ -300,18 +264,18 @@ async def test_questions_that_wait_go_to_the_broker_together(cluster: Cluster, m
     await reader.stop()
 
 
-async def test_a_question_that_fails_spoils_no_other(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_that_fails_spoils_no_other(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that one lane may not read is that lane's matter, also where another asks for both."""
     tps = [cluster.fill(number, number) for number in range(5)]
     reader = TailReader(SETTINGS)
-    end_of = Consumer.end_offsets
+    end_of = _Consumer.end_offsets
 
-    async def refused(consumer: Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
+    async def refused(consumer: _Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
         if any(tp.partition == 3 for tp in client_tps):
             raise PermissionError("partition 3")
         return await end_of(consumer, client_tps)
 
-    monkeypatch.setattr(Consumer, "end_offsets", refused)
+    monkeypatch.setattr(_Consumer, "end_offsets", refused)
     found = await asyncio.gather(*(reader.bounds([tp]) for tp in tps), return_exceptions=True)
     assert isinstance(found.pop(3), PermissionError)
     assert found == [{tp: (0, tp.partition)} for tp in tps if tp.partition != 3]

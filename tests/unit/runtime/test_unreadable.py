@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.codec import gzip_encode
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
-from aiokafka.record import default_records
-from aiokafka.record.default_records import DefaultRecordBatchBuilder, _DefaultRecordBatchPy
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import ConsumerRecord
 
-from retryapp.runtime import unreadable
-from retryapp.runtime.unreadable import KeptRecords, TolerantRecords, Unreadable, bare
+from retryapp.runtime.clients import unreadable
+from retryapp.runtime.clients.unreadable import KeptRecords, TolerantRecords, Unreadable, bare
 
 OURS = TopicPartition("orders", 0)
 OTHERS = TopicPartition("clicks", 0)
@@ -64,28 +62,6 @@ def fetch(raw: bytes, at: int, tp: TopicPartition = OURS) -> TolerantRecords:
     return TolerantRecords(tp, KeptRecords(bytes(raw)), [], at, None, None, True, 1)
 
 
-def read_all(raw: bytes, tp: TopicPartition = OURS, *, start: int = 0, end: int) -> list[Any]:
-    """Fetch again and again, as a consumer does, until `end`."""
-    found: list[Any] = []
-    at = start
-    while at < end:
-        rest = bytes(raw)
-        while (
-            len(rest) > 61 and _DefaultRecordBatchPy(rest[: 12 + struct.unpack_from(">i", rest, 8)[0]]).base_offset < at
-        ):
-            (length,) = struct.unpack_from(">i", rest, 8)
-            following = rest[12 + length :]
-            if following and struct.unpack_from(">q", following)[0] > at:
-                break
-            rest = following
-        records = fetch(rest, at, tp)
-        got = list(records)
-        found += got
-        assert records.next_fetch_offset > at, "every fetch comes on"
-        at = records.next_fetch_offset
-    return found
-
-
 def offsets(found: list[Any]) -> list[int | tuple[int, int]]:
     """Return offsets, and ranges of what could not be read."""
     return [(each.offset, each.last_offset) if isinstance(each, Unreadable) else each.offset for each in found]
@@ -105,31 +81,46 @@ def test_a_header_name_that_is_not_utf_8_is_read_leniently(tp: TopicPartition, g
     assert records.next_fetch_offset == 9
 
 
-def test_a_bad_checksum_is_one_range_and_ends_the_fetch() -> None:
-    """What is before and behind is read; the fetch behind begins with the broker's own word on transactions."""
-    raw = batch(0) + flipped(batch(3)) + batch(6)
-    records = fetch(raw, 0)
-    found = list(records)
-    assert offsets(found) == [0, 1, 2, (3, 5)]
-    assert "checksum" in found[-1].problem
-    assert not found[-1].stuck
-    assert records.next_fetch_offset == 6
-    assert offsets(read_all(raw, end=9)) == [0, 1, 2, (3, 5), 6, 7, 8]
-
-
 def with_number(raw: bytearray, at: int, number: int) -> bytearray:
     """Put a number into a header, under the old checksum."""
     raw[at : at + 4] = struct.pack(">i", number)
     return raw
 
 
-@pytest.mark.parametrize("count", [0, 1, 1_000_000])
-def test_a_damaged_count_of_offsets_ends_where_the_next_batch_begins(count: int) -> None:
-    """The count is under the checksum: no sound record is skipped, no damaged one is forgotten."""
-    damaged = with_number(batch(3), LAST_DELTA, count)
-    found = fetch(damaged + batch(6), 3)
-    assert offsets(list(found)) == [(3, 5)]
-    assert found.next_fetch_offset == 6
+def no_headers(raw: bytearray) -> bytearray:
+    """Give a record a negative number of headers, under a right checksum."""
+    return signed(raw.replace(b"\x02\x04ab", b"\x03\x04ab", 1))
+
+
+def no_gzip() -> bytearray:
+    """Return a batch that does not decompress, under a right checksum."""
+    raw = batch(3, gzipped=True)
+    raw[61:] = b"no gzip at all" + bytes(len(raw) - 75)
+    return signed(raw)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "following", "checksum"),
+    [
+        (flipped(batch(3)), batch(6), True),
+        (flipped(batch(3)), b"", True),
+        (with_number(batch(3), LAST_DELTA, 0), batch(6), True),
+        (with_number(batch(3), LAST_DELTA, 1), batch(6), True),
+        (with_number(batch(3), LAST_DELTA, 1_000_000), batch(6), True),
+        (with_number(batch(3), COUNT, 2), batch(6)[:70], True),
+        (no_headers(batch(3)), batch(6), False),
+        (no_gzip(), batch(6), False),
+    ],
+    ids=["value", "value of the last", "no offsets", "few offsets", "many offsets", "cut off", "headers", "gzip"],
+)
+def test_a_damaged_batch_is_one_range_and_ends_the_fetch(damaged: bytes, following: bytes, checksum: bool) -> None:
+    """No sound record is skipped, no damaged one forgotten; the next fetch has the broker's transaction flags."""
+    records = fetch(batch(0) + damaged + following, 0)
+    found = list(records)
+    assert offsets(found) == [0, 1, 2, (3, 5)]
+    assert ("checksum" in found[-1].problem) is checksum
+    assert not found[-1].stuck
+    assert records.next_fetch_offset == 6
 
 
 def test_a_damaged_batch_that_was_passed_is_passed_again() -> None:
@@ -153,18 +144,6 @@ def test_the_last_batch_is_passed_in_steps_when_its_counts_disagree(at: int, num
     assert not any(each.stuck for each in told)
 
 
-def test_the_last_batch_is_one_range_when_its_counts_agree() -> None:
-    """A flipped byte of a value leaves both alone."""
-    records = fetch(flipped(batch(3)), 3)
-    assert offsets(list(records)) == [(3, 5)]
-
-
-def test_a_batch_that_is_cut_off_says_where_the_one_before_ends() -> None:
-    """It cannot be checked yet, but it agrees with the count of offsets."""
-    damaged = with_number(batch(3), COUNT, 2)
-    assert offsets(list(fetch(damaged + batch(6)[:70], 3))) == [(3, 5)]
-
-
 def test_what_a_broker_skips_of_a_damaged_batch_is_told_of_when_the_next_comes() -> None:
     """It takes the batch for shorter than it was, and nothing followed when it was read."""
     damaged = with_number(batch(3), LAST_DELTA, 0)
@@ -172,24 +151,6 @@ def test_what_a_broker_skips_of_a_damaged_batch_is_told_of_when_the_next_comes()
     records = fetch(batch(6), 4)
     assert offsets(list(records)) == [(4, 5), 6, 7, 8]
     assert records.next_fetch_offset == 9
-
-
-def test_records_that_cannot_be_taken_apart_are_one_range() -> None:
-    """The checksum holds, so somebody wrote them so."""
-    raw = batch(3).replace(b"\x02\x04ab", b"\x03\x04ab", 1)  # a negative number of headers
-    found = read_all(batch(0) + signed(raw) + batch(6), end=9)
-    assert offsets(found) == [0, 1, 2, (3, 5), 6, 7, 8]
-    assert "checksum" not in found[3].problem
-
-
-def test_a_batch_that_does_not_decompress_is_one_range() -> None:
-    """Its checksum holds, its content is no gzip."""
-    raw = batch(3, gzipped=True)
-    raw[61:] = b"no gzip at all" + bytes(len(raw) - 75)
-    found = read_all(batch(0) + signed(raw) + batch(6), end=9)
-    assert offsets(found) == [0, 1, 2, (3, 5), 6, 7, 8]
-    with pytest.raises((OSError, EOFError)):
-        gzip.decompress(bytes(raw[61:]))
 
 
 def test_a_damaged_batch_of_another_topic_is_an_error_as_ever() -> None:
@@ -222,16 +183,6 @@ def test_a_broken_frame_is_no_reason_to_guess() -> None:
     assert all(each.stuck for each in found)
     assert len(found) == 1
     assert records.next_fetch_offset == 0
-
-
-def test_every_consumer_of_the_process_reads_so() -> None:
-    """The fetcher takes its readers from these two names."""
-    import aiokafka.consumer.fetcher as fetcher
-
-    unreadable.install()
-    assert fetcher.PartitionRecords is TolerantRecords
-    assert fetcher.MemoryRecords is KeptRecords
-    assert default_records.DefaultRecordBatch is not _DefaultRecordBatchPy, "sound data are read by the C reader"
 
 
 def test_a_consumer_that_asks_for_bare_records_gets_what_the_others_get() -> None:

@@ -1,13 +1,11 @@
 """A folder and a port for each worker process of a machine.
 
-Each process locks the first free `worker-N` below the data folder (the lock ends with the process, however it ends),
-and takes the next free port for its pages.
+A process locks the first free `worker-N` of the data folder for as long as it lives, and takes the next free port.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import fcntl
 import os
@@ -19,10 +17,8 @@ from typing import IO
 
 from retryapp.core.errors import DiskFullError, PortTakenError, StoreBrokenError
 
-MAX_WORKERS = 256
-"""Workers of one group on one machine."""
+MAX_WORKERS = 256  # workers of one group on one machine
 OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR or --datadir"
-"""What to do if a folder is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +28,6 @@ class WorkerPlace:
     number: int
     path: Path
     lock: IO[str]
-
-    def release(self) -> None:
-        """Give the folder back."""
-        with contextlib.suppress(OSError):
-            self.lock.close()
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -76,13 +67,11 @@ def claim_place(base: Path) -> WorkerPlace:
     raise StoreBrokenError(str(base), problem, f"Stop those that are not needed, or {OWN_DATADIR}")
 
 
-_reserved: list[IO[str]] = []
-"""Locks of this process's ports; they end with the process."""
+_reserved: list[IO[str]] = []  # locks of this process's ports; they end with the process
 
 
 @atexit.register
-def _close_locks() -> None:
-    """Close the locks, or Python warns of open files."""
+def _close_locks() -> None:  # or Python warns of open files
     for lock in _reserved:
         lock.close()
 

@@ -1,7 +1,4 @@
-"""One Faust agent per topic, which takes batches of records from a channel in memory.
-
-Faust supervises and lists the agents; the runtime fills their channels.
-"""
+"""One Faust agent per topic, which takes batches of records from a channel in memory; the runtime fills it."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from typing import Any
 import faust
 from faust.channels import Channel
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
+from typing_extensions import override
 
 from retryapp.core.record import Damage, Record
 from retryapp.engine.feed import Batch
-from retryapp.runtime.unreadable import Unreadable
+from retryapp.runtime.clients.unreadable import Unreadable
 
 
 class IntakeChannel(Channel[Any]):
@@ -25,14 +23,14 @@ class IntakeChannel(Channel[Any]):
         self._topic = topic
 
     @property
-    def queue(self) -> ThrowableQueue[Any]:
-        """The agent's queue, without Faust's flow control, which clears queues at every resume."""
+    @override
+    def queue(self) -> ThrowableQueue[Any]:  # without Faust's flow control, which clears queues at every resume
         if self._queue is None:
             self._queue = ThrowableQueue(maxsize=0, flow_control=FlowControlEvent(initially_suspended=False))
         return self._queue
 
+    @override
     def get_topic_name(self) -> str:
-        """Return the topic of the records."""
         return self._topic
 
     def _clone_args(self) -> Mapping[str, Any]:

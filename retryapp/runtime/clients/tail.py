@@ -1,7 +1,6 @@
 """Reads partitions up to their ends, for all lanes of a worker over two shared consumers without a group.
 
-* One consumer answers where partitions begin and end, the other reads: a long read delays no other lane's questions.
-  Questions that wait for their turn go to the broker together.
+* One answers where partitions begin and end, for all that wait together; the other reads.
 * Readers take turns: a reader lets go after a slice if others wait. Background readings queue among themselves first:
   an opening lane waits for one slice of them at most.
 * A consumer is dropped after any error, time-out or cancellation: its state is unknown. The next use makes a new one.
@@ -20,25 +19,19 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from typing_extensions import override
 
 from retryapp.ports import Sink, TopicPartition, TopicReader
-from retryapp.runtime.clients import ClientSettings, end
-from retryapp.runtime.unreadable import bare
+from retryapp.runtime.clients.lifecycle import ClientSettings, end
+from retryapp.runtime.clients.unreadable import bare
 
-TURN_S = 0.25
-"""How long a reading goes on while others wait; every turn makes some progress."""
-STALL_S = 10.0
-"""A reading that gets nothing for so long raises `TimeoutError`."""
+TURN_S = 0.25  # how long a reading goes on while others wait; every turn makes some progress
+STALL_S = 10.0  # a reading that gets nothing for so long raises `TimeoutError`
 _FETCHED = 1_000
-SLICE_RECORDS = 250
-"""Records that are applied at once; other tasks run between slices (2 to 6 ms each on RocksDB)."""
+SLICE_RECORDS = 250  # records that are applied at once; other tasks run between slices (2 to 6 ms each on RocksDB)
 SLICE_BYTES = 1 << 20
 
 
 class _SharedConsumer:
-    """A consumer that several tasks use in turns; made when needed."""
-
     def __init__(self, settings: ClientSettings, role: str) -> None:
-        self.waiting = 0
-        """How many tasks wait for their turn."""
+        self.waiting = 0  # how many tasks wait for their turn
         self._settings = settings
         self._name = f"{settings.client_id}-{role}"
         self._consumer: AIOKafkaConsumer | None = None
@@ -47,7 +40,7 @@ class _SharedConsumer:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[AIOKafkaConsumer]:
-        """Hold the consumer, in the order of asking."""
+        """Hold the consumer, first come first served."""
         self.waiting += 1
         try:
             await self._lock.acquire()
@@ -65,7 +58,7 @@ class _SharedConsumer:
             self._lock.release()
 
     async def stop(self) -> None:
-        """Drop the consumer and wait until all dropped ones have ended; bounded."""
+        """Drop the consumer; wait until all dropped ones have ended."""
         self._drop()
         if self._ends:
             await asyncio.wait(self._ends)
@@ -97,8 +90,6 @@ class _SharedConsumer:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Where partitions begin and end."""
-
     tps: Sequence[TopicPartition]
     bounds: dict[TopicPartition, tuple[int, int]] | None = None
 

@@ -1,11 +1,8 @@
-"""Metrics for Prometheus: events are counted, gauges are read at each scrape.
+"""Metrics for Prometheus: events are counted, gauges are read from ``Sources`` at each scrape, on the caller's thread.
 
-* ``MetricsObserver`` counts observations in a registry of its own, so that two apps in one process do not clash. The
-  series of a handler begin at 0 with its declaration: Prometheus sees no increase in a counter that begins at 1.
-* ``Gauges`` reads its ``Sources`` on the caller's thread.
-
-Labels come from small sets: main topics, tiers, reasons, classes. The two that a program can widen, types of errors and
-topics that handlers publish to, are bounded by ``MAX_LABELS``; later ones count as ``OTHER``.
+Two apps in one process do not clash: each observer has its own registry. The series of a handler begin at 0 with its
+declaration: Prometheus sees no increase in a counter that begins at 1. Labels that a program can widen, types of errors
+and topics that handlers publish to, are bounded by ``MAX_LABELS``; later ones count as ``OTHER``.
 """
 
 from __future__ import annotations
@@ -36,14 +33,10 @@ RETRY_AGE_BUCKETS_S: Final = (
 """Upper bounds of ``retryapp_retry_age_seconds``, in seconds; the age limit in docs/alerts.yml must be one of them."""
 
 REBALANCE_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""Upper bounds of the rebalance histogram, in seconds."""
-MAX_LABELS: Final = 100
-"""Types of errors, or topics, that one handler's series name."""
-OTHER: Final = "(other)"
-"""Label of those beyond ``MAX_LABELS``."""
+MAX_LABELS: Final = 100  # types of errors, or topics, that one handler's series name
+OTHER: Final = "(other)"  # label of those beyond ``MAX_LABELS``
 
-_SECONDS: Final = 1_000
-"""Milliseconds in one."""
+_SECONDS: Final = 1_000  # milliseconds in one
 _COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
     Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
     Event.SKIPPED: ("skipped", "Records passed over as duplicates of an event that was seen before."),
@@ -95,19 +88,17 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "clock_error_seconds": ("How wrong that may be, as of the last acknowledgement.", ()),
     "rebalancing_seconds": ("How long the current rebalance has lasted; 0 when there is none.", ()),
 }
-"""Name: help and labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long a handler's records wait, and how long its topics keep them; in seconds."""
+    """How long a handler's records wait, and how long its topics keep them."""
 
     longest_wait_s: float
-    """Longest delay of the policy."""
     needed_s: float
-    """What its retry and redelivery topics have to keep: the allowed downtime plus the longest wait."""
+    """What its retry and redelivery topics have to keep."""
     topics_s: Mapping[str, float] = field(default_factory=dict)
-    """Retry and redelivery topics to what they keep, as the broker said last; infinite: no limit."""
+    """What each of them keeps, as the broker said last; infinite: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +196,6 @@ class MetricsObserver(Observer):
             self._child(self._age, ended.handler).observe(ended.age_ms / _SECONDS)
 
     def _bounded(self, metric: Counter, handler: str, label: str) -> str:
-        """Return the label, or `OTHER` if the handler's series of the metric have enough labels."""
         named = self._named.setdefault((metric, handler), set())
         if label not in named and len(named) >= MAX_LABELS:
             return OTHER
@@ -250,7 +240,6 @@ class Gauges(Collector):
         return families.values()
 
     def _add_handlers(self, add: Callable[..., None]) -> None:
-        """Add the gauges of every handler, for the partitions that this worker has."""
         orphans = self._sources.orphans()
         for handler, infos in self._sources.partitions().items():
             here = [info for info in infos if info.state != "elsewhere"]

@@ -11,7 +11,7 @@ from retryapp.ports import Clock, Event, Observation, Observer
 
 @dataclass(slots=True)
 class LaneStory:
-    """What is remembered of a lane."""
+    """State and last error of a lane."""
 
     state: str = ""
     session: int = 0
@@ -40,7 +40,7 @@ class LaneWatch(Observer):
             story.error, story.error_ms = f"{kind}{observation.message}", story.since_ms
 
     def look(self, handler: str, partition: int, session: int, state: str, error: str | None) -> LaneStory:
-        """Return what is known of a lane, given its session, its state and its own last error now.
+        """Return what is known of a lane, given its session, state and last error now.
 
         The session begins anew when the group gives the partition to this worker again.
         """

@@ -1,7 +1,7 @@
 """Gives memory back that the C library keeps after it was freed.
 
 Bursts of records fragment glibc's heap: a worker that had parked 120,000 records had 328 MiB, and 200 MiB after one
-`malloc_trim`. (Fewer arenas or fixed thresholds for `mmap` keep 255 MiB and cost every large fetch system calls.)
+`malloc_trim`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from retryapp.ports import Clock
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 5.0
-"""Between two looks at the size of the process."""
-GROWTH_BYTES: Final = 32 << 20
-"""Growth since the last trim that is worth another: each takes 10 to 20 ms."""
+LOOK_S: Final = 5.0  # between two looks at the size of the process
+GROWTH_BYTES: Final = 32 << 20  # growth since the last trim that is worth another: each takes 10 to 20 ms
 
 
 def find_trim() -> Callable[[], object] | None:

@@ -1,7 +1,6 @@
 """What the Kafka clients of a worker's lanes share: settings, slow reconnects, and a bounded end.
 
-The client library's own `stop` waits: a producer's for everything that it has to send, a consumer's for tasks that may
-swallow their cancellation. Without a broker it never returns, and a cancelled `stop` leaks tasks and sockets. `end`
+Without a broker the client library's own `stop` never returns, and a cancelled `stop` leaks tasks and sockets. `end`
 gives it a moment and then takes the client apart.
 """
 
@@ -17,13 +16,12 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import NotEnoughReplicasError, ProducerClosed
 from mode.utils.logging import get_logger
+from typing_extensions import override
 
 logger = get_logger(__name__)
 
-COMPRESSION = "lz4"
-"""Of our batches if the app names none: headers repeat in each record."""
-STOP_S = 0.3
-"""How long a client may take to stop by itself: what a closing lane has not committed is not needed."""
+COMPRESSION = "lz4"  # of our batches if the app names none: headers repeat in each record
+STOP_S = 0.3  # how long a client may take to stop by itself: what a closing lane has not committed is not needed
 _FORCE_S = 1.0
 _RECONNECT_S = 0.5
 _LASTING_S = 2.0
@@ -45,18 +43,17 @@ class ClientSettings:
 
 
 class _FirstRefusals(logging.Filter):
-    """Passes the client's "not enough replicas" warnings only if they last.
+    """Passes "not enough replicas" warnings only if they last for `_LASTING_S`.
 
-    A broker answers so when a transaction follows another before the former's markers are written (KIP-890); the client
-    tries again at once. Warnings that last for `_LASTING_S` are about replicas.
+    A broker also answers so when a transaction begins before the former's markers are written (KIP-890).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[object, tuple[float, float]] = {}
 
+    @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write the line."""
         if not isinstance(record.args, tuple) or NotEnoughReplicasError not in record.args:
             return True
         first_s, last_s = self._seen.get(record.args[0], (record.created, 0.0))
@@ -83,11 +80,9 @@ def reconnect_slowly(producer: AIOKafkaProducer) -> None:
 
 
 def end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> asyncio.Task[None]:
-    """Begin to end a client that is not used any more, whatever its state.
+    """Start a task that ends a client, whatever its state.
 
-    Returns:
-        The task that does it: it takes at most `STOP_S` and a second, never fails, and goes on when its waiter is
-        cancelled.
+    It takes at most `STOP_S` and a second, never fails, and goes on when its waiter is cancelled.
     """
     task = asyncio.create_task(_end(client, name), name=f"end-{name}")
     _ending.add(task)  # the loop itself holds no task

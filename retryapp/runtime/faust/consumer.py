@@ -1,15 +1,13 @@
 """The Faust consumer with our topics taken out of Faust's hands.
 
-Records of our topics never become Faust messages: they leave the fetcher as batches into an `Intake`, from where the
-engine takes them as it has room. Faust neither seeks, resumes, nor commits these partitions; lanes do
-(`runtime.publisher`). The user's own topics go the stock way, with three of Faust's faults fixed:
+Records of our topics leave the fetcher as batches into an `Intake`. Faust neither seeks, resumes, nor commits these
+partitions; lanes do (`runtime.transport`). The user's topics go the stock way, with three of Faust's faults fixed:
 
 * only a fully acknowledged prefix of *delivered* offsets is committed (Faust can commit past an unacknowledged one);
 * partitions stay paused until a rebalance is over (Faust resumes them before it seeks, and loses what comes between);
 * records that a fetch returned although Faust sought meanwhile are fetched again (Faust drops them).
 
-Positions, pauses and the coordinator belong to the consumer's thread; buffers and lanes to the main loop. `in_thread`
-goes from one to the other past the thread's own queue, which an idle poll may block.
+Positions, pauses and the coordinator belong to the consumer's thread; buffers and lanes to the main loop.
 """
 
 from __future__ import annotations
@@ -35,21 +33,18 @@ from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Intake
 from retryapp.ports import TopicPartition
-from retryapp.runtime import unreadable
-from retryapp.runtime.clock import counted_s
-from retryapp.runtime.consumer_thread import RetryConsumerThread, listen, look_for_topics
+from retryapp.runtime.clients import unreadable
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread, listen, look_for_topics
+from retryapp.runtime.machine.clock import counted_s
 
 logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02
-_TOPICS_AGAIN_S = 1.0
-"""Between two looks for topics that the client does not know."""
-_WATCH_S = 1.0
-"""Between two looks for errors of the group."""
+_TOPICS_AGAIN_S = 1.0  # between two looks for topics that the client does not know
+_WATCH_S = 1.0  # between two looks for errors of the group
 _FETCH_REST_S = 0.005
 """Pause before the next fetch while fetches are small: each costs two wake-ups across threads, a request and a round of
 the event loop. At 1,000 retries a second it saves 10 % of a core."""
-_SMALL_FETCH_RECORDS = 200
-"""A fetch of at least so many is followed by the next at once."""
+_SMALL_FETCH_RECORDS = 200  # a fetch of at least so many is followed by the next at once
 
 
 class RetryConsumer(Consumer):
@@ -66,12 +61,9 @@ class RetryConsumer(Consumer):
         self._spill: dict[TP, deque[Any]] = {}
         self._assigned_generation: int | None = None
         self._next_fetch_s = float("-inf")
-        self.seeks = 0
-        """How often Faust has sought: a fetch from before is stale."""
-        self.settled = False
-        """Whether the rebalance of the last assignment is over."""
-        self._asked_s = -inf
-        """When the last heartbeat that the coordinator accepted was sent."""
+        self.seeks = 0  # how often Faust has sought: a fetch from before is stale
+        self.settled = False  # whether the rebalance of the last assignment is over
+        self._asked_s = -inf  # when the last heartbeat that the coordinator accepted was sent
 
     def _new_consumer_thread(self) -> RetryConsumerThread:
         return RetryConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -81,7 +73,7 @@ class RetryConsumer(Consumer):
         return tp.topic in self.intake.topics
 
     async def in_thread(self, function: Callable[[aiokafka.AIOKafkaConsumer], Any]) -> Any:
-        """Run a function (plain or async) with the client's consumer in the consumer's thread."""
+        """Run a function (plain or async) in the consumer's thread; past its queue, which an idle poll blocks."""
 
         async def run() -> Any:
             result = function(self._thread._ensure_consumer())
@@ -89,8 +81,6 @@ class RetryConsumer(Consumer):
 
         loop = self._thread.thread_loop
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop))
-
-    # -- membership ---------------------------------------------------------------------------------------------
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         """Hold our partitions, let Faust do its part, then have the lanes opened."""
@@ -166,8 +156,6 @@ class RetryConsumer(Consumer):
         if generation_id == self._assigned_generation:
             self.settled = True
 
-    # -- positions of our partitions ----------------------------------------------------------------------------
-
     async def hold(self, tps: Iterable[TopicPartition]) -> None:
         """Stop fetching, and make everything fetched so far stale."""
         held = list(tps)
@@ -230,8 +218,6 @@ class RetryConsumer(Consumer):
         self.seeks += 1
         await super().seek_wait(partitions)
 
-    # -- the user's own topics ----------------------------------------------------------------------------------
-
     def resume_partitions(self, tps: Iterable[TP]) -> None:
         """Resume; during a rebalance only changelogs: other records would be lost before the seek."""
         tps = set(tps)
@@ -265,8 +251,6 @@ class RetryConsumer(Consumer):
         """Skip ours: Faust's livelock warnings read its own acknowledgements."""
         if not self.ours(tp):
             super().verify_event_path(now, tp)
-
-    # -- fetching ----------------------------------------------------------------------------------------
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         """Fetch; hand ours to the intake, yield the user's."""

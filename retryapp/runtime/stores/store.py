@@ -1,11 +1,10 @@
 """RocksDB as the tables of this process use it: one folder per table and partition, one shared cache for all.
 
-A store is a copy of a topic. It is written after the transaction that it reflects is committed, carries the offset up
-to which it is complete, and is dropped when that cannot be trusted: another topic (its id differs), a last use so long
-ago that the changelog may have forgotten its tombstones, or an error while writing.
+A store is a copy of a topic, written after the transaction that it reflects is committed. It carries the offset up to
+which it is complete, and is dropped when that cannot be trusted: another topic (its id differs), a last use so long ago
+that the changelog may have forgotten its tombstones, or an error while writing.
 
-Row keys begin with 0x00 (big-endian milliseconds), the index with 0x01, meta data with 0x02: a range delete over rows
-never meets the others.
+Row keys begin with 0x00 (big-endian milliseconds), the index with 0x01, meta data with 0x02.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,12 @@ from rocksdict import (
 )
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
-from retryapp.runtime.place import OWN_DATADIR
+from retryapp.runtime.machine.place import OWN_DATADIR
 
 logger = logging.getLogger(__name__)
 
 _META = b"\x02meta"
+_HELD_HERE = "lock hold by"  # RocksDB's words (a path may contain LOCK)
 FORMAT_VERSION = 2
 """Layout of the tables' keys and values; a store of another one is dropped and rebuilt from its topic."""
 
@@ -51,7 +51,6 @@ _UNLOGGED = _unlogged()
 
 @lru_cache(maxsize=1)
 def _shared() -> tuple[Cache, WriteBufferManager]:
-    """One block cache for the process, memtables accounted in it: memory does not grow with the partitions."""
     cache = Cache(64 << 20)
     return cache, WriteBufferManager.new_write_buffer_manager_with_cache(64 << 20, False, cache)
 
@@ -92,25 +91,20 @@ class StoreIdentity:
 class StoreMeta:
     """What a store says of itself."""
 
-    format: int
+    format: int = FORMAT_VERSION
     topic: str
     topic_id: str
     partition: int
     used_ms: int
     """When it last had all that its topic had, epoch milliseconds."""
-    next_offset: int
-    """The store reflects the topic up to here, exclusive; 0 when nothing was read."""
-    counts: dict[str, int]
+    next_offset: int = 0
+    """The store reflects the topic up to here, exclusive."""
+    counts: dict[str, int] = field(default_factory=dict)
     """Rows by tier."""
-    newest: int
-    """Largest origin offset that the store ever had a row of, -1 for none."""
+    newest: int = -1
+    """Largest origin offset that the store ever had a row of."""
     written: int | None = None
     """Offset of the last record of the topic that was written together with the store; None once it was read there."""
-
-    @property
-    def text(self) -> bytes:
-        """Its stored form."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
 
 
 class Store:
@@ -124,13 +118,10 @@ class Store:
             StoreBrokenError: the folder cannot be used (rights, lock, damage that a fresh store does not cure).
         """
         self.path = path
-        self.dropped: str | None = None
-        """Why the old store was dropped; None if it was usable or there was none."""
+        self.dropped: str | None = None  # why the old store was dropped; None if it was usable or there was none
         self._db: Rdict | None = None
-        self.failed = False
-        """A read or write failed: nothing may read this store again; `close` deletes it."""
-        self._unlogged = False
-        """A batch was written past the write-ahead log and may be in memory only."""
+        self.failed = False  # a read or write failed: nothing may read this store again; `close` deletes it
+        self._unlogged = False  # a batch was written past the write-ahead log and may be in memory only
         self._identity = identity
         meta: StoreMeta | None = None
         if path.exists():
@@ -146,25 +137,12 @@ class Store:
                 self.drop()
                 self.failed = False
                 meta = None
-        self.meta = meta or self._new_meta(now_ms)
+        self.meta = meta or StoreMeta(**asdict(identity), used_ms=now_ms)
         if self._db is None:
             try:
                 self._db = self._open()
             except Exception as exc:
                 raise _named(path, exc) from exc
-
-    def _new_meta(self, now_ms: int) -> StoreMeta:
-        identity = self._identity
-        return StoreMeta(
-            format=FORMAT_VERSION,
-            topic=identity.topic,
-            topic_id=identity.topic_id,
-            partition=identity.partition,
-            used_ms=now_ms,
-            next_offset=0,
-            counts={},
-            newest=-1,
-        )
 
     @property
     def db(self) -> Rdict:
@@ -219,7 +197,7 @@ class Store:
             DiskFullError, StoreBrokenError: the outcome is unknown; drop the store.
         """
         self.meta.used_ms = used_ms
-        batch.put(_META, self.meta.text)
+        batch.put(_META, json.dumps(asdict(self.meta)).encode())
         db = self.db
         try:
             if not logged:
@@ -238,26 +216,22 @@ class Store:
         if self._db is not None:
             self._release()
             if self.failed:
-                self._remove()
+                shutil.rmtree(self.path, ignore_errors=True)
 
     def drop(self) -> None:
         """Close and delete it. Never raises."""
         self._release()
-        self._remove()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def _release(self) -> None:
         """Close the database; the folder's lock goes with the last reference, even if closing fails."""
         db, self._db = self._db, None
-        if db is None:
-            return
         try:
-            db.close()
+            if db is not None:
+                db.close()
         except Exception as exc:  # noqa: BLE001 - the library has no type for what a disk may do
             self.failed = True
             logger.warning("Store %s did not close, it is dropped: %s", self.path, exc)
-
-    def _remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def _open(self) -> Rdict:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,7 +251,6 @@ class Store:
             return None
 
     def _distrust(self, db: Rdict, meta: StoreMeta | None, now_ms: int, max_age_ms: int | None) -> str | None:
-        """Return why an existing store must not be used, or None."""
         if meta is None:
             return None if next(iter(db.keys()), None) is None else "it has no readable description of itself"
         if meta.format != FORMAT_VERSION:
@@ -296,7 +269,6 @@ class RocksTable:
     """What the tables of a partition have in common: a store, and the offset up to which it reflects its topic."""
 
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int, max_age_ms: int | None = None) -> None:
-        """Open the table; see `Store`."""
         self._store = Store(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
         self._now_ms = now_ms
 
@@ -320,12 +292,7 @@ class RocksTable:
 
 
 def _is_locked(exc: Exception) -> bool:
-    """Return whether this or another process has the folder open, by RocksDB's words (a path may contain LOCK)."""
-    return _is_locked_here(exc) or "while lock file" in str(exc).lower()
-
-
-def _is_locked_here(exc: Exception) -> bool:
-    return "lock hold by" in str(exc).lower()
+    return any(words in str(exc).lower() for words in (_HELD_HERE, "while lock file"))
 
 
 def _is_full(exc: Exception) -> bool:
@@ -336,13 +303,9 @@ def _named(path: Path, exc: Exception) -> DiskFullError | StoreBrokenError:
     if _is_full(exc):
         usage = shutil.disk_usage(path.parent) if path.parent.exists() else None
         return DiskFullError(str(path), str(exc), usage.free if usage else None)
-    return StoreBrokenError(str(path), str(exc), _remedy(exc))
-
-
-def _remedy(exc: Exception) -> str | None:
-    """Return what to do about a store that is in use, which must not be removed; None for other errors."""
-    if _is_locked_here(exc):
-        return "This process has it open already; it is used as soon as it is closed"
-    if _is_locked(exc):
-        return f"Another process has it open and uses it: stop that one, or {OWN_DATADIR}"
-    return None
+    remedy = None  # a store that is in use must not be removed
+    if _HELD_HERE in str(exc).lower():
+        remedy = "This process has it open already; it is used as soon as it is closed"
+    elif _is_locked(exc):
+        remedy = f"Another process has it open and uses it: stop that one, or {OWN_DATADIR}"
+    return StoreBrokenError(str(path), str(exc), remedy)

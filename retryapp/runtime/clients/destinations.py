@@ -13,8 +13,7 @@ from retryapp.engine.threads import Threads
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection
 from retryapp.ports import DestinationReader
 
-TIMEOUT_S: Final = 10.0
-"""Longest wait for one answer: a handler's attempt waits for it."""
+TIMEOUT_S: Final = 10.0  # longest wait for one answer: a handler's attempt waits for it
 
 
 class KafkaDestinations(DestinationReader):

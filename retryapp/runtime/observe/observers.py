@@ -1,8 +1,7 @@
-"""Logs what happens to records.
+"""Logs what happens to records: one line per observation.
 
-``LogObserver`` writes one line per observation. The message is a constant event id (``retryapp.retry_scheduled``); the
-facts are attributes of the log record, with units in their names, for structured formatters. ``FactsFormatter`` shows
-them after the message in plain text. No observation holds a payload.
+The message is a constant event id (``retryapp.retry_scheduled``); the facts are attributes of the log record, with
+units in their names. ``FactsFormatter`` shows them in plain text. No observation holds a payload.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from typing_extensions import override
 from retryapp.core.classify import DeadReason
 from retryapp.ports import Event, Observation, Observer
 
-EVENT_LOGGER: Final = "retryapp.events"
-"""Name of the logger that observations go to."""
+EVENT_LOGGER: Final = "retryapp.events"  # name of the logger that observations go to
 
-MAX_LOGGED_MESSAGE_CHARS: Final = 500
-"""Error messages are cut to this many characters in a log line."""
+MAX_LOGGED_MESSAGE_CHARS: Final = 500  # error messages are cut to this many characters in a log line
 
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
@@ -39,15 +36,13 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.LANE_INCOMPLETE: ("retryapp.lane_incomplete", logging.WARNING),
     Event.REBALANCED: ("retryapp.rebalanced", logging.INFO),
 }
-"""Message and level of each event."""
 
 _RENAMED: Final = {"message": "error_message", "trace": "error_trace"}
-"""Facts whose own name is taken in a log record, or is too vague there."""
 _FIELDS: Final = {
     field.name: _RENAMED.get(field.name, field.name) for field in fields(Observation) if field.name != "event"
 }
 FACTS: Final = tuple(_FIELDS.values())
-"""Names of the attributes that ``LogObserver`` sets on log records, in a fixed order."""
+"""Attributes that ``LogObserver`` sets on log records."""
 
 
 class CombinedObserver(Observer):
@@ -97,8 +92,8 @@ class FactsFormatter(logging.Formatter):
         super().__init__()
         self._inner = logging.Formatter() if inner is None else inner
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line with ``name=value`` for each fact."""
         line = self._inner.format(record)
         if record.name != EVENT_LOGGER:
             return line

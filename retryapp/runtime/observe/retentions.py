@@ -1,7 +1,4 @@
-"""Watches the retention of the topics that records wait in, for the metrics.
-
-A start refuses topics that keep records for too short a time. An operator may change them afterwards.
-"""
+"""Watches the retention of the topics that records wait in, for the metrics: it may change after the start."""
 
 from __future__ import annotations
 
@@ -15,12 +12,11 @@ from retryapp.core.errors import RetryAppError
 from retryapp.engine.placement import Served
 from retryapp.engine.threads import NoThreadError, Threads
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, TopicState
-from retryapp.runtime.metrics import Retention
+from retryapp.runtime.observe.metrics import Retention
 
 logger = logging.getLogger(__name__)
 
-EVERY_S: Final = 300.0
-"""Between two looks at the topics."""
+EVERY_S: Final = 300.0  # between two looks at the topics
 SETTING: Final = "retention.ms"
 
 
@@ -36,7 +32,7 @@ class RetentionWatch:
         self._threads = Threads(keep=1)  # daemons: a process that ends does not wait for a broker
 
     def learn(self, plan: Plan) -> None:
-        """Take what a start found and asked for."""
+        """Take what a start found."""
         for step in plan.steps:
             if SETTING in step.config and step.topic in self._names(step.main):
                 self._needed_s[step.main] = _seconds(step.config[SETTING])

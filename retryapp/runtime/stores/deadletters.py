@@ -1,10 +1,8 @@
 """The dead-letter table: where each dead letter of a partition lies. Headers and coordinates, never values.
 
-The dead-letter topic is its changelog: rows are written after the transaction that published the letter, and rebuilt by
-reading the topic, in any order and more than once. Rows of deleted letters are removed.
-
-A row's value begins with its failure id, so that removing it finds its look-up without decoding the headers:
-``length u32 | failure id | row of core.rows with the headers``, big-endian; length 0 where the headers name none.
+It is rebuilt by reading the dead-letter topic, in any order and more than once. A row's value begins with its failure
+id, so that removing it finds its look-up without decoding the headers: ``length u32 | failure id | core.rows row``,
+big-endian; length 0 where the headers name none.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import failure_id_of
 from retryapp.core.rows import PendingRow, decode_row, encode_row
 from retryapp.ports import DeadLetterTable, DeadRow
-from retryapp.runtime.store import RocksTable
+from retryapp.runtime.stores.store import RocksTable
 
 _ROW = b"\x00"
 _ROWS_END = b"\x01"
@@ -26,8 +24,7 @@ _INDEX = b"\x01"
 _OFFSET = struct.Struct(">Q")
 _LENGTH = struct.Struct(">I")
 _ROW_COUNT = "rows"
-FORGET_LIMIT = 500
-"""Rows that one call removes at most."""
+FORGET_LIMIT = 500  # rows that one call removes at most
 
 
 def _row_key(offset: int) -> bytes:
@@ -52,7 +49,6 @@ def _decode(key: bytes, value: bytes) -> DeadRow:
 
 
 def _named(value: bytes) -> bytes:
-    """Return the failure id of a row's value, empty when it has none."""
     (length,) = _LENGTH.unpack_from(value)
     return value[_LENGTH.size : _LENGTH.size + length]
 

@@ -1,9 +1,8 @@
 """The Faust app's address and security settings, for every other client that we open.
 
-aiokafka clients (lanes, tail reader) take the app's credentials as they are. The administration client and the command
-line's readers are librdkafka's, which takes files and PEM text but no Python ``SSLContext``. Of such a context the
-trusted authorities and the checks of certificate and host name are copied. The rest (the client's own certificate,
-authorities in a folder, ciphers) has to be in `Retries(admin_options=...)`.
+aiokafka clients (lanes, tail reader) take the app's credentials as they are. librdkafka's (administration, readers)
+take files and PEM text but no ``SSLContext``: its trusted authorities and its checks of certificate and host name are
+copied. The rest (a client certificate, authorities in a folder, ciphers) has to be in `Retries(admin_options=...)`.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def prove_login(app: faust.App, *, timeout_s: float) -> None:
 
 async def _log_in(options: dict[str, Any], client_id: str, timeout_s: float) -> None:
     addresses = options.pop("bootstrap_servers")
-    doing, where, said = "log in with the credentials of faust.App(...)", ",".join(addresses), ""
+    doing, where, reason = "log in with the credentials of faust.App(...)", ",".join(addresses), ""
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
@@ -87,15 +86,14 @@ async def _log_in(options: dict[str, Any], client_id: str, timeout_s: float) -> 
         except (OSError, TimeoutError, KafkaError) as error:  # try the next address
             if isinstance(error.__cause__, ssl.SSLError):
                 raise ContextRefusedError(doing, where, str(error.__cause__)) from error
-            said = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             continue
         connection.close()
         return
-    raise BrokerUnreachableError(where, f"could not {doing}: {said}")
+    raise BrokerUnreachableError(where, f"could not {doing}: {reason}")
 
 
 def _derived(app: faust.App, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the app's own settings as librdkafka properties."""
     credentials: Any = app.conf.broker_credentials
     if credentials is None:
         context = app.conf.ssl_context

@@ -33,23 +33,20 @@ from retryapp.engine.placement import Served
 from retryapp.engine.site import LaneSite
 from retryapp.engine.transport import LaneProtocol
 from retryapp.ports import Committed, Standing, TopicPartition
-from retryapp.runtime.batches import Sent, send_all
-from retryapp.runtime.clients import ClientSettings, end, reconnect_slowly
-from retryapp.runtime.clock import counted_s
-from retryapp.runtime.consumer import RetryConsumer
-from retryapp.runtime.deadletters import RocksDeadLetterTable
-from retryapp.runtime.pending import RocksPendingTable
-from retryapp.runtime.seen import RocksSeenTable
-from retryapp.runtime.store import StoreIdentity
+from retryapp.runtime.clients.batches import Sent, send_all
+from retryapp.runtime.clients.lifecycle import ClientSettings, end, reconnect_slowly
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.machine.clock import counted_s
+from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
+from retryapp.runtime.stores.pending import RocksPendingTable
+from retryapp.runtime.stores.seen import RocksSeenTable
+from retryapp.runtime.stores.store import StoreIdentity
 
-TRANSACTION_TIMEOUT_MS = 15_000
-"""The broker aborts a transaction that stays open for longer: how long committed readers wait if all workers are dead.
-"""
+TRANSACTION_TIMEOUT_MS = 15_000  # how long committed readers wait if all workers die in a transaction
 _RETRY_BACKOFF_MS = 10
-"""For a transaction that follows another at once: until the former's markers are written the broker answers "not enough
-replicas" or "concurrent transactions" (KIP-890), and with the client's 100 ms each hand-off would take that long."""
-_MAX_AGE_MS = CHANGELOG_DELETE_RETENTION_MS // 2
-"""A store unused for longer may hold rows whose tombstones are gone."""
+"""Until a transaction's markers are written the broker refuses the next one (KIP-890): with the client's 100 ms each
+hand-off would take that long."""
+_MAX_AGE_MS = CHANGELOG_DELETE_RETENTION_MS // 2  # a store unused for longer may hold rows whose tombstones are gone
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,11 +54,9 @@ class LanePlace(LaneSite):
     """Where a lane belongs, with its stores on this machine."""
 
     store_dir: Path
-    """Folder of the handler's stores; the partition's are `pending/{p}`, `dead/{p}`, `seen/{p}` below it."""
+    """The partition's stores are `pending/{p}`, `dead/{p}` and `seen/{p}` below."""
     dlq_id: str = ""
-    """Id of the dead-letter topic."""
     seen_id: str = ""
-    """Id of the changelog of the table of seen events."""
 
 
 def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LanePlace:
@@ -88,7 +83,7 @@ def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LaneP
 
 @dataclass(slots=True, kw_only=True)
 class KafkaTransport(LaneProtocol):
-    """A lane's transport; see the module's text."""
+    """A lane's clients and stores."""
 
     place: LanePlace
     settings: ClientSettings
@@ -157,9 +152,9 @@ class KafkaTransport(LaneProtocol):
 
     @override
     async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        found = {ClientTopicPartition(*tp): OffsetAndMetadata(*each) for tp, each in offsets.items()}
+        committed = {ClientTopicPartition(*tp): OffsetAndMetadata(*offset) for tp, offset in offsets.items()}
         try:
-            await self._open_producer().send_offsets_to_transaction(found, self.place.group)
+            await self._open_producer().send_offsets_to_transaction(committed, self.place.group)
         except TopicAuthorizationFailedError as exc:  # the topics' batches get no answer
             if self._foreign is not None:
                 self._foreign.denied(exc)
@@ -169,20 +164,14 @@ class KafkaTransport(LaneProtocol):
     async def end_transaction(self) -> None:
         await self._open_producer().commit_transaction()
 
-    async def move_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Standing:
-        """Refuse; goes with `LaneProtocol.move_offsets`."""
-        raise NotImplementedError
-
     @override
     async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
         client_tps = [ClientTopicPartition(*tp) for tp in self.place.sources]
-        got: Mapping[Any, OffsetAndMetadata] = await self.consumer.in_thread(
-            lambda c: c._coordinator.fetch_committed_offsets(client_tps)
+        offsets: Mapping[Any, OffsetAndMetadata] = await self.consumer.in_thread(
+            lambda client: client._coordinator.fetch_committed_offsets(client_tps)
         )
         return {
-            TopicPartition(*tp): Committed(found.offset, found.metadata or "")
-            for tp, found in got.items()
-            if found.offset >= 0
+            TopicPartition(*tp): Committed(at.offset, at.metadata or "") for tp, at in offsets.items() if at.offset >= 0
         }
 
     @override
@@ -196,29 +185,23 @@ class KafkaTransport(LaneProtocol):
     @override
     def open_stores(self) -> tuple[RocksPendingTable, RocksDeadLetterTable]:
         place, now_ms = self.place, self.clock.wall_ms()
-        pending = RocksPendingTable(
-            self._folder("pending"),
-            StoreIdentity(topic=place.changelog.topic, topic_id=place.changelog_id, partition=place.partition),
-            now_ms=now_ms,
-            max_age_ms=_MAX_AGE_MS,
-        )
-        identity = StoreIdentity(topic=place.dlq.topic, topic_id=place.dlq_id, partition=place.partition)
+        where = self._store("pending", place.changelog, place.changelog_id)
+        pending = RocksPendingTable(*where, now_ms=now_ms, max_age_ms=_MAX_AGE_MS)
         try:
-            return pending, RocksDeadLetterTable(self._folder("dead"), identity, now_ms=now_ms)
+            return pending, RocksDeadLetterTable(*self._store("dead", place.dlq, place.dlq_id), now_ms=now_ms)
         except BaseException:
             pending.close()  # or its folder would stay locked for the next try
             raise
 
     @override
     def open_seen(self) -> RocksSeenTable:
-        place = self.place
-        if place.seen is None:
-            raise RuntimeError(f"lane {place.name} has no table of seen events")
-        identity = StoreIdentity(topic=place.seen.topic, topic_id=place.seen_id, partition=place.partition)
-        return RocksSeenTable(self._folder("seen"), identity, now_ms=self.clock.wall_ms())
+        if self.place.seen is None:
+            raise RuntimeError(f"lane {self.place.name} has no table of seen events")
+        return RocksSeenTable(*self._store("seen", self.place.seen, self.place.seen_id), now_ms=self.clock.wall_ms())
 
-    def _folder(self, table: str) -> Path:
-        return self.place.store_dir / table / str(self.place.partition)
+    def _store(self, table: str, tp: TopicPartition, topic_id: str) -> tuple[Path, StoreIdentity]:
+        identity = StoreIdentity(topic=tp.topic, topic_id=topic_id, partition=tp.partition)
+        return self.place.store_dir / table / str(tp.partition), identity
 
 
 def standing_of(error: type[BaseException]) -> Standing:

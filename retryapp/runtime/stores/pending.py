@@ -4,13 +4,11 @@ The store's order is the firing order (`core.rows`), so due rows are the head of
 deleted key before the first live one, so two things keep the head cheap:
 
 * a low mark in memory: no key below it exists; a scan starts there, and a late insert lowers it;
-* a range delete below the low mark per few thousand removed rows. (Not in every batch: an iterator sorts all range
-  deletes that are not flushed. One in each of 600 batches made a scan of ten rows take 2.3 ms instead of 0.1 ms.)
+* a range delete below the low mark per few thousand removed rows. (An iterator sorts all that are not flushed: one in
+  each batch made a scan of ten rows take 2.3 ms instead of 0.1 ms.)
 
-A row of a record later in the main topic than all that the table knows needs no look-up: half the work of a recovery.
-
-An index by origin offset finds one record; it is written in the same batch. Its values hold the row's tier too, so that
-counts by tier follow every change without decoding the removed row (counting a million rows took a minute).
+An index by origin offset finds one record; its values hold the row's tier too, so that counts by tier follow every
+change without decoding the removed row. A row later in the main topic than all that the table knows needs no look-up.
 """
 
 from __future__ import annotations
@@ -27,22 +25,16 @@ from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import RETRY_TIER, HeaderReader
 from retryapp.core.rows import ORIGIN_OFFSET_AT, ROW_KEY_BYTES, due_bound, parse_row_key, row_header
 from retryapp.ports import PendingTable, Removal, Row
-from retryapp.runtime.store import RocksTable, Store, StoreIdentity
+from retryapp.runtime.stores.store import RocksTable, Store, StoreIdentity
 
 _INDEX = b"\x01"
 _ROWS_START = b"\x00"
 _ROWS_END = b"\x01"
 _OFFSET = struct.Struct(">Q")
 _TIER_NAME = RETRY_TIER.encode()
-_PURGE_ROWS = 5_000
-"""Removed rows before the first live one after which a range delete covers them."""
+_PURGE_ROWS = 5_000  # removed rows before the first live one after which a range delete covers them
 _SHORT_TAIL = 2_000
 """Records that a recovery writes through the write-ahead log: a restart that missed little writes no file."""
-
-
-def _index_key(origin_offset: int) -> bytes:
-    """Return the key of a record's look-up: it ends as the keys of the record's rows do."""
-    return _INDEX + _OFFSET.pack(origin_offset)
 
 
 def tier_of(value: bytes | None) -> str:
@@ -65,50 +57,53 @@ def _tier_text(raw: bytes) -> str:
 
 
 class _Changes:
-    """A batch in the making, read as if its steps so far had taken effect."""
+    """A batch in the making, read as if its steps so far had taken effect; keeps the store's counts and `newest`."""
 
-    def __init__(self, store: Store, newest: int) -> None:
-        """Args: newest: the store has no look-up, and so no row, of a later origin offset."""
+    def __init__(self, store: Store) -> None:
         self.batch: WriteBatch = store.batch()
-        self.newest = newest
         self._store = store
         self._changed: dict[bytes, bytes | None] = {}
 
-    def get(self, key: bytes) -> bytes | None:
-        return self._changed[key] if key in self._changed else self._store.get(key)
-
-    def put(self, key: bytes, value: bytes, tier: str) -> str | None:
-        """Put a row and its look-up; return the tier of the row that it replaces, or None."""
+    def put(self, key: bytes, value: bytes, tier: str) -> None:
+        """Put a row and its look-up."""
         index = _INDEX + key[ORIGIN_OFFSET_AT:]
         offset = int.from_bytes(key[ORIGIN_OFFSET_AT:], "big")
-        if offset > self.newest:
-            self.newest = offset
-            replaced = None
+        if offset > self._store.meta.newest:
+            self._store.meta.newest = offset
         else:
-            replaced = self._tier(key, self.get(index))
+            self._count(self._tier(key, self._get(index)), -1)
+        self._count(tier, 1)
         look_up = key + tier.encode()
         self._changed[key], self._changed[index] = value, look_up
         self.batch.put(key, value)
         self.batch.put(index, look_up)
-        return replaced
 
-    def remove(self, key: bytes) -> str | None:
-        """Remove a row, and its look-up unless that leads to another row of its record; return its tier, or None."""
+    def remove(self, key: bytes) -> None:
+        """Remove a row, and its look-up unless that leads to another row of its record."""
         index = _INDEX + key[ORIGIN_OFFSET_AT:]
-        look_up = self.get(index)
+        look_up = self._get(index)
         removed = self._tier(key, look_up)
         if removed is not None:
             self._delete(key)
+            self._count(removed, -1)
         if look_up is not None and look_up.startswith(key):
             self._delete(index)
-        return removed
+
+    def _get(self, key: bytes) -> bytes | None:
+        return self._changed[key] if key in self._changed else self._store.get(key)
 
     def _tier(self, key: bytes, look_up: bytes | None) -> str | None:
-        """Return the tier of the row under this key; None when there is none."""
         if look_up is not None and look_up.startswith(key):  # written together: it says that the row is there
             return look_up[ROW_KEY_BYTES:].decode()
-        value = self.get(key)  # most often there is none; else the record has a second row, which came later
+        value = self._get(key)  # most often there is none; else the record has a second row, which came later
         return None if value is None else tier_of(value)
+
+    def _count(self, tier: str | None, change: int) -> None:
+        counts = self._store.meta.counts
+        if tier is not None:
+            counts[tier] = counts.get(tier, 0) + change
+            if not counts[tier]:
+                del counts[tier]
 
     def _delete(self, key: bytes) -> None:
         self._changed[key] = None
@@ -158,7 +153,7 @@ class RocksPendingTable(RocksTable, PendingTable):
 
     @override
     def find(self, origin_offset: int) -> bytes | None:
-        look_up = self._store.get(_index_key(origin_offset))
+        look_up = self._store.get(_INDEX + _OFFSET.pack(origin_offset))  # as row keys end
         return None if look_up is None else look_up[:ROW_KEY_BYTES]
 
     @override
@@ -178,36 +173,34 @@ class RocksPendingTable(RocksTable, PendingTable):
 
     @override
     def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        changes = _Changes(self._store, self._store.meta.newest)
+        changes = _Changes(self._store)
         for row in puts:
-            self._put(changes, row.key, row.value, row.tier)
+            changes.put(row.key, row.value, row.tier)
+            self._low = min(self._low, row.key)
         for removal in removes:
-            self._remove(changes, removal.key)
+            changes.remove(removal.key)
         self._removed += len(removes)
         if self._removed >= _PURGE_ROWS and self._low:
             changes.batch.delete_range(_ROWS_START, self._low)
             self._removed = 0
         if changelog_offset is not None:
             self._store.meta.written = changelog_offset
-        self._store.meta.newest = changes.newest
         self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
 
     @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
         # The table does not become younger before `recovered`: recoveries that never reach the end could keep it for
         # longer than the changelog keeps the tombstones that it lacks.
-        changes = _Changes(self._store, self._store.meta.newest)
-        taken = 0
+        changes = _Changes(self._store)
         for key, value in records:
             if len(key) != ROW_KEY_BYTES:
                 continue
-            taken += 1
+            self._recovering += 1
             if value is None:
-                self._remove(changes, key)
+                changes.remove(key)
             else:
-                self._put(changes, key, value, tier_of(value))
-        self._store.meta.newest = changes.newest
-        self._recovering += taken
+                changes.put(key, value, tier_of(value))
+                self._low = min(self._low, key)
         logged = self._recovering <= _SHORT_TAIL
         self._commit(changes.batch, next_offset, self._store.meta.used_ms, logged=logged)
 
@@ -225,26 +218,6 @@ class RocksPendingTable(RocksTable, PendingTable):
             if key >= _ROWS_END:
                 return
             yield key, value
-
-    def _put(self, changes: _Changes, key: bytes, value: bytes, tier: str) -> None:
-        replaced = changes.put(key, value, tier)
-        if replaced != tier:
-            if replaced is not None:
-                self._count(replaced, -1)
-            self._count(tier, 1)
-        if key < self._low:
-            self._low = key
-
-    def _remove(self, changes: _Changes, key: bytes) -> None:
-        removed = changes.remove(key)
-        if removed is not None:
-            self._count(removed, -1)
-
-    def _count(self, tier: str, change: int) -> None:
-        counts = self._store.meta.counts
-        counts[tier] = counts.get(tier, 0) + change
-        if not counts[tier]:
-            del counts[tier]
 
     def _commit(self, batch: WriteBatch, next_offset: int | None, used_ms: int, *, logged: bool = True) -> None:
         meta = self._store.meta

@@ -1,7 +1,4 @@
-"""Limits log lines that repeat.
-
-With one of our changelogs deleted the client library logs 190 equal lines a second for four partitions.
-"""
+"""Limits log lines that repeat: a deleted changelog makes the client library log 190 a second for four partitions."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-EVERY_S: Final = 30.0
-"""How often the same line is shown."""
-LOGGERS: Final = ("aiokafka.cluster", "retryapp.runtime.consumer", "retryapp.runtime.consumer_thread")
+from typing_extensions import override
+
+EVERY_S: Final = 30.0  # how often the same line is shown
+LOGGERS: Final = ("aiokafka.cluster", "retryapp.runtime.faust.consumer", "retryapp.runtime.faust.consumer_thread")
 """Loggers whose lines repeat while a topic is missing or may not be read."""
-_MOST_LINES: Final = 1_000
-"""Different lines that are remembered; after that all are forgotten and shown again."""
+_MOST_LINES: Final = 1_000  # different lines that are remembered; after that all are forgotten and shown again
 
 
 class Seldom(logging.Filter):
@@ -27,8 +24,8 @@ class Seldom(logging.Filter):
         self._clock_s = clock_s
         self._shown: dict[str, tuple[float, int]] = {}  # line -> when it was shown, how often it was hidden since
 
+    @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to show the line."""
         line, now_s = record.getMessage(), self._clock_s()
         shown_s, hidden = self._shown.get(line, (None, 0))
         if shown_s is not None and now_s - shown_s < self._every_s:

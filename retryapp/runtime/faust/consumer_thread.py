@@ -15,13 +15,11 @@ from mode.utils.logging import get_logger
 
 from retryapp.engine.intake import Stamped
 from retryapp.ports import TopicPartition
-from retryapp.runtime.clock import counted_s
+from retryapp.runtime.machine.clock import counted_s
 
 logger = get_logger(__name__)
-_DENIED_REST_S = 0.2
-"""Between two fetches of a topic that may not be read: the broker answers at once."""
-_POSITIONS_S = 1.0
-"""How often a fetch carries positions: each reads those of all partitions."""
+_DENIED_REST_S = 0.2  # between two fetches of a topic that may not be read: the broker answers at once
+_POSITIONS_S = 1.0  # how often a fetch carries positions: each reads those of all partitions
 
 
 def listen(coordinator: Any, heard: Callable[[float], None]) -> None:
@@ -42,10 +40,9 @@ def listen(coordinator: Any, heard: Callable[[float], None]) -> None:
 
 
 async def look_for_topics(consumer: aiokafka.AIOKafkaConsumer) -> list[str]:
-    """Return the subscribed topics that the client does not know, sorted, after asking the broker for them once more.
+    """Return the subscribed topics that the client does not know, and have it ask the broker for them.
 
-    A broker that has just started answers before it knows its topics. The assignor assigns none of those, and the
-    client would ask again after `metadata_max_age_ms`, 5 minutes with Faust. It joins again once it knows them.
+    A broker that has just started answers before it knows its topics; the client would ask again after 5 minutes.
     """
     cluster = consumer._client.cluster
     missing = sorted(topic for topic in consumer.subscription() if not cluster.partitions_for_topic(topic))
@@ -74,7 +71,7 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         try:
             records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
         except TopicAuthorizationFailedError as exc:
-            logger.error(  # noqa: TRY400 - no traceback; repeats are filtered (`runtime.repeats`)
+            logger.error(  # noqa: TRY400 - no traceback; repeats are filtered (`runtime.observe.repeats`)
                 "The broker does not let this group read %s: those partitions stand still. Grant READ on the topic "
                 "(retryapp plan --acls lists all rights); reading goes on by itself.",
                 exc.args[0] if exc.args else "a topic",
@@ -91,10 +88,9 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         return records
 
     def _give_back(self, records: Stamped) -> None:
-        """Undo a fetch of the user's partitions during which Faust sought them.
+        """Undo a fetch of the user's partitions during which Faust sought them: its records are from after the seek.
 
-        It waits through a whole rebalance in the client library and returns records after the seek. The main loop,
-        whose flow has not begun yet, would drop them, and nothing would seek back.
+        The main loop, whose flow has not begun yet, would drop them, and nothing would seek back.
         """
         for tp in [tp for tp in records if not self.consumer.ours(tp)]:
             found = records.pop(tp)
@@ -102,7 +98,7 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
                 self._ensure_consumer().seek(aiokafka.TopicPartition(*tp), found[0].offset)
 
     def _positions(self) -> dict[TopicPartition, int]:
-        """Return the positions of our partitions, except held ones: their positions belong to no session."""
+        # without held ones: their positions belong to no session
         subscription = self._ensure_consumer()._subscription.subscription
         assignment = None if subscription is None else subscription.assignment
         if assignment is None:
@@ -123,16 +119,15 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
     def close(self) -> None:
         """Do nothing: the thread's own stop follows.
 
-        Faust's way, where a rebalance ends in a stopping app, marks the client's consumer as closed and awaits its
-        tasks from the main loop, which is not theirs. The thread's stop then takes it for done: the group is not left,
-        and the worker may wait for those tasks without end.
+        In a rebalance of a stopping app Faust marks the client's consumer as closed and awaits its tasks from another
+        loop than theirs. The thread's stop then takes it for done: the group is not left, and the worker may hang.
         """
 
     async def on_thread_stop(self) -> None:
         """Stop the client's consumer.
 
-        Its `close` awaits the fetches that it has cancelled, and without a broker one raises that cancellation. Taken
-        for ours, it would end this thread without notice, and the worker would wait without end.
+        Its `close` may raise the cancellation of a fetch of its own: taken for ours, it would end this thread without
+        notice, and the worker would hang.
         """
         try:
             await super().on_thread_stop()

@@ -1,12 +1,8 @@
 """The real clock: wall time that agrees with the broker's and ignores jumps of the system clock.
 
-Due times are wall times, and the worker that fires a record is seldom the one on which it failed. So wall time is
-counted by the monotonic clock and anchored to the append times in acknowledgements (`core.skew`). Two workers differ by
-no more than their acknowledgements took, and by what their brokers differ.
-
-Before the first acknowledgement, and after a long time without, small corrections of the system clock (up to
-`MAX_SLEW_MS`, as NTP makes them) are followed. Larger jumps are ignored and logged: a system clock set two hours ahead
-would fire everything at once, and one set back would stop everything.
+Due times are wall times, and another worker may fire the record. So wall time is counted by the monotonic clock and
+anchored to the append times in acknowledgements (`core.skew`). Without one for `ANCHOR_HOLDS_S`, corrections of the
+system clock up to `MAX_SLEW_MS` (NTP) are followed; larger jumps are logged and ignored.
 """
 
 from __future__ import annotations
@@ -23,10 +19,8 @@ from retryapp.ports import Clock
 
 logger = get_logger(__name__)
 
-MAX_SLEW_MS = 1_000
-"""Largest difference to the system clock that is followed."""
-ANCHOR_HOLDS_S = 3_600.0
-"""After so long without an acknowledgement the system clock is followed again."""
+MAX_SLEW_MS = 1_000  # largest difference to the system clock that is followed
+ANCHOR_HOLDS_S = 3_600.0  # after so long without an acknowledgement the system clock is followed again
 _CHECK_S = 1.0
 
 
@@ -45,8 +39,7 @@ class SystemClock(Clock):
         self._base_s = counted_s()
         self._checked_s = self._base_s
         self._anchored_s: float | None = None
-        self._normal_ms = 0.0
-        """How far the system clock is ahead of the counted time without jumps."""
+        self._normal_ms = 0.0  # how far the system clock is ahead of the counted time without jumps
 
     @property
     @override

@@ -1,7 +1,6 @@
 """Passes records that the client library cannot decode, and reports their offsets.
 
-The stock reader never gets past the first of them, nor delivers the good records before it in the same fetch. Here, for
-the topics in `TOPICS`:
+The stock reader never gets past the first of them. Here, for the topics in `TOPICS`:
 
 * a header name that is not UTF-8 is read leniently: its odd bytes become lone surrogates (PEP 383);
 * a batch with a bad checksum, or one that cannot be parsed, becomes one `Unreadable` with its range of offsets: a
@@ -10,9 +9,8 @@ the topics in `TOPICS`:
   reading goes on one offset at a time, and the rest before the next batch is reported then;
 * a missing codec is no damage: an `Unreadable` says so, and the position stays. The same if no batch frame is found.
 
-Other topics of the process (the user's, our changelogs) have the lenient names and otherwise the stock behaviour.
-
-It replaces two names in aiokafka's fetcher, for the whole process; the C reader still does all the work on good data.
+Other topics of the process have the lenient names and otherwise the stock behaviour. Two names in aiokafka's fetcher
+are replaced for the whole process; the C reader still does all the work on good data.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from retryapp.core.errors import MissingCodecError
 
-TOPICS: Final[set[str]] = set()
-"""Topics whose readers accept an `Unreadable`; `Runtime.serve` adds to them."""
+TOPICS: Final[set[str]] = set()  # topics whose readers accept an `Unreadable`; `Runtime.serve` adds to them
 
 _StockRecords: Any = fetcher.PartitionRecords
 _LENGTH = struct.Struct(">qi")
@@ -63,14 +60,12 @@ class Unreadable:
 
 
 class _Slice(bytearray):
-    """Bytes whose text form never fails."""
-
     def decode(self, *_args: Any, **_kwargs: Any) -> str:
         return bytes(self).decode("utf-8", "surrogateescape")
 
 
 class _Buffer(bytearray):
-    """A buffer whose slices decode leniently; the reader decodes nothing but header names."""
+    """Decodes slices leniently; the reader decodes nothing but header names."""
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
@@ -78,10 +73,7 @@ class _Buffer(bytearray):
 
 
 def bare(raw: bytes) -> bytes:
-    """Return bytes as they are: a consumer with this as its `key_deserializer` gets the C reader's own records.
-
-    They have all that a table needs, and spare an eighth of the work of a recovery.
-    """
+    """Return bytes as they are; as `key_deserializer` it selects the C reader's own records, which are cheaper."""
     return raw
 
 
@@ -218,17 +210,15 @@ class _Batch:
 
     raw: memoryview
     tail: memoryview
-    """What follows it in the fetch."""
     base: int
 
     @property
     def is_current(self) -> bool:
-        """Whether it has today's layout (2); older ones have no headers to be lenient with."""
+        """Whether it has layout 2; older ones have no headers."""
         return self.raw[_MAGIC_AT] == 2
 
     @cached_property
     def sound(self) -> bool:
-        """Whether it is as it was written."""
         return self.is_current and bool(self._header.validate_crc())
 
     @cached_property
@@ -263,14 +253,13 @@ class _Batch:
         return (end, True) if agreed and end > self.base else (self.base + 1, False)
 
     def _following_base(self) -> int | None:
-        """First offset of the next batch by its own header, even if it is incomplete or damaged."""
+        """Return the next batch's first offset by its header, even if it is incomplete or damaged."""
         if len(self.tail) <= _MAGIC_AT or self.tail[_MAGIC_AT] != 2:
             return None
         (base, _) = _LENGTH.unpack_from(self.tail)
         return int(base) if base > self.base else None
 
     def leniently(self) -> Iterator[Any]:
-        """Return its records; header names may have lone surrogates."""
         batch = _DefaultRecordBatchPy(self.raw)
         batch._maybe_uncompress()
         batch._buffer = _Buffer(batch._buffer)

@@ -3,9 +3,8 @@
     0x00 | event, 16 bytes              ->  row (`core.deduplicate`)
     0x01 | expires_ms u64 | event       ->  empty
 
-A row says when it expires, so nothing has to be removed in time. Each write removes some expired rows, the oldest
-first, at least as many as it adds: the table does not grow, and no call is long. A mark in memory says where the index
-begins, or every sweep would walk over all that earlier ones have deleted.
+Each write removes some expired rows, the oldest first, at least as many as it adds: the table does not grow, and no
+call is long. A mark in memory says where the index begins, or every sweep would walk over what earlier ones deleted.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from typing_extensions import override
 
 from retryapp.core.deduplicate import IDENTITY_BYTES, Seen, decode_seen, encode_seen, live_rows
 from retryapp.ports import SeenTable
-from retryapp.runtime.store import RocksTable
+from retryapp.runtime.stores.store import RocksTable
 
-SWEEP_ROWS: Final = 200
-"""Expired rows that a write removes at most, in addition to as many as it adds."""
+SWEEP_ROWS: Final = 200  # expired rows that a write removes at most, in addition to as many as it adds
 
 _ROW: Final = b"\x00"
 _INDEX: Final = b"\x01"
@@ -45,7 +43,7 @@ class RocksSeenTable(RocksTable, SeenTable):
         batch = self._store.batch()
         self._sweep(batch, now_ms, len(rows) + SWEEP_ROWS)
         for row in rows:  # behind the sweep: a later step of a batch wins
-            index = _index_key(row)
+            index = _INDEX + _EXPIRY.pack(row.expires_ms) + row.identity
             batch.put(_ROW + row.identity, encode_seen(row))
             batch.put(index, b"")
             self._low = min(self._low, index)
@@ -58,7 +56,6 @@ class RocksSeenTable(RocksTable, SeenTable):
         self.write(live_rows(records, now_ms), next_offset, now_ms)
 
     def _sweep(self, batch: WriteBatch, now_ms: int, limit: int) -> None:
-        """Remove at most `limit` expired rows."""
         bound = _INDEX + _EXPIRY.pack(now_ms + 1)
         for forgotten, (index, _) in enumerate(self._store.items(self._low)):
             self._low = index
@@ -68,7 +65,3 @@ class RocksSeenTable(RocksTable, SeenTable):
             row = self.find(index[-IDENTITY_BYTES:])
             if row is not None and row.expires_ms <= now_ms:  # else a later one has taken its place
                 batch.delete(_ROW + row.identity)
-
-
-def _index_key(row: Seen) -> bytes:
-    return _INDEX + _EXPIRY.pack(row.expires_ms) + row.identity

@@ -1,10 +1,7 @@
-"""Sends the records of a transaction as the batches in which they travel.
+"""Sends the records of a transaction in batches: aiokafka's `send` has a look-up and a future for each record.
 
-The client library's `send` takes one record, with a topic look-up and a future for each. A lane knows all records of a
-transaction beforehand, so it fills the batches itself and waits for one answer per batch.
-
-Topics that handlers publish to have limits of their own: a batch for one holds no more than it takes, and a refusal of
-its broker is noted where the next publish looks (`core.publication`).
+A batch for a topic that handlers publish to holds no more than the topic takes; a refusal of its broker is noted where
+the next publish looks (`core.publication`).
 """
 
 from __future__ import annotations
@@ -32,8 +29,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication
 from retryapp.ports import Acks
 
-_APPEND_TIME = 1
-"""Timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are."""
+_APPEND_TIME = 1  # timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are
 _TOO_LARGE: Final = (MessageSizeTooLargeError, RecordListTooLargeError)
 _DENIED: Final = "this login may not write to it; it needs WRITE"
 _REFUSALS: Final = (
@@ -50,10 +46,8 @@ class Sent(Acks):
     """Records that were sent, and their offsets once acknowledged."""
 
     def __init__(self, count: int) -> None:
-        self.first: asyncio.Future[Any] | None = None
-        """The answer to the first batch for a topic of ours."""
-        self.destinations: dict[str, Destination] = {}
-        """Topics that are not ours."""
+        self.first: asyncio.Future[Any] | None = None  # the answer to the first batch for a topic of ours
+        self.destinations: dict[str, Destination] = {}  # topics that are not ours
         self._count = count
         self._batches: list[tuple[asyncio.Future[Any], list[int]]] = []
 
@@ -109,23 +103,17 @@ async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing]) -> S
         groups[record.topic, record.partition].append((count - 1, record))
     sent = Sent(count)
     for (topic, partition), group in groups.items():
-        if isinstance(group[0][1], Publication):
-            await _learn(producer, topic, partition)
+        others = isinstance(group[0][1], Publication)
+        if others and partition not in await producer.partitions_for(topic):  # the topic may have grown
+            await producer.client.force_metadata_update()
         for batch, held in _batches(producer, group):
             sent.add(await producer.send_batch(batch, topic, partition=partition), held)
     return sent
 
 
-async def _learn(producer: AIOKafkaProducer, topic: str, partition: int) -> None:
-    """Have a producer know a partition: a topic of others may have grown."""
-    if partition not in await producer.partitions_for(topic):
-        await producer.client.force_metadata_update()
-
-
 def _batches(
     producer: AIOKafkaProducer, group: Iterable[tuple[int, Outgoing]]
 ) -> Iterator[tuple[Any, list[tuple[int, Outgoing]]]]:
-    """Yield batches for one partition with the records that each holds, in order."""
     batch, held, size = producer.create_batch(), list[tuple[int, Outgoing]](), 0
     for number, record in group:
         full = False
@@ -153,7 +141,6 @@ def _look(answer: asyncio.Future[Any]) -> None:
 
 
 def _note_refusal(destination: Destination, sizes: list[int], answer: asyncio.Future[Any]) -> None:
-    """Note what a broker refuses permanently."""
     error = None if answer.cancelled() else answer.exception()
     if isinstance(error, _TOO_LARGE):
         destination.refuse_size(sizes)

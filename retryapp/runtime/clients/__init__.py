@@ -1,0 +1,1 @@
+"""Kafka clients of lanes, and what they read and send."""

@@ -1,0 +1,1 @@
+"""Faust's consumer, agents and transport, extended."""
