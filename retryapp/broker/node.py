@@ -36,7 +36,6 @@ class BrokerFailedError(EnvironmentFault):
     """The broker process ended, or was not ready in time. Operator action: read its log, which the message names."""
 
     def __init__(self, problem: str, log: str) -> None:
-        """Args: problem: what happened, with the broker's last error. log: its log file."""
         self.problem = problem
         self.log = log
         super().__init__(f"the Kafka broker {problem}. Its log: {log}")
@@ -50,14 +49,6 @@ class Broker:
 
         with Broker() as broker:
             AdminClient({"bootstrap.servers": broker.bootstrap})
-
-    Args:
-        cache_dir: where the jars are kept.
-        port: for clients; None for a free one.
-        data: folder to keep; None for a temporary one.
-        log: log file; None for ``broker.log`` in the data folder.
-        heap_mb: Java heap, in megabytes.
-        settings: broker settings in addition to ours.
     """
 
     def __init__(

@@ -43,15 +43,7 @@ def instant(epoch_ms: int | None, now_ms: int) -> str:
 
 
 def page_text(page: Page, columns: Mapping[str, str], now_ms: int, *, of: str, none: str) -> str:
-    """Return one page of a list.
-
-    Args:
-        page: what to show.
-        columns: heading → name of the fact; those in ``_ms`` are instants.
-        now_ms: the time, epoch milliseconds.
-        of: what ``matching`` counts.
-        none: what an empty list says.
-    """
+    """Return one page of a list."""
     lines = []
     if page.records:
         rows = [[_cell(facts, name, now_ms) for name in columns.values()] for facts in page.records]
@@ -72,12 +64,7 @@ def _cell(facts: Mapping[str, Any], name: str, now_ms: int) -> str:
 
 
 def record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
-    """Return one record at length: metadata, the user's headers, key and value decoded.
-
-    Args:
-        facts: as ``lookup.records`` has them, with payloads as ``key`` and ``value``.
-        now_ms: the time, epoch milliseconds.
-    """
+    """Return one record at length: metadata, the user's headers, key and value decoded."""
     metadata = facts.get("metadata") or {}
     named = {name: value for name, value in facts.items() if name not in _APART} | {
         name: value for name, value in metadata.items() if name not in {"origin", "null_value"}

@@ -33,10 +33,6 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 def run_processes(command: Sequence[str], count: int) -> int:
     """Run a command several times at once until all have ended. Call it in the main thread.
 
-    Args:
-        command: program and arguments.
-        count: number of processes, named ``process-1`` and so on before each line of their output.
-
     Returns:
         The first exit code other than 0, else 0; 128 plus the number for a process that a signal killed, unless it is
         the signal passed on to it: then 0 for SIGTERM and 130 for SIGINT.

@@ -17,6 +17,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 
 REACH_S: Final = 5.0
+WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
 
 
 class Target(NamedTuple):
@@ -34,13 +35,13 @@ def resolve(place: Place) -> Target:
         TopicMissingError: the group has no topics of ours there.
     """
     if place.app_spec is not None:
-        _refuse(place, "broker", "group", "client_config")
+        refuse_with_app(place, "broker", "group", "client_config")
         application = load_handlers(place.app_spec)
         reach(application.connection)
         return Target(application.connection, _only(tuple(application.topologies), place.topic))
     if place.broker is None or place.group is None:
-        raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME")
-    connection = _connection(place.broker, place)
+        raise click.UsageError(WHERE)
+    connection = connect(place.broker, place.client_config)
     admin = reach(connection)
     if place.topic is not None:
         topology = HandlerTopology(group=place.group, main=place.topic)
@@ -64,10 +65,10 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
     except DamagedMetadataError as error:
         raise click.UsageError(f"{failure!r} is no failure id: expected group/topic@id/partition/offset") from error
     if place.app_spec is not None:
-        _refuse(place, "broker", "client_config")
+        refuse_with_app(place, "broker", "client_config")
         connection = load_handlers(place.app_spec).connection
     elif place.broker is not None:
-        connection = _connection(place.broker, place)
+        connection = connect(place.broker, place.client_config)
     else:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT")
     reach(connection)
@@ -84,7 +85,7 @@ def reach(connection: KafkaConnection) -> KafkaAdmin:
     return KafkaAdmin(connection)
 
 
-def read_client_config(path: Path) -> Mapping[str, str]:
+def _read_client_config(path: Path) -> Mapping[str, str]:
     """Read a file of client properties: ``name=value`` lines, ``#`` comments.
 
     Raises:
@@ -102,11 +103,17 @@ def read_client_config(path: Path) -> Mapping[str, str]:
     return properties
 
 
-def _connection(broker: str, place: Place) -> KafkaConnection:
-    return KafkaConnection(broker, {} if place.client_config is None else read_client_config(place.client_config))
+def connect(broker: str, client_config: Path | None) -> KafkaConnection:
+    """Return a connection with the properties of a file, without asking the cluster."""
+    return KafkaConnection(broker, {} if client_config is None else _read_client_config(client_config))
 
 
-def _refuse(place: Place, *names: str) -> None:
+def refuse_with_app(place: Place, *names: str) -> None:
+    """Refuse options that exclude ``-A``.
+
+    Raises:
+        click.UsageError: one of them is given.
+    """
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(place, name) is not None]
     if given:
         raise click.UsageError(f"{', '.join(given)} and -A exclude each other: the application has its own")

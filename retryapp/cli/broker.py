@@ -7,23 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from retryapp.broker.kept import KeptBroker, broker_status, start_kept_broker, stop_kept_broker, write_state
 from retryapp.broker.node import Broker, BrokerFailedError
-from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.cli._options import json_option
+from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.jvm import Jar, JarList, kafka_jars, missing_jars
 from retryapp.jvm import Progress as JarProgress
 from retryapp.settings import current_settings
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 DEFAULT_PORT = 9092
 
 
-def _broker_options(command: F) -> F:
+def _broker_options(command: Callable[..., R]) -> Callable[..., R]:
     """Add ``--port``, ``--data`` and ``--json``."""
     command = json_option(command)
     command = click.option(
@@ -121,12 +122,7 @@ def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool
 
 @contextmanager
 def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -> Iterator[JarProgress | None]:
-    """Show a bar while jars are downloaded, if any are missing; yields what `retryapp.jvm.ensure_jars` calls.
-
-    Args:
-        jars: which ones; None: those of a broker.
-        what: the program that they belong to.
-    """
+    """Show a bar while jars are downloaded, if any are missing; yields what `retryapp.jvm.ensure_jars` calls."""
     wanted = jars or kafka_jars()
     missing = missing_jars(current_settings().cache_dir, wanted)
     if not missing:

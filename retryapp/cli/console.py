@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, the ``--json`` option, output and errors.
+"""What all commands share: exit codes, output and errors.
 
 Results go to stdout, everything else to stderr. With ``--json`` a command prints one JSON object (its last line); so
 does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``.
@@ -9,15 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 stderr_console = Console(stderr=True, soft_wrap=True)
 """For progress and live views: never mixes with results."""
@@ -36,23 +32,12 @@ class ExitCode(IntEnum):
     RESTART = 4
     """The process must start again; a supervisor does so."""
     BUG = 70
-    """An error that nobody foresaw."""
+    """An unexpected error."""
     INTERRUPTED = 130
 
 
-def json_option(command: F) -> F:
-    """Add ``--json`` as the argument ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
-
-
 def emit(result: object, text: str, *, as_json: bool) -> None:
-    """Print a result.
-
-    Args:
-        result: what ``--json`` shows: dataclasses, mappings, sequences, paths, enums and JSON's own types.
-        text: what people see.
-        as_json: which of the two.
-    """
+    """Print a result."""
     click.echo(json.dumps(result, default=_plain, ensure_ascii=False) if as_json else text)
 
 

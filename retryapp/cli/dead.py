@@ -6,10 +6,10 @@ from typing import Final
 
 import click
 
-from retryapp.cli._options import Place, page_options, place_options
+from retryapp.cli._options import Place, json_option, page_options, place_options
 from retryapp.cli._output import json_ready, page_text, record_text
 from retryapp.cli._target import resolve, resolve_failure
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli.console import ExitCode, emit
 from retryapp.core.classify import DeadReason
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import PageMark, dead_detail, dead_entry, dead_page, find_dead, original_value

@@ -6,10 +6,10 @@ from typing import Final
 
 import click
 
-from retryapp.cli._options import Place, When, page_options, place_options
+from retryapp.cli._options import Place, When, json_option, page_options, place_options
 from retryapp.cli._output import json_ready, page_text, record_text
 from retryapp.cli._target import resolve, resolve_failure
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli.console import ExitCode, emit
 from retryapp.lookup.records import PageMark, find_waiting, pending_detail, pending_value, waiting_page
 from retryapp.runtime.clock import SystemClock
 

@@ -6,18 +6,22 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import wraps
 from itertools import groupby
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from retryapp.cli._app import Application, app_option, load_handlers
+from retryapp.cli._app import load_handlers
+from retryapp.cli._options import app_option, json_option
 from retryapp.cli._output import table
 from retryapp.cli._target import reach
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli.console import ExitCode, emit
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.kafka import Action, Plan, PlanOptions, PlanStep, plan_topics
 from retryapp.kafka.acls import Pattern, acl_commands, needed_acls
+
+if TYPE_CHECKING:
+    from retryapp.retries import Retries
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +81,7 @@ def planned(command: F) -> F:
 )
 def command(
     *,
-    application: Application,
+    application: Retries,
     options: PlanOptions,
     why: bool,
     acls: bool,
@@ -114,7 +118,7 @@ def command(
 
 
 def _show_acls(
-    application: Application,
+    application: Retries,
     options: PlanOptions,
     principal: str | None,
     publishes: tuple[str, ...],
@@ -123,7 +127,7 @@ def _show_acls(
 ) -> ExitCode:
     create_main = options.create_main_partitions is not None
     rights = needed_acls(application.topologies, create_main=create_main, publishes=publishes)
-    may_publish = [handler.name for handler in cast("Any", application).handlers if handler.takes_delivery]
+    may_publish = [handler.name for handler in application.handlers if handler.takes_delivery]
     who = principal or f"User:{application.topologies[0].group}"
     commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
     facts = {

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Final
 from urllib.parse import urlsplit
 
 import click
@@ -13,16 +14,18 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
-from retryapp.cli._options import Place, place_options
+from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._stations import Stations
 from retryapp.cli._target import Target, resolve
-from retryapp.cli._workers import MORE_PORTS, Workers
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli._workers import Workers
+from retryapp.cli.console import ExitCode, emit
 from retryapp.runtime.clock import SystemClock
 from retryapp.settings import load_settings
 from retryapp.terminal import Group, LiveView, group_line, group_table
 
 _MEMBERS_S = 5.0
+MORE_PORTS: Final = 8
+"""Ports tried beyond one for each member."""
 
 
 @click.command(name="top")

@@ -83,14 +83,7 @@ def _judge(setting: str, kind: str, bound: int | str, because: str, values: Mapp
 def judge_brokers(
     facts: ClusterFacts, replicas: Mapping[str, ReplicaFacts], *, downtime_ms: int, session_timeout_ms: int
 ) -> Iterator[Finding]:
-    """Judge number and settings of the brokers.
-
-    Args:
-        facts: what the cluster reported.
-        replicas: the topics that exist and that we may see, Kafka's own among them.
-        downtime_ms: how long all workers may be down.
-        session_timeout_ms: the application's ``broker_session_timeout``.
-    """
+    """Judge number and settings of the brokers."""
     count, expected = len(facts.brokers), f"{SAFE_BROKERS} or more in production"
     if count >= SAFE_BROKERS:
         yield ok("brokers", str(count), expected)

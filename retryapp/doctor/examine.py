@@ -81,10 +81,6 @@ class Report:
 def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     """Run all checks; changes nothing unless the subject says ``write``.
 
-    Args:
-        subject: what to examine.
-        wall_ms: this machine's clock, epoch milliseconds.
-
     Raises:
         TopicMissingError: the handlers were to be found by their topics, and the group has none.
     """
@@ -272,16 +268,6 @@ def quick_findings(
     """Return the warnings and problems that a worker logs when it starts; a few requests, and never an error.
 
     Topics are not compared again: a start has just done so. What the cluster does not report is left out.
-
-    Args:
-        connection: the cluster.
-        topologies: the handlers.
-        options: what the application decides about its topics.
-        states: the topics, as the start found them.
-        session_timeout_ms: the application's.
-        datadir: the worker's own folder, or where it will be.
-        wall_ms: this machine's clock, epoch milliseconds.
-        timeout_s: for each request.
     """
     found: list[Finding] = []
     try:

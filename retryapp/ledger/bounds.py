@@ -50,12 +50,6 @@ def take_bounds(
 ) -> Bounds:
     """Ask the cluster, in the order of the module's text.
 
-    Args:
-        positions: asks it.
-        topics: the handler's.
-        partitions: topic → how many it has.
-        on_wait: called with what is waited for, when it takes longer.
-
     Raises:
         OpenTransactionError: a transaction does not end.
     """

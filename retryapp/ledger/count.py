@@ -65,14 +65,7 @@ class _Range:
 
 
 class PartitionCount:
-    """Counts one partition.
-
-    Args:
-        partition: its number.
-        topics: the handler's.
-        topic_id: short id of the main topic as it is now.
-        start: offset of the main topic at which to begin; what was received before is left out.
-    """
+    """Counts one partition."""
 
     def __init__(self, *, partition: int, topics: Topics, topic_id: str, start: int = 0) -> None:
         self.partition = partition

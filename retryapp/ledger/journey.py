@@ -135,12 +135,7 @@ class Journey:
 
 
 def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
-    """Follow a received record.
-
-    Args:
-        traces: all of it, at least one, sorted.
-        cut: of its partition.
-    """
+    """Follow a received record."""
     return _Walk(traces, cut).walk()
 
 

@@ -69,13 +69,6 @@ def take_ledger(
 ) -> Ledger:
     """Count a handler's records, while its workers run or rest.
 
-    Args:
-        connection: the cluster.
-        topology: the handler; existing retry topics of other delays are counted too.
-        since_ms: leave out what was received before the main topic's first record of this time or later.
-        on_progress: called while topics are read.
-        on_wait: told what is waited for, when it takes longer.
-
     Raises:
         TopicMissingError: one of the topics is not there.
         BrokerUnreachableError, AccessDeniedError: they cannot be read.

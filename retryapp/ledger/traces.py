@@ -154,14 +154,7 @@ def told_by(record: Record, station: Station, topic: int, topics: Topics) -> Tol
 
 
 def told_by_row(key: RowKey, record: Record, topic_id: str, topics: Topics) -> Told:
-    """Read a row of the changelog; of a damaged one the key contains the main topic's offset.
-
-    Args:
-        key: the row's key.
-        record: the put.
-        topic_id: short id of the main topic as it is now.
-        topics: the handler's.
-    """
+    """Read a row of the changelog; of a damaged one the key contains the main topic's offset."""
     try:
         row = decode_row(record.value or b"")
     except DamagedRowError:

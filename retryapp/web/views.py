@@ -161,11 +161,6 @@ def register(app: faust.App, view: WorkerView, *, clock: Clock) -> None:
     ``on_after_configured``: where ``app.web`` is what first asks for the settings (as ``@app.page`` does), Faust makes
     a second web server there and throws away the one that got the blueprint.
 
-    Args:
-        app: whose web server gets the pages.
-        view: what this worker knows. Asked on the web server's event loop: the worker's, unless ``web_in_thread``.
-        clock: wall time, for "in 5m".
-
     Raises:
         RuntimeError: the app's web server has its pages already.
     """
