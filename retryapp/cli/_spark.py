@@ -19,7 +19,7 @@ import click
 from retryapp.cli._options import Decorator, Length, pipeline_client_config
 from retryapp.cli._target import connect, reach
 from retryapp.cli.broker import download_progress
-from retryapp.cli.console import stderr_console
+from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
 from retryapp.pipeline.errors import SparkMissingError
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
@@ -65,7 +65,7 @@ def print_waiting(holder: str) -> None:
 
 
 def lake_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of every job: where the lake is, and how to get Spark; the job gets ``lake`` and ``session``."""
+    """Add the options of the lake and of Spark; the job gets ``lake`` and ``session``."""
 
     @click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]")
     @click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]")
@@ -112,7 +112,7 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
         yield start_session(options)
         return
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
-        with download_progress(spark_jars(), "Spark's connectors") as progress, _on_signals(_interrupt, signal.SIGTERM):
+        with download_progress(spark_jars(), "Spark's connectors") as progress, on_signals(_interrupt, signal.SIGTERM):
             session = start_session(replace(options, scratch=Path(scratch)), progress=progress)
         try:
             yield session
@@ -133,17 +133,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Handle signals while the body runs."""
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
-
-
-@contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once.
 
@@ -156,7 +145,7 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stopped.set()
 
-    with _on_signals(on_signal, signal.SIGTERM, signal.SIGINT):
+    with on_signals(on_signal, signal.SIGTERM, signal.SIGINT):
         yield stopped
 
 

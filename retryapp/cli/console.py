@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
+from types import FrameType
 
 import click
 from rich.console import Console
@@ -34,6 +38,17 @@ class ExitCode(IntEnum):
     BUG = 70
     """An unexpected error."""
     INTERRUPTED = 130
+
+
+@contextmanager
+def on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals while the body runs."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def emit(result: object, text: str, *, as_json: bool) -> None:

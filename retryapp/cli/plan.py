@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import wraps
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -23,10 +23,10 @@ from retryapp.kafka.acls import Pattern, acl_commands, needed_acls
 if TYPE_CHECKING:
     from retryapp.retries import Retries
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
-def planned(command: F) -> F:
+def planned(command: Callable[..., R]) -> Callable[..., R]:
     """Add ``-A`` and the options that change the plan; the command gets ``application`` and ``options``."""
 
     @app_option(required=True)
@@ -48,9 +48,7 @@ def planned(command: F) -> F:
     )
     @json_option
     @wraps(command)
-    def wrapped(
-        *, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any
-    ) -> Any:
+    def wrapped(*, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any) -> R:
         application = load_handlers(app_spec)
         own = application.plan_options
         options = replace(
@@ -61,24 +59,18 @@ def planned(command: F) -> F:
         )
         return command(application=application, options=options, **more)
 
-    return cast("F", wrapped)
+    return wrapped
 
 
 @click.command(name="plan")
 @planned
 @click.option("--why", is_flag=True, help="Show the reason for each setting.")
 @click.option("--acls", is_flag=True, help="Show the rights that workers need instead of topics. Needs no broker.")
+@click.option("--principal", metavar="TYPE:NAME", help="Principal for --acls. [default: User:GROUP]")
 @click.option(
-    "--principal",
-    metavar="TYPE:NAME",
-    help="Principal for --acls. [default: User:GROUP]",
-)
-@click.option(
-    "--publishes",
-    metavar="TOPIC",
-    multiple=True,
+    "--publishes", metavar="TOPIC", multiple=True,
     help="With --acls: a topic that handlers publish to with record.publish. Repeatable.",
-)
+)  # fmt: skip
 def command(
     *,
     application: Retries,
@@ -118,12 +110,7 @@ def command(
 
 
 def _show_acls(
-    application: Retries,
-    options: PlanOptions,
-    principal: str | None,
-    publishes: tuple[str, ...],
-    *,
-    as_json: bool,
+    application: Retries, options: PlanOptions, principal: str | None, publishes: tuple[str, ...], *, as_json: bool
 ) -> ExitCode:
     create_main = options.create_main_partitions is not None
     rights = needed_acls(application.topologies, create_main=create_main, publishes=publishes)
@@ -147,14 +134,13 @@ def _show_acls(
         )
         for acl in rights
     ]
-    hints = ["Your own agents, tables and topics need rights of their own."]
+    text = [table(("on", "name", "operation", "needed", "why"), rows), "", *commands, ""]
     if may_publish and not publishes:
-        hints.insert(
-            0,
+        text.append(
             f"{', '.join(may_publish)} may publish (record.publish) to topics that the application does not declare: "
-            "each needs Describe and Write. Name them with --publishes TOPIC.",
+            "each needs Describe and Write. Name them with --publishes TOPIC."
         )
-    text = [table(("on", "name", "operation", "needed", "why"), rows), "", *commands, "", *hints]
+    text.append("Your own agents, tables and topics need rights of their own.")
     emit(facts, "\n".join(text), as_json=as_json)
     return ExitCode.FINE
 
