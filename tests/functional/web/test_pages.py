@@ -142,19 +142,6 @@ async def test_handler_page_counts_what_becomes_due(site: Any) -> None:
     }
 
 
-async def test_more_than_is_counted_is_shown_as_more(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window that holds more than the bound says so, and so do those that contain it."""
-    monkeypatch.setattr("retryapp.web.due.MOST", 20)
-    due = (await facts(site, f"{BASE}/"))["due"]
-    assert [(due[name]["count"], due[name]["more"]) for name in due] == [
-        (1, False),
-        (15, False),
-        (20, True),
-        (20, True),
-    ]
-    assert "20+within an hour" in Outline((await site.get(f"{BASE}/"))[2]).text
-
-
 async def test_paging_through_what_waits_gives_every_record_once_in_due_order(site: Any) -> None:
     """Following `next` to the end visits all 62 records, sorted by due time; a full last page has no next one."""
     records = await walk(site, f"{BASE}/pending?limit=7&format=json")
@@ -205,22 +192,6 @@ async def test_one_waiting_record_shows_key_value_and_headers(site: Any) -> None
     assert {"name": "retry-attempt", "value": "2"} in record["retry_headers"]
     assert [entry["attempt"] for entry in record["metadata"]["history"]] == [1, 2]
     assert '"amount": 19.90,' in Outline((await site.get(f"{BASE}/pending/0/10001"))[2]).text
-
-
-async def test_users_header_with_one_of_our_names_is_shown_as_the_users(site: Any) -> None:
-    """Shielded headers have their own names on the page."""
-    record = (await facts(site, f"{BASE}/pending/1/43"))["record"]
-    assert {"name": "retry-reason", "value": "the user's own"} in record["headers"]
-    assert {"name": "null", "value": None} in record["headers"]
-    assert {"name": "bin", "value": "0xfffe"} in record["headers"]
-
-
-async def test_bytes_are_dumped_in_hex(site: Any) -> None:
-    """A value that is no text is base64 in JSON and a dump on the page."""
-    record = (await facts(site, f"{BASE}/pending/1/42"))["record"]
-    assert record["value"]["kind"] == "binary"
-    assert record["key"]["kind"] == "null"
-    assert "00000000  00 01 fe ff 20 62" in Outline((await site.get(f"{BASE}/pending/1/42"))[2]).text
 
 
 async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site: Any) -> None:
@@ -319,12 +290,6 @@ async def test_addresses_without_their_last_slash_are_sent_on(site: Any) -> None
     for path, target in (("/retries", "/retries/"), (f"{BASE}?format=json", f"{BASE}/?format=json")):
         status, headers, _ = await site.get(path)
         assert (status, headers["Location"]) == (308, target)
-
-
-async def test_a_page_can_load_itself_again(site: Any) -> None:
-    """Without scripts, by the browser."""
-    assert '<meta http-equiv="refresh" content="5">' in (await site.get(f"{BASE}/?refresh=5"))[2]
-    assert "http-equiv" not in (await site.get(f"{BASE}/"))[2]
 
 
 async def test_health_ready_and_metrics_answer_machines(site: Any, worker: Any) -> None:
