@@ -40,7 +40,7 @@ _RULES: Final = {
 
 
 def _bounds(brokers: int, downtime_ms: int, session_timeout_ms: int) -> dict[str, tuple[str, int | str, str]]:
-    """Return setting → ``is``, ``least`` or ``most``, the bound, and where it comes from."""
+    """Return setting → ``is``, ``least`` or ``most``, the bound, and its source."""
     session = " (the app's broker_session_timeout)"
     downtime = f" (downtime {format_duration_ms(downtime_ms)})"
     return {
@@ -63,7 +63,6 @@ def _serves(value: str, kind: str, bound: int | str) -> bool:
 
 
 def _judge(setting: str, kind: str, bound: int | str, because: str, values: Mapping[int, str]) -> Finding:
-    """Judge the values of a setting, broker id → value."""
     bad = {broker: value for broker, value in values.items() if not _serves(value, kind, bound)}
     direction = {"is": "", "least": " or more", "most": " or less"}[kind]
     expected = f"{bound}{direction}{because}"
@@ -83,7 +82,7 @@ def _judge(setting: str, kind: str, bound: int | str, because: str, values: Mapp
 def judge_brokers(
     facts: ClusterFacts, replicas: Mapping[str, ReplicaFacts], *, downtime_ms: int, session_timeout_ms: int
 ) -> Iterator[Finding]:
-    """Judge number and settings of the brokers."""
+    """Judge number and settings of the brokers; `replicas`: of the existing topics, Kafka's own included."""
     count, expected = len(facts.brokers), f"{SAFE_BROKERS} or more in production"
     if count >= SAFE_BROKERS:
         yield ok("brokers", str(count), expected)

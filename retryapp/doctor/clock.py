@@ -41,7 +41,7 @@ class Measured:
 
 
 def judge_newest(newest_ms: int | None, now_ms: int) -> Finding:
-    """Judge the newest record's append time."""
+    """Judge the newest record's append time (None: no record) by this machine's clock, read after the answer."""
     if newest_ms is None:
         remedy = "Measure it with --write"
         return note("clock", "not compared: our topics have no record yet", expected=EXPECTED, remedy=remedy)

@@ -92,7 +92,7 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
         findings.append(
             problem(
                 "broker",
-                _text(error),
+                error.problem if isinstance(error, BrokerUnreachableError) else str(error),
                 expected=f"a broker at {error.bootstrap} that accepts this client",
                 why="nothing about the cluster could be checked",
                 remedy="Start it ('retryapp broker start' for development), or correct address and security settings",
@@ -100,10 +100,6 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
         )
         return Report(tuple(findings), reachable=False)
     return Report(tuple(findings), reachable=True)
-
-
-def _text(error: RetryAppError) -> str:
-    return error.problem if isinstance(error, BrokerUnreachableError) else str(error)
 
 
 class _Cluster:
@@ -243,7 +239,7 @@ class _Cluster:
             self._reach()
             yield problem(
                 name,
-                _text(error),
+                error.problem if isinstance(error, BrokerUnreachableError) else str(error),
                 expected="a transaction that can be begun, written in and aborted",
                 why="no lane opens",
                 remedy=f"{REMEDY}; if there was no answer, the broker cannot create or reach __transaction_state",
@@ -265,7 +261,7 @@ def quick_findings(
     wall_ms: Callable[[], int],
     timeout_s: float = 5.0,
 ) -> tuple[Finding, ...]:
-    """Return the warnings and problems that a worker logs when it starts; a few requests, and never an error.
+    """Return the warnings and problems that a worker logs when it starts; never raises. Each request has `timeout_s`.
 
     Topics are not compared again: a start has just done so. What the cluster does not report is left out.
     """

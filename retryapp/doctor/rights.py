@@ -18,7 +18,7 @@ def judge_rights(
     group: frozenset[str] | None,
     cluster: frozenset[str] | None,
 ) -> Iterator[Finding]:
-    """Compare the required rights with those that the brokers report.
+    """Compare the required rights with the operations that the brokers report (None: unknown).
 
     Kafka reports them for existing topics, groups and the cluster, not for transactional ids.
     """

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from retryapp.core import marks
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
-from retryapp.kafka import KafkaAdmin
+from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
 from retryapp.ledger import Ledger, take_ledger
 from retryapp.runtime.clock import SystemClock
 
@@ -252,24 +252,52 @@ def test_retry_topics_of_other_delays_are_found(shop, book: _Book):
     assert (balance.received, balance.pending, balance.to_park) == (6, 2, 1)
 
 
-def test_an_open_transaction_is_waited_for(shop, book: _Book):
-    """What it publishes is in the ledger once it has ended, and the wait is told of."""
-    book.commit()
-    writer = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
-    writer.init_transactions(10)
-    writer.begin_transaction()
-    writer.produce(shop.topology.events, partition=2, value=b"no event")
-    writer.flush(10)
-    waits: list[str] = []
+@pytest.fixture
+def writer(shop) -> Producer:
+    """A producer with an open transaction."""
+    made = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
+    made.init_transactions(10)
+    made.begin_transaction()
+    return made
 
-    def end(what: str) -> None:
+
+def commits(writer: Producer, waits: list[str]) -> Callable[[str], None]:
+    """Return an `on_wait` that ends the transaction when it is first called."""
+
+    def on_wait(what: str) -> None:
         if not waits:
             writer.commit_transaction(10)
         waits.append(what)
 
-    ledger = book.take(on_wait=end)
+    return on_wait
+
+
+def test_an_open_transaction_is_waited_for(shop, book: _Book, writer: Producer):
+    """What it publishes is in the ledger once it has ended; one that does not end is an error of the environment."""
+    book.commit()
+    writer.produce(shop.topology.events, partition=2, value=b"no event")
+    writer.flush(10)
+    with pytest.raises(OpenTransactionError, match="events") as caught:
+        Positions(shop.connection, transaction_s=0.3).settled_ends([(shop.topology.events, 2)])
+    assert caught.value.exit_code == 3
+    waits: list[str] = []
+    ledger = book.take(on_wait=commits(writer, waits))
     assert f"{shop.topology.events}[2]" in waits[0]
     assert (ledger.unread_events, ledger.problems) == (1, ())
+
+
+def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: _Book, writer: Producer):
+    """The moment of the cut is one at which none is under way: then what it hands over and its offset go together."""
+    book.commit(main=5)
+    main, group = shop.topology.main, shop.topology.group
+    member = Consumer({"bootstrap.servers": shop.connection.bootstrap, "group.id": group})
+    writer.send_offsets_to_transaction([TopicPartition(main, 0, 6)], member.consumer_group_metadata(), 10)
+    waits: list[str] = []
+    places = [[(main, 0), (main, 1)]]
+    found = Positions(shop.connection).group_offsets(group, places, commits(writer, waits))
+    member.close()
+    assert found == {(main, 0): 6, (main, 1): 0}
+    assert f"{main}[0]" in waits[0]
 
 
 def test_a_missing_topic_is_named(retryapp: Callable[..., Any], shop):
