@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from retryapp.cli._options import Length, json_option, pipeline_client_config
-from retryapp.cli._spark import (
-    interruptible,
-    lake_options,
-    print_waiting,
-    spark_session,
-    wait_option,
-)
+from retryapp.cli._spark import interruptible, lake_options, print_waiting, spark_session, wait_option
 from retryapp.cli._target import connect, reach
 from retryapp.cli.console import emit
 from retryapp.lookup.instants import utc_text

@@ -18,14 +18,7 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.lookup.payloads import payload_of
-from retryapp.lookup.records import (
-    Facts,
-    dead_detail,
-    dead_summary,
-    original_value,
-    pending_detail,
-    pending_summary,
-)
+from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, WorkerView
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready

@@ -231,8 +231,7 @@ async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Any, worker: A
 
 
 @pytest.mark.parametrize(
-    "path",
-    [f"{BASE}/pending/1/43", f"{BASE}/pending?partition=1", f"{BASE}/dead/1/9", f"{BASE}/dead?partition=1"],
+    "path", [f"{BASE}/pending/1/43", f"{BASE}/pending?partition=1", f"{BASE}/dead/1/9", f"{BASE}/dead?partition=1"]
 )
 async def test_what_users_send_is_escaped(site: Any, path: str) -> None:
     """Markup in key, value, header name, header value, error type, message and trace stays text."""
