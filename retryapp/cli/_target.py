@@ -11,10 +11,10 @@ import click
 
 from retryapp.cli._app import load_handlers
 from retryapp.cli._options import Place
-from retryapp.core.errors import DamagedMetadataError, InvalidSettingError, TopicMissingError
+from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
+from retryapp.kafka import KafkaAdmin, KafkaConnection, require_handlers
 
 REACH_S: Final = 5.0
 WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
@@ -32,7 +32,7 @@ def resolve(place: Place) -> Target:
 
     Raises:
         click.UsageError: neither ``-A`` nor ``--broker`` with ``--group``, or both, or no handler of that main topic.
-        TopicMissingError: the group has no topics of ours there.
+        GroupMissingError: the group has no handlers there.
     """
     if place.app_spec is not None:
         refuse_with_app(place, "broker", "group", "client_config")
@@ -47,11 +47,7 @@ def resolve(place: Place) -> Target:
         topology = HandlerTopology(group=place.group, main=place.topic)
         if {topology.dlq, topology.pending_changelog} & set(admin.topic_names()):
             return Target(connection, (topology,))
-    topologies = find_handlers(admin, place.group)
-    if not topologies:
-        remedy = f"Group {place.group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
-        raise TopicMissingError(f"{place.group}.*.pending.changelog", connection.bootstrap, remedy)
-    return Target(connection, _only(topologies, place.topic))
+    return Target(connection, _only(require_handlers(admin, place.group), place.topic))
 
 
 def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, HandlerTopology, Origin]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from retryapp.core import marks
-from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
+from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
@@ -38,6 +38,7 @@ from retryapp.kafka import (
     fold_changelog,
     plan_topics,
     read_topic,
+    require_handlers,
 )
 from retryapp.kafka.acls import needed_acls
 
@@ -82,7 +83,7 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     """Run all checks; changes nothing unless the subject says ``write``.
 
     Raises:
-        TopicMissingError: the handlers were to be found by their topics, and the group has none.
+        GroupMissingError: the handlers were to be found by their topics, and the group has none.
     """
     findings = [*machine.judge_programs(), *machine.judge_folder(subject.datadir)]
     try:
@@ -161,12 +162,8 @@ class _Cluster:
             yield problem(name, str(error), expected="an answer", remedy="Fix what the error names, and try again")
 
     def _handlers(self, names: Sequence[str]) -> tuple[HandlerTopology, ...]:
-        group = self.subject.group
-        found = find_handlers(self.admin, group)
-        if not found:
-            remedy = f"Group {group!r} has no handlers there: correct the group (the Faust app's id) or the address"
-            raise TopicMissingError(f"{group}.*.pending.changelog", self.subject.connection.bootstrap, remedy)
-        return tuple(known_tiers(topology, names) for topology in found)
+        handlers = require_handlers(self.admin, self.subject.group)
+        return tuple(known_tiers(topology, names) for topology in handlers)
 
     def _topics(self) -> Iterator[Finding]:
         plan = plan_topics(self.admin, self.topologies, self.subject.options)

@@ -35,7 +35,10 @@ def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Finding:
             remedy="Stop that program, or give it or the app (faust.App id) another group",
         )
     if facts.state in {"empty", "dead"}:
-        return note(subject, "no worker runs" if facts.state == "empty" else "no worker ever ran, or not for long")
+        return note(
+            subject,
+            "no worker runs" if facts.state == "empty" else "no worker has run yet, or its offsets have expired",
+        )
     if facts.state != "stable":
         why = "members join or leave; if it stays so, one of them does not answer"
         return note(subject, seen, expected="stable", why=why, remedy="Look again in a minute")

@@ -143,7 +143,9 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
     shop.wait(0, 1, FAR_MS)
     done = retryapp("pending", "list", "--broker", shop.connection.bootstrap, "--group", "shop", "--json")
     assert done.code == 3
-    assert "shop" in done.json["error"]["message"]
+    assert "group 'shop' has no handlers on" in done.json["error"]["message"]
+    near = retryapp("pending", "list", "--broker", shop.connection.bootstrap, "--group", f"{shop.topology.group}x")
+    assert f"Did you mean {shop.topology.group!r}?" in near.err
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_looking_makes_no_topics(retryapp, bootstrap):
     """A mistyped group is an environment error, and nothing is created."""
     done = retryapp("dead", "list", "--broker", bootstrap, "--group", "no-group", "--topic", "no-main")
     assert done.code == 3
-    assert "Group 'no-group' has no handlers there" in done.err
+    assert "group 'no-group' has no handlers on" in done.err
     from retryapp.kafka import KafkaConnection
 
     assert not [n for n in KafkaAdmin(KafkaConnection(bootstrap)).topic_names() if n.startswith("no-group")]
