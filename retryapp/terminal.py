@@ -1,7 +1,4 @@
-"""A running group in a terminal: the view of ``retryapp top``, and the live view that the demo shares with it.
-
-A `Group` is one moment of a group. What is not known is None and shown as a dash.
-"""
+"""A running group in a terminal. What is not known is None and shown as a dash."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _NUMBERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Upper bounds of quantiles, in milliseconds: the bounds of a histogram's buckets."""
+    """Upper bounds of quantiles, in milliseconds, from a histogram."""
 
     count: int
     p50: float

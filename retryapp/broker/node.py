@@ -44,11 +44,8 @@ class BrokerFailedError(EnvironmentFault):
 class Broker:
     """A real Kafka node, in its own session: Ctrl-C in the terminal does not reach it, its owner stops it.
 
-    Without ``data`` it is ephemeral: a temporary folder that `close` removes. As a context manager it is started and
-    closed::
-
-        with Broker() as broker:
-            AdminClient({"bootstrap.servers": broker.bootstrap})
+    Without ``data`` it is ephemeral: a temporary folder that `close` removes; without ``port`` it uses a free one. As a
+    context manager it is started and closed. ``settings`` come on top of ours, ``heap_mb`` is Java's heap in megabytes.
     """
 
     def __init__(
