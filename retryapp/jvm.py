@@ -43,7 +43,6 @@ class JarDamagedError(EnvironmentFault):
     """A downloaded jar is not the one that is pinned. Operator action: look for a proxy or mirror that changes it."""
 
     def __init__(self, jar: str, expected: str, actual: str) -> None:
-        """Args: jar: group:artifact:version. expected, actual: SHA-256."""
         self.jar = jar
         self.expected = expected
         self.actual = actual
@@ -275,7 +274,6 @@ class FolderUnusableError(EnvironmentFault):
     """A folder cannot be written. Operator action: choose another, or change its rights."""
 
     def __init__(self, path: str, problem: str) -> None:
-        """Args: path: the folder. problem: what the system said."""
         self.path = path
         self.problem = problem
         super().__init__(

@@ -62,7 +62,6 @@ class FormatFailedError(EnvironmentFault):
     """Kafka's storage tool refused to prepare a data folder. Operator action: read its output."""
 
     def __init__(self, folder: str, output: str) -> None:
-        """Args: folder: what was to be prepared. output: the tool's last lines."""
         self.folder = folder
         self.output = output
         super().__init__(f"cannot prepare the data folder {folder} for Kafka: {output}")

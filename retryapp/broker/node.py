@@ -36,7 +36,6 @@ class BrokerFailedError(EnvironmentFault):
     """The broker process ended, or was not ready in time. Operator action: read its log, which the message names."""
 
     def __init__(self, problem: str, log: str) -> None:
-        """Args: problem: what happened, with the broker's last error. log: its log file."""
         self.problem = problem
         self.log = log
         super().__init__(f"the Kafka broker {problem}. Its log: {log}")
@@ -45,19 +44,8 @@ class BrokerFailedError(EnvironmentFault):
 class Broker:
     """A real Kafka node, in its own session: Ctrl-C in the terminal does not reach it, its owner stops it.
 
-    Without ``data`` it is ephemeral: a temporary folder that `close` removes. As a context manager it is started and
-    closed::
-
-        with Broker() as broker:
-            AdminClient({"bootstrap.servers": broker.bootstrap})
-
-    Args:
-        cache_dir: where the jars are kept.
-        port: for clients; None for a free one.
-        data: folder to keep; None for a temporary one.
-        log: log file; None for ``broker.log`` in the data folder.
-        heap_mb: Java heap, in megabytes.
-        settings: broker settings in addition to ours.
+    Without ``data`` it is ephemeral: a temporary folder that `close` removes; without ``port`` it uses a free one. As a
+    context manager it is started and closed. ``settings`` come on top of ours, ``heap_mb`` is Java's heap in megabytes.
     """
 
     def __init__(

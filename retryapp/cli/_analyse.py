@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from retryapp.cli._options import Length, json_option
 from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
@@ -21,13 +22,12 @@ from retryapp.cli._spark import (
     group_option,
     interruptible,
     lake_options,
-    length_ms,
     print_waiting,
     spark_session,
     stopped_by_signals,
     wait_option,
 )
-from retryapp.cli.console import ExitCode, emit, emit_error, json_option, stderr_console
+from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
 from retryapp.pipeline.errors import HeldError
@@ -143,7 +143,7 @@ def analyse(
     show_default=True, help="The page; one file with everything in it.",
 )  # fmt: skip
 @click.option(
-    "--fresh-within", "within_ms", metavar="LENGTH", default="1d", show_default=True, callback=length_ms,
+    "--fresh-within", "within_ms", metavar="LENGTH", default="1d", show_default=True, type=Length(),
     help="Maximum age of the analysis; an older one is a failed check.",
 )  # fmt: skip
 @lake_options

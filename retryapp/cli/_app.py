@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from retryapp.core.errors import ConfigurationError, NoHandlersError, RetryAppError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from retryapp.core.topology import HandlerTopology
-    from retryapp.kafka import KafkaConnection, PlanOptions
-
-F = TypeVar("F", bound=Callable[..., Any])
+    from retryapp.retries import Retries
 
 DEFAULT_ATTRIBUTE = "app"
 
 
-class Application(Protocol):
-    """What commands need of a user's ``Retries``."""
-
-    @property
-    def topologies(self) -> Sequence[HandlerTopology]:
-        """The topics of its handlers."""
-
-    @property
-    def connection(self) -> KafkaConnection:
-        """Its cluster."""
-
-    @property
-    def plan_options(self) -> PlanOptions:
-        """What it decides about its topics."""
-
-
 class AppNotFoundError(ConfigurationError):
-    """The module or attribute of ``-A`` cannot be had. Operator action: correct it, or run where the module is."""
+    """The module or attribute of ``-A`` does not exist. Operator action: correct it, or run where the module is."""
 
     def __init__(self, spec: str, problem: str) -> None:
-        """Args: spec: what was given. problem: what is wrong, as a clause."""
         self.spec = spec
         self.problem = problem
         super().__init__(
@@ -56,53 +31,39 @@ class AppImportError(ConfigurationError):
     """The module of ``-A`` raised an exception while it was imported. Operator action: correct the module."""
 
     def __init__(self, spec: str, module: str, error: BaseException, where: str) -> None:
-        """Args: where: file and line of the user's code, empty if unknown."""
         self.spec = spec
         self.where = where
+        """File and line of the user's code; empty if unknown."""
         super().__init__(
             f"-A {spec}: {module} raised {type(error).__name__}: {error}" + (f" ({where})" if where else "")
         )
 
 
-def app_option(*, required: bool) -> Callable[[F], F]:
-    """Add ``-A`` as the argument ``app_spec``."""
-    return click.option(
-        "-A",
-        "--app",
-        "app_spec",
-        metavar="MODULE[:APP]",
-        required=required,
-        help="The application, as for 'faust -A': a module, and the name of its Faust app when that is not 'app'.",
-    )
-
-
-def load_application(spec: str) -> Application:
-    """Import the user's module and return its ``Retries``.
-
-    Args:
-        spec: ``module[:attribute]``; the attribute is a Faust app, ``app`` unless given.
+def load_application(spec: str) -> Retries:
+    """Import the user's module and return the ``Retries`` of its Faust app; `spec`: ``module[:attribute]``.
 
     Raises:
         AppNotFoundError: no such module or attribute.
         AppImportError: the module raised an exception.
         NoRetriesError: no ``Retries`` extends that app.
     """
-    module_name, _, attribute = spec.partition(":")
-    if not module_name:
+    module, _, attribute = spec.partition(":")
+    if not module:
         raise AppNotFoundError(spec, "no module is named")
-    found: Any = _import(spec, module_name)
+    app: Any = _import(spec, module)
     for name in (attribute or DEFAULT_ATTRIBUTE).split("."):
-        if not hasattr(found, name):
-            raise AppNotFoundError(spec, f"{module_name} has no {attribute or DEFAULT_ATTRIBUTE!r}")
-        found = getattr(found, name)
-    return _retries_of(found)
+        if not hasattr(app, name):
+            raise AppNotFoundError(spec, f"{module} has no {attribute or DEFAULT_ATTRIBUTE!r}")
+        app = getattr(app, name)
+    retries: Retries = import_module("retryapp.retries").retries_of(app)  # loads Faust, as the user's module has
+    return retries
 
 
-def load_handlers(spec: str) -> Application:
-    """Return the application, which has to have handlers.
+def load_handlers(spec: str) -> Retries:
+    """Return the application.
 
     Raises:
-        NoHandlersError: it has none.
+        NoHandlersError: it has no handlers.
     """
     application = load_application(spec)
     if not application.topologies:
@@ -123,9 +84,3 @@ def _import(spec: str, name: str) -> Any:
             raise AppNotFoundError(spec, f"no module {error.name!r}") from error
         worker = import_module("retryapp.runtime.worker")  # loads Faust, as the user's module has
         raise AppImportError(spec, name, error, worker.user_line(error)) from error
-
-
-def _retries_of(app: Any) -> Application:
-    retries = import_module("retryapp.retries")  # loads Faust, so only when an application is named
-    application: Application = retries.retries_of(app)
-    return application

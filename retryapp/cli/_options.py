@@ -1,4 +1,4 @@
-"""Options that several commands share: where to look, which page of a list, a point in time."""
+"""Options that several commands share: where to look, which page of a list, lengths and points in time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,42 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from typing_extensions import override
 
-from retryapp.cli._app import app_option
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.records import PageMark
 from retryapp.runtime.machine.clock import SystemClock
 
 R = TypeVar("R")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _DURATION: Final = re.compile(r"[0-9.]+[a-z].*")
+_PROPERTIES: Final = "name=value a line (security.protocol, sasl.username)"
+
+
+def json_option(command: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--json`` as the argument ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
+
+
+def app_option(*, required: bool) -> Decorator:
+    """Add ``-A`` as the argument ``app_spec``."""
+    return click.option(
+        "-A", "--app", "app_spec", metavar="MODULE[:APP]", required=required,
+        help="The application, as for 'faust -A': a module, and the name of its Faust app when that is not 'app'.",
+    )  # fmt: skip
+
+
+def client_config_option(text: str) -> Decorator:
+    """Add ``--client-config``."""
+    return click.option("--client-config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help=text)
+
+
+pipeline_client_config = client_config_option(
+    f"File with librdkafka properties, {_PROPERTIES}; those that begin with 'kafka.' are passed to Spark's Java client "
+    "as they are."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,29 +56,33 @@ class Place:
     app_spec: str | None
     broker: str | None
     group: str | None
-    topic: str | None
     client_config: Path | None
+    topic: str | None = None
+
+
+def group_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Add the options of :class:`Place` without ``--topic``; the command gets them as the argument ``place``."""
+    return _with_place(command)
 
 
 def place_options(command: Callable[..., R]) -> Callable[..., R]:
     """Add the options of :class:`Place`; the command gets them as the argument ``place``."""
+    return _with_place(command, click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."))
 
+
+def _with_place(command: Callable[..., R], *topic: Callable[..., Any]) -> Callable[..., R]:
     @wraps(command)  # with the options that the command has already
-    def with_place(**given: Any) -> R:
-        place = Place(**{name: given.pop(name) for name in Place.__slots__})
-        return command(place=place, **given)
+    def with_place(**values: Any) -> R:
+        place = Place(**{name: values.pop(name) for name in Place.__slots__ if name in values})
+        return command(place=place, **values)
 
     return _decorated(
         with_place,
         app_option(required=False),
         click.option("--broker", metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
         click.option("--group", metavar="NAME", help="Consumer group = the Faust app's id, with --broker."),
-        click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."),
-        click.option(
-            "--client-config",
-            type=click.Path(path_type=Path, exists=True, dir_okay=False),
-            help="File with librdkafka properties for --broker, name=value a line (security.protocol, sasl.username).",
-        ),
+        *topic,
+        client_config_option(f"File with librdkafka properties for --broker, {_PROPERTIES}."),
     )
 
 
@@ -68,6 +98,9 @@ def page_options(command: Callable[..., R]) -> Callable[..., R]:
     )
 
 
+raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
+
+
 def _decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Callable[..., R]:
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
@@ -77,13 +110,26 @@ class Mark(click.ParamType):
 
     name = "mark"
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PageMark:
-        """Read it back, or fail with the option's name."""
         try:
             instant_ms, main, partition, offset = str(value).split("/")
             return PageMark(int(instant_ms), main, int(partition), int(offset))
         except ValueError:
             self.fail(f"{value!r} is no page mark: give the one printed after 'next page'", param, ctx)
+
+
+class Length(click.ParamType):
+    """A length of time with a unit; becomes milliseconds."""
+
+    name = "length"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_duration_ms(str(value))
+        except InvalidDurationError as error:
+            self.fail(str(error), param, ctx)
 
 
 class When(click.ParamType):
@@ -94,8 +140,8 @@ class When(click.ParamType):
     def __init__(self, *, back: bool = False) -> None:
         self.back = back
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return epoch milliseconds, or fail with the option's name."""
         text = str(value).strip()
         try:
             if _DURATION.fullmatch(text):

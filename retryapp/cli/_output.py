@@ -8,14 +8,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from retryapp.cli.console import ExitCode, emit
 from retryapp.lookup.instants import relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
 from retryapp.lookup.records import Page
+from retryapp.runtime.machine.clock import SystemClock
 
 WIDTH_OF_A_PIPE: Final = 240
 """Columns where stdout is no terminal: enough that no failure id is folded."""
@@ -43,15 +46,7 @@ def instant(epoch_ms: int | None, now_ms: int) -> str:
 
 
 def page_text(page: Page, columns: Mapping[str, str], now_ms: int, *, of: str, none: str) -> str:
-    """Return one page of a list.
-
-    Args:
-        page: what to show.
-        columns: heading → name of the fact; those in ``_ms`` are instants.
-        now_ms: the time, epoch milliseconds.
-        of: what ``matching`` counts.
-        none: what an empty list says.
-    """
+    """Return one page of a list; `columns`: heading → name of the fact, an instant if it ends in ``_ms``."""
     lines = []
     if page.records:
         rows = [[_cell(facts, name, now_ms) for name in columns.values()] for facts in page.records]
@@ -71,13 +66,8 @@ def _cell(facts: Mapping[str, Any], name: str, now_ms: int) -> str:
     return instant(value, now_ms) if name.endswith("_ms") else "-" if value is None else str(value)
 
 
-def record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
-    """Return one record at length: metadata, the user's headers, key and value decoded.
-
-    Args:
-        facts: as ``lookup.records`` has them, with payloads as ``key`` and ``value``.
-        now_ms: the time, epoch milliseconds.
-    """
+def _record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
+    """Return one record at length: metadata, the user's headers, key and value decoded."""
     metadata = facts.get("metadata") or {}
     named = {name: value for name, value in facts.items() if name not in _APART} | {
         name: value for name, value in metadata.items() if name not in {"origin", "null_value"}
@@ -126,6 +116,18 @@ def _payload(name: str, payload: Payload | None) -> list[str]:
     return [heading, *(f"  {line}" for line in printable(payload.laid_out).splitlines())]
 
 
-def json_ready(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts with payloads as JSON has them."""
-    return {name: value.facts if isinstance(value, Payload) else value for name, value in facts.items()}
+def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_json: bool) -> ExitCode:
+    """Print one record: its facts (payloads as ``key`` and ``value``), or only the bytes of its value."""
+    if raw:
+        click.echo(value or b"", nl=False)
+        return ExitCode.FINE
+    now_ms = SystemClock().wall_ms()
+    plain = {name: value.facts if isinstance(value, Payload) else value for name, value in facts.items()}
+    emit({"found": True, "now_ms": now_ms, **plain}, _record_text(facts, now_ms=now_ms), as_json=as_json)
+    return ExitCode.FINE
+
+
+def show_missing(failure_id: str, text: str, *, as_json: bool) -> ExitCode:
+    """Print why a record is not there."""
+    emit({"found": False, "failure_id": failure_id}, f"{failure_id} {text}", as_json=as_json)
+    return ExitCode.FINDING

@@ -20,22 +20,17 @@ from typing import IO, Final
 
 import click
 
-from retryapp.cli.console import ExitCode
+from retryapp.cli.console import ExitCode, on_signals
 from retryapp.core.errors import EnvironmentFault
 
 LINE_BYTES: Final = 64 * 1024
 """Longer lines of output are shown in pieces of this size, so memory stays bounded."""
 _LAST_OUTPUT_S: Final = 1.0
 """How long to read output after a process has ended; a grandchild may keep the pipe open without end."""
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_processes(command: Sequence[str], count: int) -> int:
-    """Run a command several times at once until all have ended. Call it in the main thread.
-
-    Args:
-        command: program and arguments.
-        count: number of processes, named ``process-1`` and so on before each line of their output.
+    """Run a command `count` times at once until all have ended, in the main thread; output lines begin with a name.
 
     Returns:
         The first exit code other than 0, else 0; 128 plus the number for a process that a signal killed, unless it is
@@ -45,40 +40,36 @@ def run_processes(command: Sequence[str], count: int) -> int:
         EnvironmentFault: a process cannot be started.
     """
     events: SimpleQueue[tuple[str, int] | signal.Signals] = SimpleQueue()  # a signal handler may put at any moment
-    before = {
-        number: signal.signal(number, lambda number, _: events.put(signal.Signals(number))) for number in _SIGNALS
-    }
     lock = threading.Lock()
     processes: list[subprocess.Popen[bytes]] = []
     codes: list[int] = []
     sent: signal.Signals | None = None
-    try:
-        for number in range(1, count + 1):
-            try:
-                process = _start(command)
-            except OSError as error:  # no memory, too many processes
-                raise EnvironmentFault(f"cannot start process {number} of {count}: {error}") from error
-            processes.append(process)
-            threading.Thread(target=_follow, args=(process, f"process-{number}", lock, events), daemon=True).start()
-        while len(codes) < count:
-            event = events.get()
-            if isinstance(event, signal.Signals):
-                sent = event
-            else:
-                name, code = event
-                codes.append(_exit_code(code, sent))
-                if sent is not None or len(codes) == count:
-                    continue
-                sent = signal.SIGTERM
-                ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-                click.echo(f"retryapp: {name} ended with {ending}; the others are stopped", err=True)
+    with on_signals(lambda number, _: events.put(signal.Signals(number)), signal.SIGTERM, signal.SIGINT):
+        try:
+            for number in range(1, count + 1):
+                try:
+                    process = _start(command)
+                except OSError as error:  # no memory, too many processes
+                    raise EnvironmentFault(f"cannot start process {number} of {count}: {error}") from error
+                processes.append(process)
+                threading.Thread(target=_follow, args=(process, f"process-{number}", lock, events), daemon=True).start()
+            while len(codes) < count:
+                event = events.get()
+                if isinstance(event, signal.Signals):
+                    sent = event
+                else:
+                    name, code = event
+                    codes.append(_exit_code(code, sent))
+                    if sent is not None or len(codes) == count:
+                        continue
+                    sent = signal.SIGTERM
+                    ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                    click.echo(f"retryapp: {name} ended with {ending}; the others are stopped", err=True)
+                for process in processes:
+                    process.send_signal(sent)  # does nothing if it has ended
+        finally:
             for process in processes:
-                process.send_signal(sent)  # does nothing if it has ended
-    finally:
-        for process in processes:
-            process.kill()  # after an error of our own; otherwise all have ended
-        for number, handler in before.items():
-            signal.signal(number, handler)
+                process.kill()  # after an error of our own; otherwise all have ended
     return next((code for code in codes if code), ExitCode.FINE)
 
 

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from retryapp.cli._target import reach, read_client_config
+from retryapp.cli._options import Decorator, Length, pipeline_client_config
+from retryapp.cli._target import connect, reach
 from retryapp.cli.broker import download_progress
-from retryapp.cli.console import stderr_console
-from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
+from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
-from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.errors import SparkMissingError
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import current_settings
@@ -51,33 +49,14 @@ format_option = click.option(
     type=click.Choice(["delta", "parquet"]),
     help="Format of a new lake; parquet needs no Delta jars and has no upkeep and no erase. [default: delta]",
 )
-client_config_option = click.option(
-    "--client-config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with librdkafka properties, name=value a line (security.protocol, sasl.username); those that begin with "
-    "'kafka.' are passed to Spark's Java client as they are.",
-)
 
 
-def length_ms(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Read an option's length of time; None where it is not given."""
-    try:
-        return None if value is None else parse_duration_ms(value)
-    except InvalidDurationError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    read_ms = length_ms(context, parameter, value)
-    return None if read_ms is None else read_ms / 1_000
-
-
-def wait_option(default: str | None, text: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Add ``--wait``; the job gets ``wait_s``, None where neither the user nor ``default`` says how long."""
-    shown = default is not None
+def wait_option(default: str | None, text: str) -> Decorator:
+    """Add ``--wait`` as ``wait_s``; None where neither the user nor ``default`` says how long."""
     return click.option(
-        "--wait", "wait_s", metavar="LENGTH", default=default, show_default=shown, callback=_seconds, help=text
-    )
+        "--wait", "wait_s", metavar="LENGTH", type=Length(), default=default, show_default=default is not None,
+        callback=lambda _context, _option, length_ms: None if length_ms is None else length_ms / 1_000, help=text,
+    )  # fmt: skip
 
 
 def print_waiting(holder: str) -> None:
@@ -86,7 +65,7 @@ def print_waiting(holder: str) -> None:
 
 
 def lake_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of every job: where the lake is, and how to get Spark; the job gets ``lake`` and ``session``."""
+    """Add the options of the lake and of Spark; the job gets ``lake`` and ``session``."""
 
     @click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]")
     @click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]")
@@ -109,19 +88,14 @@ def broker_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--broker`` and ``--client-config``; the job gets ``connection``, to a cluster that answers."""
 
     @click.option("--broker", metavar="HOST:PORT", required=True, help="Bootstrap address.")
-    @client_config_option
+    @pipeline_client_config
     @wraps(function)
     def with_broker(*, broker: str, client_config: Path | None, **others: Any) -> R:
-        return function(connection=connect(broker, client_config), **others)
+        connection = connect(broker, client_config)
+        reach(connection)
+        return function(connection=connection, **others)
 
     return with_broker
-
-
-def connect(broker: str, client_config: Path | None) -> KafkaConnection:
-    """Return a connection to a cluster that answers."""
-    connection = KafkaConnection(broker, {} if client_config is None else read_client_config(client_config))
-    reach(connection)
-    return connection
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -138,7 +112,7 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
         yield start_session(options)
         return
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
-        with download_progress(spark_jars(), "Spark's connectors") as progress, _on_signals(_interrupt, signal.SIGTERM):
+        with download_progress(spark_jars(), "Spark's connectors") as progress, on_signals(_interrupt, signal.SIGTERM):
             session = start_session(replace(options, scratch=Path(scratch)), progress=progress)
         try:
             yield session
@@ -159,17 +133,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Handle signals while the body runs."""
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
-
-
-@contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once.
 
@@ -182,7 +145,7 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stopped.set()
 
-    with _on_signals(on_signal, signal.SIGTERM, signal.SIGINT):
+    with on_signals(on_signal, signal.SIGTERM, signal.SIGINT):
         yield stopped
 
 

@@ -11,12 +11,13 @@ import click
 
 from retryapp.cli._app import load_handlers
 from retryapp.cli._options import Place
-from retryapp.core.errors import DamagedMetadataError, InvalidSettingError, TopicMissingError
+from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
+from retryapp.kafka import KafkaAdmin, KafkaConnection, require_handlers
 
 REACH_S: Final = 5.0
+WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
 
 
 class Target(NamedTuple):
@@ -31,26 +32,22 @@ def resolve(place: Place) -> Target:
 
     Raises:
         click.UsageError: neither ``-A`` nor ``--broker`` with ``--group``, or both, or no handler of that main topic.
-        TopicMissingError: the group has no topics of ours there.
+        GroupMissingError: the group has no handlers there.
     """
     if place.app_spec is not None:
-        _refuse(place, "broker", "group", "client_config")
+        refuse_with_app(place, "broker", "group", "client_config")
         application = load_handlers(place.app_spec)
         reach(application.connection)
         return Target(application.connection, _only(tuple(application.topologies), place.topic))
     if place.broker is None or place.group is None:
-        raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME")
-    connection = _connection(place.broker, place)
+        raise click.UsageError(WHERE)
+    connection = connect(place.broker, place.client_config)
     admin = reach(connection)
     if place.topic is not None:
         topology = HandlerTopology(group=place.group, main=place.topic)
         if {topology.dlq, topology.pending_changelog} & set(admin.topic_names()):
             return Target(connection, (topology,))
-    topologies = find_handlers(admin, place.group)
-    if not topologies:
-        remedy = f"Group {place.group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
-        raise TopicMissingError(f"{place.group}.*.pending.changelog", connection.bootstrap, remedy)
-    return Target(connection, _only(topologies, place.topic))
+    return Target(connection, _only(require_handlers(admin, place.group), place.topic))
 
 
 def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, HandlerTopology, Origin]:
@@ -64,10 +61,10 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
     except DamagedMetadataError as error:
         raise click.UsageError(f"{failure!r} is no failure id: expected group/topic@id/partition/offset") from error
     if place.app_spec is not None:
-        _refuse(place, "broker", "client_config")
+        refuse_with_app(place, "broker", "client_config")
         connection = load_handlers(place.app_spec).connection
     elif place.broker is not None:
-        connection = _connection(place.broker, place)
+        connection = connect(place.broker, place.client_config)
     else:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT")
     reach(connection)
@@ -84,7 +81,7 @@ def reach(connection: KafkaConnection) -> KafkaAdmin:
     return KafkaAdmin(connection)
 
 
-def read_client_config(path: Path) -> Mapping[str, str]:
+def _read_client_config(path: Path) -> Mapping[str, str]:
     """Read a file of client properties: ``name=value`` lines, ``#`` comments.
 
     Raises:
@@ -102,11 +99,17 @@ def read_client_config(path: Path) -> Mapping[str, str]:
     return properties
 
 
-def _connection(broker: str, place: Place) -> KafkaConnection:
-    return KafkaConnection(broker, {} if place.client_config is None else read_client_config(place.client_config))
+def connect(broker: str, client_config: Path | None) -> KafkaConnection:
+    """Return a connection with the properties of a file, without asking the cluster."""
+    return KafkaConnection(broker, {} if client_config is None else _read_client_config(client_config))
 
 
-def _refuse(place: Place, *names: str) -> None:
+def refuse_with_app(place: Place, *names: str) -> None:
+    """Refuse options that exclude ``-A``.
+
+    Raises:
+        click.UsageError: one of them is given.
+    """
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(place, name) is not None]
     if given:
         raise click.UsageError(f"{', '.join(given)} and -A exclude each other: the application has its own")

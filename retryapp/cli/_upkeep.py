@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from retryapp.cli._spark import (
-    client_config_option,
-    connect,
-    interruptible,
-    lake_options,
-    length_ms,
-    print_waiting,
-    spark_session,
-    wait_option,
-)
-from retryapp.cli.console import emit, json_option
-from retryapp.kafka import KafkaAdmin
+from retryapp.cli._options import Length, json_option, pipeline_client_config
+from retryapp.cli._spark import interruptible, lake_options, print_waiting, spark_session, wait_option
+from retryapp.cli._target import connect, reach
+from retryapp.cli.console import emit
 from retryapp.lookup.instants import utc_text
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions
@@ -65,7 +57,7 @@ def compact(*, since: datetime | None, lake: str, session: SessionOptions, wait_
 
 @click.command()
 @click.option(
-    "--older-than", "age_ms", metavar="LENGTH", required=True, callback=length_ms,
+    "--older-than", "age_ms", metavar="LENGTH", required=True, type=Length(),
     help="Age of the youngest day to delete ('400d').",
 )  # fmt: skip
 @_upkeep_options
@@ -109,7 +101,7 @@ def rebuild(*, since: datetime, lake: str, session: SessionOptions, wait_s: floa
 @click.option("--resume", is_flag=True, help="Finish the erasures that were interrupted; their keys are not needed.")
 @click.option("--broker", metavar="HOST:PORT", help="List the key's records that are still on topics; needs --group.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Group whose topics to list; may be repeated.")
-@client_config_option
+@pipeline_client_config
 @_upkeep_options
 def erase(
     *,
@@ -144,7 +136,7 @@ def erase(
     if bool(groups) != (broker is not None):
         raise click.UsageError("--broker and --group go together")
     raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
-    admin = None if broker is None else KafkaAdmin(connect(broker, client_config))
+    admin = None if broker is None else reach(connect(broker, client_config))
     with _upkeep(lake, session, wait_s) as upkeep:
         erased = upkeep.erase(raw)
     remains = [] if admin is None else [part for group in groups for part in find_remains(admin, group, raw)]

@@ -7,23 +7,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from retryapp.broker.kept import KeptBroker, broker_status, start_kept_broker, stop_kept_broker, write_state
 from retryapp.broker.node import Broker, BrokerFailedError
-from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.cli._options import json_option
+from retryapp.cli.console import ExitCode, emit, on_signals, stderr_console
 from retryapp.jvm import Jar, JarList, kafka_jars, missing_jars
 from retryapp.jvm import Progress as JarProgress
 from retryapp.settings import current_settings
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 DEFAULT_PORT = 9092
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def _broker_options(command: F) -> F:
+def _broker_options(command: Callable[..., R]) -> Callable[..., R]:
     """Add ``--port``, ``--data`` and ``--json``."""
     command = json_option(command)
     command = click.option(
@@ -105,7 +107,7 @@ def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool
         raise click.UsageError("--ephemeral and --data exclude each other")
     fixed = None if ephemeral and port == 0 else _kept_port(port)
     broker = Broker(current_settings().cache_dir, port=fixed, data=None if ephemeral else data)
-    with _interrupted_by_sigterm():
+    with on_signals(_interrupt, *STOP_SIGNALS):
         try:
             with download_progress() as progress:
                 broker.start(progress=progress)
@@ -121,12 +123,7 @@ def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool
 
 @contextmanager
 def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -> Iterator[JarProgress | None]:
-    """Show a bar while jars are downloaded, if any are missing; yields what `retryapp.jvm.ensure_jars` calls.
-
-    Args:
-        jars: which ones; None: those of a broker.
-        what: the program that they belong to.
-    """
+    """Show a bar while missing jars (of a broker without `jars`) are downloaded; yields what `ensure_jars` calls."""
     wanted = jars or kafka_jars()
     missing = missing_jars(current_settings().cache_dir, wanted)
     if not missing:
@@ -148,21 +145,10 @@ def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -
         yield advance
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the body as Ctrl-C does; a second signal does not interrupt the stop that the first began."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        for name in before:
-            signal.signal(name, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for name in STOP_SIGNALS:  # a second one must not interrupt the stop
+        signal.signal(name, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _kept_port(port: int | None) -> int:
@@ -172,7 +158,6 @@ def _kept_port(port: int | None) -> int:
 
 
 def _running(data: Path, port: int | None) -> KeptBroker | None:
-    """Return the running broker of a data folder, which must have the port if one is given."""
     kept = broker_status(data)
     if kept is not None and port not in (None, kept.port):
         raise click.UsageError(f"the broker of {data} uses port {kept.port}, not {port}: omit --port, or give --data")

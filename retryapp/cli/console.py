@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, the ``--json`` option, output and errors.
+"""What all commands share: exit codes, output and errors.
 
 Results go to stdout, everything else to stderr. With ``--json`` a command prints one JSON object (its last line); so
 does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
 
 import click
 from rich.console import Console
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 stderr_console = Console(stderr=True, soft_wrap=True)
 """For progress and live views: never mixes with results."""
@@ -36,23 +36,23 @@ class ExitCode(IntEnum):
     RESTART = 4
     """The process must start again; a supervisor does so."""
     BUG = 70
-    """An error that nobody foresaw."""
+    """An unexpected error."""
     INTERRUPTED = 130
 
 
-def json_option(command: F) -> F:
-    """Add ``--json`` as the argument ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
+@contextmanager
+def on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals while the body runs."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def emit(result: object, text: str, *, as_json: bool) -> None:
-    """Print a result.
-
-    Args:
-        result: what ``--json`` shows: dataclasses, mappings, sequences, paths, enums and JSON's own types.
-        text: what people see.
-        as_json: which of the two.
-    """
+    """Print a result."""
     click.echo(json.dumps(result, default=_plain, ensure_ascii=False) if as_json else text)
 
 

@@ -6,10 +6,10 @@ from typing import Final
 
 import click
 
-from retryapp.cli._options import Place, page_options, place_options
-from retryapp.cli._output import json_ready, page_text, record_text
+from retryapp.cli._options import Place, json_option, page_options, place_options, raw_option
+from retryapp.cli._output import page_text, show_missing, show_record
 from retryapp.cli._target import resolve, resolve_failure
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli.console import ExitCode, emit
 from retryapp.core.classify import DeadReason
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import PageMark, dead_detail, dead_entry, dead_page, find_dead, original_value
@@ -59,7 +59,7 @@ def list_(
 @command.command()
 @click.argument("failure_id")
 @place_options
-@click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
+@raw_option
 @json_option
 def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode:
     """Show one dead letter: reason, attempts, errors, traceback, headers, key and value.
@@ -77,20 +77,12 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     record = find_dead(*resolve_failure(place, failure_id))
     if record is None:
-        text = (
-            f"{failure_id} has no dead letter: it is done, waits ('retryapp pending show'), or was deleted by retention"
-        )
-        emit({"found": False, "failure_id": failure_id}, text, as_json=as_json)
-        return ExitCode.FINDING
-    if raw:
-        click.echo(record.value or b"", nl=False)
-        return ExitCode.FINE
-    now_ms = SystemClock().wall_ms()
+        text = "has no dead letter: it is done, waits ('retryapp pending show'), or was deleted by retention"
+        return show_missing(failure_id, text, as_json=as_json)
     facts = {
         **dead_detail(dead_entry(record)),
         "dead_ms": record.timestamp_ms,
         "key": payload_of(record.key),
         "value": payload_of(original_value(record.headers, record.value)),
     }
-    emit({"found": True, "now_ms": now_ms, **json_ready(facts)}, record_text(facts, now_ms=now_ms), as_json=as_json)
-    return ExitCode.FINE
+    return show_record(facts, record.value, raw=raw, as_json=as_json)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from retryapp.cli._options import json_option
 from retryapp.cli.broker import download_progress
-from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.demo.data import TOTAL_FLIGHTS
 from retryapp.demo.report import PAGE
 from retryapp.demo.run import DEFAULT_RECORDS, DemoOptions, DemoResult, run_demo

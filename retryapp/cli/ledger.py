@@ -10,10 +10,10 @@ from typing import Any, Final
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Place, When, place_options
+from retryapp.cli._options import Place, When, json_option, place_options
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
-from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.ledger import Balance, Ledger, Problem, take_ledger
 from retryapp.ledger.take import OnProgress
 from retryapp.lookup.instants import utc_text

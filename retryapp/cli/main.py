@@ -70,9 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line.
 
-    Args:
-        arguments: without the program's name.
-
     Returns:
         The exit code; all errors are reported and none is raised.
     """

@@ -6,10 +6,10 @@ from typing import Final
 
 import click
 
-from retryapp.cli._options import Place, When, page_options, place_options
-from retryapp.cli._output import json_ready, page_text, record_text
+from retryapp.cli._options import Place, When, json_option, page_options, place_options, raw_option
+from retryapp.cli._output import page_text, show_missing, show_record
 from retryapp.cli._target import resolve, resolve_failure
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli.console import ExitCode, emit
 from retryapp.lookup.records import PageMark, find_waiting, pending_detail, pending_value, waiting_page
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -62,7 +62,7 @@ def list_(
 @command.command()
 @click.argument("failure_id")
 @place_options
-@click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
+@raw_option
 @json_option
 def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode:
     """Show one waiting record: attempts, errors, headers, key and value.
@@ -79,13 +79,6 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     entry = find_waiting(*resolve_failure(place, failure_id))
     if entry is None:
-        text = f"{failure_id} does not wait: it is done, dead ('retryapp dead show'), or being delivered"
-        emit({"found": False, "failure_id": failure_id}, text, as_json=as_json)
-        return ExitCode.FINDING
-    if raw:
-        click.echo(pending_value(entry), nl=False)
-        return ExitCode.FINE
-    now_ms = SystemClock().wall_ms()
-    facts = pending_detail(entry)
-    emit({"found": True, "now_ms": now_ms, **json_ready(facts)}, record_text(facts, now_ms=now_ms), as_json=as_json)
-    return ExitCode.FINE
+        text = "does not wait: it is done, dead ('retryapp dead show'), or being delivered"
+        return show_missing(failure_id, text, as_json=as_json)
+    return show_record(pending_detail(entry), pending_value(entry), raw=raw, as_json=as_json)

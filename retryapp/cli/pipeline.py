@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retryapp.cli._analyse import analyse, report
-from retryapp.cli._metrics import metrics_options, record_round
+from retryapp.cli._options import Length, json_option
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
     broker_options,
@@ -19,7 +19,6 @@ from retryapp.cli._spark import (
     group_option,
     interruptible,
     lake_options,
-    length_ms,
     print_waiting,
     spark_session,
     stopped_by_signals,
@@ -27,17 +26,18 @@ from retryapp.cli._spark import (
 )
 from retryapp.cli._upkeep import compact, erase, expire, rebuild, vacuum
 from retryapp.cli.broker import download_progress
-from retryapp.cli.console import ExitCode, emit, json_option, stderr_console
+from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.jvm import ensure_jars, spark_jars
-from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
 from retryapp.pipeline.errors import HeldError
+from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
+from retryapp.pipeline.sources import retention_of
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import current_settings
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived
-    from retryapp.pipeline.metrics import PipelineMetrics
     from retryapp.pipeline.outlook import TopicOutlook
     from retryapp.pipeline.positions import Life
     from retryapp.pipeline.runner import Driven, OnProgress
@@ -69,14 +69,21 @@ for _other in (analyse, report, compact, expire, vacuum, rebuild, erase):
 @command.command()
 @broker_options
 @group_option
-@click.option("--every", metavar="LENGTH", callback=length_ms, help="Keep running, one round per interval ('1m').")
+@click.option("--every", metavar="LENGTH", type=Length(), help="Keep running, one round per interval ('1m').")
 @format_option
 @click.option(
     "--rows-per-batch", type=click.IntRange(min=1), default=200_000, show_default=True,
     help="Maximum number of offsets in one batch.",
 )  # fmt: skip
 @wait_option(None, "How long to wait for another run of the group ('2h'). [default: 0; with --every no limit]")
-@metrics_options
+@click.option(
+    "--metrics-port", metavar="PORT", type=click.IntRange(0, 65_535),
+    help="Serve Prometheus metrics on this port; 0: any free one. [default: none]",
+)  # fmt: skip
+@click.option(
+    "--metrics-bind", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+    help="Address that the metrics listen on. They have no login.",
+)  # fmt: skip
 @lake_options
 @json_option
 def archive(
@@ -87,7 +94,8 @@ def archive(
     table_format: str | None,
     rows_per_batch: int,
     wait_s: float | None,
-    metrics: PipelineMetrics | None,
+    metrics_port: int | None,
+    metrics_bind: str,
     lake: str,
     session: SessionOptions,
     as_json: bool,
@@ -106,8 +114,12 @@ def archive(
     now_ms, code = SystemClock().wall_ms, ExitCode.FINE
     if wait_s is None:  # a round comes after that of another run; a single run does not queue
         wait_s = 0.0 if every is None else inf
-    listening = nullcontext if metrics is None else metrics.heard
-    with spark_session(session) as spark, stopped_by_signals() as stopped, listening(spark):
+    with ExitStack() as stack:
+        metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
+        spark = stack.enter_context(spark_session(session))
+        stopped = stack.enter_context(stopped_by_signals())
+        if metrics is not None:
+            stack.enter_context(metrics.heard(spark))
         from retryapp.pipeline.archive import Archive
         from retryapp.pipeline.lake import open_lake
 
@@ -129,7 +141,7 @@ def archive(
                     raise
                 results.append(result)
                 if metrics is not None and not result.interrupted:
-                    record_round(metrics, KafkaAdmin(connection), result, began_ms=began_ms, now_ms=now_ms())
+                    _record_round(metrics, connection, result, began_ms=began_ms, ended_ms=now_ms())
                 if stopped.is_set():
                     break
             facts = {"lake": opened.uri, "groups": [archived_facts(result) for result in results]}
@@ -189,6 +201,29 @@ def jars(*, as_json: bool) -> None:
     with download_progress(spark_jars(), "Spark's connectors") as progress:
         paths = ensure_jars(current_settings().cache_dir, spark_jars(), progress=progress)
     emit({"version": spark_jars().version, "jars": paths}, ",".join(map(str, paths)), as_json=as_json)
+
+
+@contextmanager
+def _served(bind: str, port: int) -> Iterator[PipelineMetrics]:
+    metrics = PipelineMetrics()
+    with metrics.served(bind, port) as actual_port:
+        click.echo(f"metrics: http://{bind}:{actual_port}/metrics", err=True)
+        yield metrics
+
+
+def _record_round(
+    metrics: PipelineMetrics, connection: KafkaConnection, result: Archived, *, began_ms: int, ended_ms: int
+) -> None:
+    metrics.round_ended(
+        "archive",
+        result.group,
+        began_ms=began_ms,
+        ended_ms=ended_ms,
+        read=result.cut,
+        ends=Positions(connection).ends(list(result.cut)),
+        retention_ms=retention_of(KafkaAdmin(connection), {topic for topic, _ in result.cut}),
+        gaps=len(result.gaps),
+    )
 
 
 @contextmanager

@@ -6,23 +6,27 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import wraps
 from itertools import groupby
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from retryapp.cli._app import Application, app_option, load_handlers
+from retryapp.cli._app import load_handlers
+from retryapp.cli._options import app_option, json_option
 from retryapp.cli._output import table
 from retryapp.cli._target import reach
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli.console import ExitCode, emit
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.kafka import Action, Plan, PlanOptions, PlanStep, plan_topics
 from retryapp.kafka.acls import Pattern, acl_commands, needed_acls
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from retryapp.retries import Retries
+
+R = TypeVar("R")
 
 
-def planned(command: F) -> F:
+def planned(command: Callable[..., R]) -> Callable[..., R]:
     """Add ``-A`` and the options that change the plan; the command gets ``application`` and ``options``."""
 
     @app_option(required=True)
@@ -44,9 +48,7 @@ def planned(command: F) -> F:
     )
     @json_option
     @wraps(command)
-    def wrapped(
-        *, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any
-    ) -> Any:
+    def wrapped(*, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any) -> R:
         application = load_handlers(app_spec)
         own = application.plan_options
         options = replace(
@@ -57,27 +59,21 @@ def planned(command: F) -> F:
         )
         return command(application=application, options=options, **more)
 
-    return cast("F", wrapped)
+    return wrapped
 
 
 @click.command(name="plan")
 @planned
 @click.option("--why", is_flag=True, help="Show the reason for each setting.")
 @click.option("--acls", is_flag=True, help="Show the rights that workers need instead of topics. Needs no broker.")
+@click.option("--principal", metavar="TYPE:NAME", help="Principal for --acls. [default: User:GROUP]")
 @click.option(
-    "--principal",
-    metavar="TYPE:NAME",
-    help="Principal for --acls. [default: User:GROUP]",
-)
-@click.option(
-    "--publishes",
-    metavar="TOPIC",
-    multiple=True,
+    "--publishes", metavar="TOPIC", multiple=True,
     help="With --acls: a topic that handlers publish to with record.publish. Repeatable.",
-)
+)  # fmt: skip
 def command(
     *,
-    application: Application,
+    application: Retries,
     options: PlanOptions,
     why: bool,
     acls: bool,
@@ -114,16 +110,11 @@ def command(
 
 
 def _show_acls(
-    application: Application,
-    options: PlanOptions,
-    principal: str | None,
-    publishes: tuple[str, ...],
-    *,
-    as_json: bool,
+    application: Retries, options: PlanOptions, principal: str | None, publishes: tuple[str, ...], *, as_json: bool
 ) -> ExitCode:
     create_main = options.create_main_partitions is not None
     rights = needed_acls(application.topologies, create_main=create_main, publishes=publishes)
-    may_publish = [handler.name for handler in cast("Any", application).handlers if handler.takes_delivery]
+    may_publish = [handler.name for handler in application.handlers if handler.takes_delivery]
     who = principal or f"User:{application.topologies[0].group}"
     commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
     facts = {
@@ -143,14 +134,13 @@ def _show_acls(
         )
         for acl in rights
     ]
-    hints = ["Your own agents, tables and topics need rights of their own."]
+    text = [table(("on", "name", "operation", "needed", "why"), rows), "", *commands, ""]
     if may_publish and not publishes:
-        hints.insert(
-            0,
+        text.append(
             f"{', '.join(may_publish)} may publish (record.publish) to topics that the application does not declare: "
-            "each needs Describe and Write. Name them with --publishes TOPIC.",
+            "each needs Describe and Write. Name them with --publishes TOPIC."
         )
-    text = [table(("on", "name", "operation", "needed", "why"), rows), "", *commands, "", *hints]
+    text.append("Your own agents, tables and topics need rights of their own.")
     emit(facts, "\n".join(text), as_json=as_json)
     return ExitCode.FINE
 

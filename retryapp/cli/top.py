@@ -6,23 +6,25 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from urllib.parse import urlsplit
+from typing import Final, NoReturn
 
 import click
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
-from retryapp.cli._options import Place, place_options
+from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._stations import Stations
 from retryapp.cli._target import Target, resolve
-from retryapp.cli._workers import MORE_PORTS, Workers
-from retryapp.cli.console import ExitCode, emit, json_option
+from retryapp.cli._workers import Workers
+from retryapp.cli.console import ExitCode, emit
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 from retryapp.terminal import Group, LiveView, group_line, group_table
 
 _MEMBERS_S = 5.0
+MORE_PORTS: Final = 8
+"""Ports tried beyond one for each member."""
 
 
 @click.command(name="top")
@@ -49,29 +51,26 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
       retryapp top --url http://127.0.0.1:6066 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     watch = _Watch(place, urls)
-    if once or as_json:
-        watch.look()  # rates need two looks
-        time.sleep(interval)
-        seen = watch.look()
-        if as_json:
-            emit(asdict(seen), "", as_json=True)
-        elif sys.stdout.isatty():
-            Console().print(group_table(seen))
-        else:
-            Console(width=200, highlight=False).print(group_table(seen))
-        return ExitCode.FINE
-    _watch_on(watch, interval)
+    if not (once or as_json):
+        _show_frames(watch, interval)
+    watch.look()  # rates need two looks
+    time.sleep(interval)
+    group = watch.look()
+    console = Console() if sys.stdout.isatty() else Console(width=200, highlight=False)
+    if as_json:
+        emit(asdict(group), "", as_json=True)
+    else:
+        console.print(group_table(group))
     return ExitCode.FINE
 
 
-def _watch_on(watch: _Watch, interval_s: float) -> None:
-    """Show frames until Ctrl-C."""
+def _show_frames(watch: _Watch, interval_s: float) -> NoReturn:
     clock = SystemClock()
     began_s = clock.monotonic_s()
     with LiveView(Console(), live=sys.stdout.isatty()) as view:
         while True:
-            seen = watch.look()
-            view.draw(clock.monotonic_s() - began_s, partial(group_table, seen), partial(group_line, seen))
+            group = watch.look()
+            view.draw(clock.monotonic_s() - began_s, partial(group_table, group), partial(group_line, group))
             time.sleep(interval_s)
 
 
@@ -84,10 +83,14 @@ class _Watch:
         if alone and not urls:
             raise click.UsageError("say where to look: -A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url")
         self._target = None if alone else resolve(place)
-        self._members = 0
+        self._members, self._looked_at = 0, ", ".join(urls)
         group = place.group if self._target is None else self._target.topologies[0].group
         if self._target is not None and not urls:
-            urls, self._members = _addresses(self._target)
+            hosts, self._members = _hosts(self._target)
+            first = load_settings().web_port
+            ports = range(first, first + self._members + MORE_PORTS)
+            urls = tuple(f"http://{host}:{port}" for host in hosts for port in ports)
+            self._looked_at = f"{', '.join(hosts)}, ports {ports[0]} to {ports[-1]}"
         self._workers = Workers(group, urls, only=place.topic)
         self._stations: Stations | None = None
 
@@ -103,48 +106,27 @@ class _Watch:
             missing = self._members - len(group.workers)
             if missing <= 0:
                 return group
-            note = f"no pages of {missing} of {self._members} members found at {self._looked_at()}; --url names others"
+            note = f"no pages of {missing} of {self._members} members found at {self._looked_at}; --url names others"
             return replace(group, note=f"{note}. Their figures are missing")
         if self._target is None:
             remedy = "start it, correct --url, or read the topics with -A or --broker and --group"
-            raise click.UsageError(f"no worker answers at {self._looked_at()}: {remedy}")
+            raise click.UsageError(f"no worker answers at {self._looked_at}: {remedy}")
         if self._stations is None:
             self._stations = Stations(self._target.connection, self._target.topologies)
-        where = f"no worker's pages answer at {self._looked_at()} (--url says where they are)"
+        where = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
         if not self._workers.urls:
             where = "the group has no running members"
         note = f"{where}: read from the topics, which have no deliveries, lateness and lanes"
         return replace(self._stations.ask(now_ms), note=note)
 
-    def _looked_at(self) -> str:
-        """Name the addresses that were tried: a range of ports per host."""
-        ports: dict[str, list[int]] = {}
-        for url in self._workers.urls:
-            parts = urlsplit(url)
-            ports.setdefault(f"{parts.scheme}://{_host(parts.hostname or '')}", []).append(parts.port or 80)
-        return ", ".join(f"{host}:{_span(numbers)}" for host, numbers in ports.items())
 
-
-def _addresses(target: Target) -> tuple[tuple[str, ...], int]:
-    """Return where pages of the group's members may be, and how many members there are."""
+def _hosts(target: Target) -> tuple[list[str], int]:
+    """Return the hosts of the group's members, and how many members there are."""
     group = target.topologies[0].group
     try:
         admin = AdminClient(target.connection.client_config())
         members = admin.describe_consumer_groups([group])[group].result(_MEMBERS_S).members
     except KafkaException:
-        return (), 0
-    first = load_settings().web_port
+        return [], 0
     hosts = sorted({member.host.lstrip("/") for member in members})
-    ports = range(first, first + len(members) + MORE_PORTS)
-    return tuple(f"http://{_host(host)}:{port}" for host in hosts for port in ports), len(members)
-
-
-def _host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _span(ports: list[int]) -> str:
-    first, last = min(ports), max(ports)
-    if last - first + 1 == len(ports) > 1:
-        return f"{first} to {last}"
-    return ",".join(map(str, sorted(ports)))
+    return [f"[{host}]" if ":" in host else host for host in hosts], len(members)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from retryapp.cli._app import Application
 from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit
 from retryapp.cli.plan import plan_facts, planned
 from retryapp.kafka import PlanOptions, ensure_topics, plan_topics
+
+if TYPE_CHECKING:
+    from retryapp.retries import Retries
 
 
 @click.group(name="topics")
@@ -18,7 +22,7 @@ def command() -> None:
 
 @command.command()
 @planned
-def create(*, application: Application, options: PlanOptions, as_json: bool) -> ExitCode:
+def create(*, application: Retries, options: PlanOptions, as_json: bool) -> ExitCode:
     """Create missing topics and write their owner marks. Safe to repeat, and while workers start.
 
     An existing topic is never changed: if one is not as required, nothing is created (exit code 3). 'retryapp plan'

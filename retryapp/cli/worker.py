@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import click
 
-from retryapp.cli._app import Application, app_option, load_application
+from retryapp.cli._app import load_application
+from retryapp.cli._options import app_option
 from retryapp.cli._processes import run_processes, stop_with_parent
 from retryapp.cli.console import ExitCode
 from retryapp.core.errors import NoHandlersError, PortTakenError
@@ -137,33 +138,24 @@ def _one_spec(argument: str | None, option: str | None) -> str:
 
 
 def _check(spec: str, port: int | None) -> None:
-    """Refuse with a clear error what Faust would answer with a traceback, or not at all.
+    """Refuse what Faust would answer with a traceback, or not at all.
 
     Raises:
         ConfigurationError: no such app, no `Retries`, no handlers, or a setting that cannot be used.
-        PortTakenError: the port that was asked for.
+        PortTakenError: the port is in use.
     """
     settings = load_settings()
     application = load_application(spec)
     if not application.topologies:
-        _discover(spec, application)
+        import_module("faust.cli.base").find_app(spec)  # its `autodiscover` may find handlers
+    if not application.topologies:
+        raise NoHandlersError(spec)
     if port is not None:
         try:
             free_port(settings.web_bind, port, attempts=1)
         except PortTakenError as error:
             remedy = "Stop what listens there, or omit --port to take the next free one"
             raise PortTakenError(settings.web_bind, port, remedy) from error
-
-
-def _discover(spec: str, application: Application) -> None:
-    """Look for handlers where Faust's ``autodiscover`` would find them.
-
-    Raises:
-        NoHandlersError: there are none.
-    """
-    import_module("faust.cli.base").find_app(spec)
-    if not application.topologies:
-        raise NoHandlersError(spec)
 
 
 def _run(arguments: list[str]) -> int:

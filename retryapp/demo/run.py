@@ -33,9 +33,9 @@ from retryapp.demo.visits import Outcome, Visit, VisitTail
 from retryapp.jvm import Progress
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ledger import Ledger, take_ledger
+from retryapp.ports import PAGES_PREFIX
 from retryapp.stage import Child, Run, stop_all, wait_for
 from retryapp.terminal import LiveView
-from retryapp.web.answers import PREFIX as PAGES
 
 DEFAULT_RECORDS: Final = 20_000
 RATE: Final = 500.0
@@ -207,7 +207,7 @@ class _Demo:
                 "TMPDIR": str(run.folder),  # for their port locks
             }
             self._workers.append(run.child(f"worker-{number}", worker, env=env))
-            self._pages.append(f"http://127.0.0.1:{port}{PAGES}/")
+            self._pages.append(f"http://127.0.0.1:{port}{PAGES_PREFIX}/")
         self._view.say(f"pages of the workers: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}")
         wait_for(self._are_ready, "both workers have lanes", timeout_s=60)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from retryapp.core.durations import format_duration_ms
@@ -22,38 +22,33 @@ INTERNAL: Final = {
     "__consumer_offsets": "offsets.topic.replication.factor",
 }
 """Kafka's own topics that every hand-off goes through → the setting for the number of their replicas."""
-
-
 _FENCED: Final = "a late write of a fenced worker can leave a transaction open, which blocks committed readers"
-_RULES: Final = {
-    "offsets.retention.minutes": (warning, "a group that is down for longer loses its offsets"),
-    "transactional.id.expiration.ms": (warning, "an idle lane uses its id once a day; if it expires, the lane reopens"),
-    "transaction.max.timeout.ms": (problem, "lanes request a transaction timeout of 15 s and are refused"),
-    VERIFICATION: (warning, _FENCED),
-    "auto.create.topics.enable": (warning, "a deleted or mistyped topic is created with settings that lose records"),
-    "group.min.session.timeout.ms": (problem, "the group refuses members with so short a session"),
-    "group.max.session.timeout.ms": (problem, "the group refuses members with so long a session"),
-    "transaction.state.log.min.isr": (problem, "no transaction can be committed"),
-    "log.cleaner.enable": (warning, "changelogs are never compacted: disks fill, and recovery takes longer and longer"),
-}
-"""Setting → how bad a wrong value is, and why."""
+_Rule = tuple[str, str, int | str, str, Callable[..., Finding], str]
+"""Setting, ``is``, ``least`` or ``most``, the bound and its source, how bad a wrong value is, and why."""
 
 
-def _bounds(brokers: int, downtime_ms: int, session_timeout_ms: int) -> dict[str, tuple[str, int | str, str]]:
-    """Return setting → ``is``, ``least`` or ``most``, the bound, and where it comes from."""
+def _rules(brokers: int, downtime_ms: int, session_timeout_ms: int) -> tuple[_Rule, ...]:
     session = " (the app's broker_session_timeout)"
-    downtime = f" (downtime {format_duration_ms(downtime_ms)})"
-    return {
-        "offsets.retention.minutes": ("least", -(-downtime_ms // MINUTE_MS), downtime),
-        "transactional.id.expiration.ms": ("least", _RENEWED_MS + MINUTE_MS, ""),
-        "transaction.max.timeout.ms": ("least", TRANSACTION_TIMEOUT_MS, ""),
-        VERIFICATION: ("is", "true", ""),
-        "auto.create.topics.enable": ("is", "false", ""),
-        "group.min.session.timeout.ms": ("most", session_timeout_ms, session),
-        "group.max.session.timeout.ms": ("least", session_timeout_ms, session),
-        "transaction.state.log.min.isr": ("most", max(1, brokers), " (brokers)"),
-        "log.cleaner.enable": ("is", "true", ""),
-    }
+    downtime, minutes = f" (downtime {format_duration_ms(downtime_ms)})", -(-downtime_ms // MINUTE_MS)
+    return (
+        ("offsets.retention.minutes", "least", minutes, downtime, warning,
+         "a group that is down for longer loses its offsets"),
+        ("transactional.id.expiration.ms", "least", _RENEWED_MS + MINUTE_MS, "", warning,
+         "an idle lane uses its id once a day; if it expires, the lane reopens"),
+        ("transaction.max.timeout.ms", "least", TRANSACTION_TIMEOUT_MS, "", problem,
+         "lanes request a transaction timeout of 15 s and are refused"),
+        (VERIFICATION, "is", "true", "", warning, _FENCED),
+        ("auto.create.topics.enable", "is", "false", "", warning,
+         "a deleted or mistyped topic is created with settings that lose records"),
+        ("group.min.session.timeout.ms", "most", session_timeout_ms, session, problem,
+         "the group refuses members with so short a session"),
+        ("group.max.session.timeout.ms", "least", session_timeout_ms, session, problem,
+         "the group refuses members with so long a session"),
+        ("transaction.state.log.min.isr", "most", max(1, brokers), " (brokers)", problem,
+         "no transaction can be committed"),
+        ("log.cleaner.enable", "is", "true", "", warning,
+         "changelogs are never compacted: disks fill, and recovery takes longer and longer"),
+    )  # fmt: skip
 
 
 def _serves(value: str, kind: str, bound: int | str) -> bool:
@@ -62,15 +57,15 @@ def _serves(value: str, kind: str, bound: int | str) -> bool:
     return int(value) >= int(bound) if kind == "least" else int(value) <= int(bound)
 
 
-def _judge(setting: str, kind: str, bound: int | str, because: str, values: Mapping[int, str]) -> Finding:
-    """Judge the values of a setting, broker id → value."""
+def _judge(rule: _Rule, values: Mapping[int, str]) -> Finding:
+    """Judge the values of a setting, by broker id."""
+    setting, kind, bound, because, finding, why = rule
     bad = {broker: value for broker, value in values.items() if not _serves(value, kind, bound)}
     direction = {"is": "", "least": " or more", "most": " or less"}[kind]
     expected = f"{bound}{direction}{because}"
     seen = ", ".join(sorted(set((bad or values).values())))
     if not bad:
         return ok(f"setting {setting}", seen, expected)
-    finding, why = _RULES[setting]
     return finding(
         f"setting {setting}",
         f"{seen} (broker {', '.join(map(str, sorted(bad)))})" if len(bad) < len(values) else seen,
@@ -83,14 +78,7 @@ def _judge(setting: str, kind: str, bound: int | str, because: str, values: Mapp
 def judge_brokers(
     facts: ClusterFacts, replicas: Mapping[str, ReplicaFacts], *, downtime_ms: int, session_timeout_ms: int
 ) -> Iterator[Finding]:
-    """Judge number and settings of the brokers.
-
-    Args:
-        facts: what the cluster reported.
-        replicas: the topics that exist and that we may see, Kafka's own among them.
-        downtime_ms: how long all workers may be down.
-        session_timeout_ms: the application's ``broker_session_timeout``.
-    """
+    """Judge number and settings of the brokers; `replicas`: of the existing topics, Kafka's own included."""
     count, expected = len(facts.brokers), f"{SAFE_BROKERS} or more in production"
     if count >= SAFE_BROKERS:
         yield ok("brokers", str(count), expected)
@@ -104,10 +92,10 @@ def judge_brokers(
             remedy="Ask an operator to run the doctor once, with --client-config",
         )
         return
-    for setting, (kind, bound, because) in _bounds(count, downtime_ms, session_timeout_ms).items():
-        values = {broker: known[setting] for broker, known in facts.settings.items() if setting in known}
+    for rule in _rules(count, downtime_ms, session_timeout_ms):
+        values = {broker: known[rule[0]] for broker, known in facts.settings.items() if rule[0] in known}
         if values:
-            yield _judge(setting, kind, bound, because, values)
+            yield _judge(rule, values)
     first = facts.settings[min(facts.settings)]
     if VERIFICATION not in first and "transaction.max.timeout.ms" in first:
         yield warning(

@@ -41,12 +41,7 @@ class Measured:
 
 
 def judge_newest(newest_ms: int | None, now_ms: int) -> Finding:
-    """Judge the newest record's append time.
-
-    Args:
-        newest_ms: epoch milliseconds by the broker's clock; None: our topics are empty.
-        now_ms: epoch milliseconds by this machine's, read after the answer.
-    """
+    """Judge the newest record's append time (None: no record) by this machine's clock, read after the answer."""
     if newest_ms is None:
         remedy = "Measure it with --write"
         return note("clock", "not compared: our topics have no record yet", expected=EXPECTED, remedy=remedy)

@@ -159,11 +159,7 @@ class ClusterReader:
         )
 
     def newest_append_ms(self, topics: Mapping[str, int]) -> int | None:
-        """Return the latest record timestamp of some topics, epoch milliseconds; None when they are empty.
-
-        Args:
-            topics: topic → number of partitions.
-        """
+        """Return the latest record timestamp of some topics, epoch milliseconds; None when they are empty."""
         places = {ClientTopicPartition(topic, p): NEWEST for topic, count in topics.items() for p in range(count)}
         if not places:
             return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from retryapp.core import marks
-from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
+from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
@@ -38,6 +38,7 @@ from retryapp.kafka import (
     fold_changelog,
     plan_topics,
     read_topic,
+    require_handlers,
 )
 from retryapp.kafka.acls import needed_acls
 
@@ -81,12 +82,8 @@ class Report:
 def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     """Run all checks; changes nothing unless the subject says ``write``.
 
-    Args:
-        subject: what to examine.
-        wall_ms: this machine's clock, epoch milliseconds.
-
     Raises:
-        TopicMissingError: the handlers were to be found by their topics, and the group has none.
+        GroupMissingError: the handlers were to be found by their topics, and the group has none.
     """
     findings = [*machine.judge_programs(), *machine.judge_folder(subject.datadir)]
     try:
@@ -96,7 +93,7 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
         findings.append(
             problem(
                 "broker",
-                _text(error),
+                error.problem if isinstance(error, BrokerUnreachableError) else str(error),
                 expected=f"a broker at {error.bootstrap} that accepts this client",
                 why="nothing about the cluster could be checked",
                 remedy="Start it ('retryapp broker start' for development), or correct address and security settings",
@@ -104,10 +101,6 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
         )
         return Report(tuple(findings), reachable=False)
     return Report(tuple(findings), reachable=True)
-
-
-def _text(error: RetryAppError) -> str:
-    return error.problem if isinstance(error, BrokerUnreachableError) else str(error)
 
 
 class _Cluster:
@@ -169,12 +162,8 @@ class _Cluster:
             yield problem(name, str(error), expected="an answer", remedy="Fix what the error names, and try again")
 
     def _handlers(self, names: Sequence[str]) -> tuple[HandlerTopology, ...]:
-        group = self.subject.group
-        found = find_handlers(self.admin, group)
-        if not found:
-            remedy = f"Group {group!r} has no handlers there: correct the group (the Faust app's id) or the address"
-            raise TopicMissingError(f"{group}.*.pending.changelog", self.subject.connection.bootstrap, remedy)
-        return tuple(known_tiers(topology, names) for topology in found)
+        handlers = require_handlers(self.admin, self.subject.group)
+        return tuple(known_tiers(topology, names) for topology in handlers)
 
     def _topics(self) -> Iterator[Finding]:
         plan = plan_topics(self.admin, self.topologies, self.subject.options)
@@ -247,7 +236,7 @@ class _Cluster:
             self._reach()
             yield problem(
                 name,
-                _text(error),
+                error.problem if isinstance(error, BrokerUnreachableError) else str(error),
                 expected="a transaction that can be begun, written in and aborted",
                 why="no lane opens",
                 remedy=f"{REMEDY}; if there was no answer, the broker cannot create or reach __transaction_state",
@@ -269,19 +258,9 @@ def quick_findings(
     wall_ms: Callable[[], int],
     timeout_s: float = 5.0,
 ) -> tuple[Finding, ...]:
-    """Return the warnings and problems that a worker logs when it starts; a few requests, and never an error.
+    """Return the warnings and problems that a worker logs when it starts; never raises. Each request has `timeout_s`.
 
     Topics are not compared again: a start has just done so. What the cluster does not report is left out.
-
-    Args:
-        connection: the cluster.
-        topologies: the handlers.
-        options: what the application decides about its topics.
-        states: the topics, as the start found them.
-        session_timeout_ms: the application's.
-        datadir: the worker's own folder, or where it will be.
-        wall_ms: this machine's clock, epoch milliseconds.
-        timeout_s: for each request.
     """
     found: list[Finding] = []
     try:

@@ -21,13 +21,7 @@ Ranges = Mapping[str, Mapping[int, OffsetRange]]
 
 
 def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Finding:
-    """Report the state of the group. Kafka does not report the generation of a classic group like Faust's.
-
-    Args:
-        name: of the group.
-        facts: what its coordinator reported.
-        partitions: the largest partition count of its main topics.
-    """
+    """Report the state of the group. Kafka does not report the generation of a classic group like Faust's."""
     members = len(facts.hosts)
     hosts = ", ".join(sorted(set(facts.hosts)))
     subject = f"group {name}"
@@ -42,7 +36,8 @@ def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Finding:
         )
     if facts.state in {"empty", "dead"}:
         return note(
-            subject, "no worker runs" if facts.state == "empty" else "no worker ever ran, or the group has expired"
+            subject,
+            "no worker runs" if facts.state == "empty" else "no worker has run yet, or its offsets have expired",
         )
     if facts.state != "stable":
         why = "members join or leave; if it stays so, one of them does not answer"
@@ -70,14 +65,7 @@ Traced = Callable[[HandlerTopology, int], Trace]
 def judge_offsets(
     topologies: Sequence[HandlerTopology], committed: Committed, ranges: Ranges, traced: Traced
 ) -> Iterator[Finding]:
-    """Report committed offsets that are missing or point outside their topic.
-
-    Args:
-        topologies: the handlers.
-        committed: the group's offsets.
-        ranges: what the topics keep.
-        traced: called for partitions where an offset is missing.
-    """
+    """Report committed offsets that are missing or point outside their topic."""
     for topology in topologies:
         topics = [topic for topic in topology.consumed if topic in ranges]
         found = [

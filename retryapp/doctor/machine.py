@@ -85,11 +85,7 @@ def fits(version: str, wanted: str) -> bool:
 
 
 def judge_folder(base: Path) -> Iterator[Finding]:
-    """Check that a worker can make and fill its folder below `base`; creates nothing.
-
-    Args:
-        base: where the ``worker-N`` folders of the group are, or will be.
-    """
+    """Check that a worker can make and fill its folder below `base`; creates nothing."""
     parent = nearest(base)
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
         yield ok("data folder", f"{base}{'' if parent == base.absolute() else ' (does not exist yet)'}")

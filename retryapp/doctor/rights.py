@@ -18,15 +18,9 @@ def judge_rights(
     group: frozenset[str] | None,
     cluster: frozenset[str] | None,
 ) -> Iterator[Finding]:
-    """Compare the required rights with those that the brokers report.
+    """Compare the required rights with the operations that the brokers report (None: unknown).
 
     Kafka reports them for existing topics, groups and the cluster, not for transactional ids.
-
-    Args:
-        acls: what is needed.
-        topics: the topics that exist and that we may see.
-        group: operations allowed on the group; None: unknown.
-        cluster: the same of the cluster.
     """
     allowed = {name: facts.operations for name, facts in topics.items() if facts.operations is not None}
     if not allowed and group is None and cluster is None:

@@ -14,12 +14,7 @@ from retryapp.kafka import Action, Plan, PlanStep, TopicState
 
 
 def known_tiers(topology: HandlerTopology, names: Sequence[str]) -> HandlerTopology:
-    """Return a handler that was found by its topics alone, with the delays that its retry topics are named after.
-
-    Args:
-        topology: as `find_handlers` returns it: names only.
-        names: all topics of the cluster.
-    """
+    """Return a handler that was found by its topics alone, with the delays that its retry topics are named after."""
     prefix = f"{topology.prefix}.retry."
     delays = []
     for name in names:
@@ -34,12 +29,7 @@ def known_tiers(topology: HandlerTopology, names: Sequence[str]) -> HandlerTopol
 
 
 def judge_plan(plan: Plan, *, waits_known: bool = True) -> Iterator[Finding]:
-    """Report the plan: one line for each handler's topics, and one for each topic that does not serve.
-
-    Args:
-        plan: what was compared.
-        waits_known: it has the longest wait of each policy; False: the handlers were found by their topics.
-    """
+    """Report the plan: one line for each handler's topics, and one for each topic that does not serve."""
     for main, listed in groupby(plan.steps, key=lambda step: step.main):
         steps = list(listed)
         name = f"topics of {main}"
@@ -78,13 +68,7 @@ def _retention(steps: Sequence[PlanStep]) -> str:
 def judge_main_retention(
     topologies: Sequence[HandlerTopology], states: Mapping[str, TopicState], downtime_ms: int
 ) -> Iterator[Finding]:
-    """Report main topics that delete records before workers that are down as long as allowed read them.
-
-    Args:
-        topologies: the handlers.
-        states: the topics that exist.
-        downtime_ms: longest time that all workers may be down.
-    """
+    """Report main topics that delete records before workers that are down as long as allowed read them."""
     for main in [topology.main for topology in topologies if topology.main in states]:
         config = states[main].config
         retention_ms = int(config.get("retention.ms", "-1"))
@@ -101,12 +85,7 @@ def judge_main_retention(
 
 
 def judge_replicas(topics: Mapping[str, ReplicaFacts], states: Mapping[str, TopicState]) -> Iterator[Finding]:
-    """Report missing leaders, replicas out of sync, and topics that may elect a leader that lacks records.
-
-    Args:
-        topics: the topics that exist.
-        states: their settings.
-    """
+    """Report missing leaders, replicas out of sync, and topics that may elect a leader that lacks records."""
     fine = 0
     for topic, facts in sorted(topics.items()):
         config = states[topic].config if topic in states else {}
@@ -156,12 +135,7 @@ def _replicas(name: str, topic: str, facts: ReplicaFacts, config: Mapping[str, s
 
 
 def old_retry_topics(topologies: Sequence[HandlerTopology], names: Sequence[str]) -> dict[str, str]:
-    """Return the retry topics that the handlers' policies have no more → their main topic.
-
-    Args:
-        topologies: the handlers, with the delays of their policies.
-        names: all topics.
-    """
+    """Return the retry topics that the handlers' policies have no more → their main topic."""
     old: dict[str, str] = {}
     for topology in topologies:
         plain = HandlerTopology(group=topology.group, main=topology.main)

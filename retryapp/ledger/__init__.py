@@ -1,11 +1,7 @@
 """The independent count: from topics and committed offsets alone, what has become of every record that was received.
 
-It shares no code with the workers but the codecs of core, and asks no worker: what it proves does not rest on what they
-believe.
-
-* :mod:`bounds` says up to where to look, so that a running system is counted at one moment.
-* :mod:`take` reads the topics; :mod:`traces` says what each record of ours tells.
-* :mod:`journey` follows one record through its traces, :mod:`count` adds a partition up. Both are pure.
+It shares no code with the workers but the codecs of core, and asks no worker. `bounds` fixes one moment, `take` reads
+the topics, `traces` decodes their records, `journey` follows one record, `count` adds a partition up.
 """
 
 from retryapp.ledger.count import Balance

@@ -13,10 +13,8 @@ nothing can be missing, and later records are recognised:
 
 The ledger is that of the moment 2: a copy before the group's offset is handled. Rows may have left the table a little
 later, up to 3; such a record is on the redelivery topic at or after the group's offset, pending in both places.
-Whatever else was published later is not on any record's way to where it was at 2 (`journey.follow`); only a
-contradiction below the floors is a fault. No lane is stopped, and none is waited for longer than one transaction takes.
-
-Where records are deleted meanwhile, the beginnings of the topics are asked for once more after reading.
+What was published later is not on a record's way to where it was at 2 (`journey.follow`); only a contradiction below
+the floors is a fault. No lane is stopped, and none is waited for longer than one transaction takes.
 """
 
 from __future__ import annotations
@@ -48,13 +46,7 @@ class Bounds:
 def take_bounds(
     positions: Positions, topics: Topics, partitions: Mapping[str, int], on_wait: OnWait | None = None
 ) -> Bounds:
-    """Ask the cluster, in the order of the module's text.
-
-    Args:
-        positions: asks it.
-        topics: the handler's.
-        partitions: topic → how many it has.
-        on_wait: called with what is waited for, when it takes longer.
+    """Ask the cluster, in the order of the module's text; `partitions`: topic → number.
 
     Raises:
         OpenTransactionError: a transaction does not end.

@@ -16,7 +16,7 @@ nothing for a record that never failed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -27,6 +27,14 @@ from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
 
 CLOCKS_MS: Final = 60_000
 """Tolerated difference between workers' and brokers' clocks."""
+_STATION_TEXTS: Final = {
+    Station.RETRY: "retry topic, attempt {} failed",
+    Station.ROW: "pending table, attempt {} failed",
+    Station.REDELIVERY: "redelivery topic, attempt {} failed",
+    Station.DEAD: "dead-letter topic, attempt {} failed",
+    Station.SUCCEEDED: "events topic, attempt {} succeeded",
+    Station.SKIPPED: "events topic, skipped as a duplicate",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,14 +73,7 @@ class _Range:
 
 
 class PartitionCount:
-    """Counts one partition.
-
-    Args:
-        partition: its number.
-        topics: the handler's.
-        topic_id: short id of the main topic as it is now.
-        start: offset of the main topic at which to begin; what was received before is left out.
-    """
+    """Counts one partition; records of the main topic (as it is now: `topic_id`) below offset `start` are left out."""
 
     def __init__(self, *, partition: int, topics: Topics, topic_id: str, start: int = 0) -> None:
         self.partition = partition
@@ -95,7 +96,7 @@ class PartitionCount:
         self._next_range = 0
 
     def tell(self, told: Told) -> None:
-        """Take what one record of our topics says."""
+        """Take the contents of one record of our topics."""
         if told.buried is not None:
             topic, first, last = told.buried
             self.buried.setdefault(topic, []).append((first, last))
@@ -141,7 +142,10 @@ class PartitionCount:
             topic_id, offset = (self._topic_id, key) if isinstance(key, int) else key
             journey = follow(traces, cut)
             self._add(journey)
-            self._tell_faults(journey, topic_id, offset)
+            last = None if journey.last is None else station_text(journey.last)
+            for fault, found, text in journey.faults:
+                where = tuple(cut.place(trace) for trace in found)
+                self._problem(fault, text, offset=offset, topic_id=topic_id, station=last, where=where)
             if isinstance(key, int):
                 self._fates[key] = journey.fate
             else:
@@ -175,7 +179,7 @@ class PartitionCount:
             self._open = [each for each in self._open if each.told.to_offset > offset]
 
     def close(self, *, first_kept: int, compacted: bool = False) -> Balance:
-        """Compare and return the counts; `first_kept`: the main topic's, asked for after it was read."""
+        """Compare and return the counts; `first_kept`: first offset of the main topic, after it was read."""
         expired = 0
         for offset in sorted(self._fates):
             self.balance.received += 1
@@ -191,8 +195,6 @@ class PartitionCount:
         self.problems.sort(key=lambda problem: -1 if problem.offset is None else problem.offset)
         return self.balance
 
-    # -- what is wrong ------------------------------------------------------------------------------------------
-
     def _compare(self, each: _Range) -> None:
         told = each.told
         where = f"{self._topics.main}[{self.partition}]@{told.from_offset} to {told.to_offset - 1}"
@@ -201,8 +203,11 @@ class PartitionCount:
         if not inside and each.seen != told.received:
             text = f"workers received {told.received} records in {where}, the topic has {each.seen}"
             self._problem(Fault.COUNTS, text, where=(each.where,))
-        self._compare_skipped(each, where)
-        traced = bisect_left(self._offsets, told.to_offset) - bisect_left(self._offsets, told.from_offset)
+        skipped = _between(self._skipped, told)
+        if skipped < told.skipped and self._cut.keeps([self._topics.events], told.from_ms - CLOCKS_MS):
+            text = f"{told.skipped} records were skipped in {where}, {skipped} of them left a trace"
+            self._problem(Fault.COUNTS, text, where=(each.where,))
+        traced = _between(self._offsets, told)
         kept = self._cut.keeps([*self._topics.retry, self._topics.dlq], told.from_ms - CLOCKS_MS)
         if traced < told.failed and kept:
             missing = told.failed - traced
@@ -213,20 +218,6 @@ class PartitionCount:
         elif traced > told.failed:
             text = f"{told.failed} records failed in {where}, and {traced} have traces of a failure"
             self._problem(Fault.COUNTS, text, where=(each.where,))
-
-    def _compare_skipped(self, each: _Range, where: str) -> None:
-        told = each.told
-        traced = bisect_left(self._skipped, told.to_offset) - bisect_left(self._skipped, told.from_offset)
-        if traced < told.skipped and self._cut.keeps([self._topics.events], told.from_ms - CLOCKS_MS):
-            text = f"{told.skipped} records were skipped in {where}, {traced} of them left a trace"
-            self._problem(Fault.COUNTS, text, where=(each.where,))
-
-    def _tell_faults(self, journey: Journey, topic_id: str, offset: int) -> None:
-        cut = self._cut
-        last = None if journey.last is None else station_text(journey.last)
-        for fault, traces, text in journey.faults:
-            where = tuple(cut.place(trace) for trace in traces)
-            self._problem(fault, text, offset=offset, topic_id=topic_id, station=last, where=where)
 
     def _tell_ahead(self, ahead: list[tuple[int, Trace]], committed: int) -> None:
         if ahead and committed == 0:
@@ -265,8 +256,6 @@ class PartitionCount:
                     where=where)
         )  # fmt: skip
 
-    # -- counting -----------------------------------------------------------------------------------------------
-
     def _add(self, journey: Journey) -> None:
         balance, last = self.balance, journey.last
         name = journey.fate.name.lower()
@@ -280,24 +269,16 @@ class PartitionCount:
         return any(first <= offset <= last for first, last in self._damaged)
 
 
+def _between(offsets: list[int], told: Progress) -> int:
+    return bisect_left(offsets, told.to_offset) - bisect_left(offsets, told.from_offset)
+
+
 def station_text(trace: Trace) -> str:
-    """Say where a trace is, for people."""
-    attempt = f"attempt {trace.attempt}"
-    places = {
-        Station.RETRY: f"retry topic, {attempt} failed",
-        Station.ROW: f"pending table, {attempt} failed",
-        Station.REDELIVERY: f"redelivery topic, {attempt} failed",
-        Station.DEAD: f"dead-letter topic, {attempt} failed",
-        Station.SUCCEEDED: f"events topic, {attempt} succeeded",
-        Station.SKIPPED: "events topic, skipped as a duplicate",
-    }
+    """Return where a trace is, for people."""
     again = f", replay {trace.replays}" if trace.replays else ""
-    return places[trace.station] + again
+    return _STATION_TEXTS[trace.station].format(trace.attempt) + again
 
 
-def total(balances: Iterable[Balance]) -> Balance:
+def total(balances: Collection[Balance]) -> Balance:
     """Add balances up."""
-    whole = Balance()
-    for field in fields(Balance):
-        setattr(whole, field.name, sum(getattr(balance, field.name) for balance in balances))
-    return whole
+    return Balance(**{f.name: sum(getattr(balance, f.name) for balance in balances) for f in fields(Balance)})

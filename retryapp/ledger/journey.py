@@ -20,7 +20,7 @@ A trace that is not on this way, and was certainly published *before* the cut, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -94,33 +94,33 @@ class Cut:
     committed: Sequence[int]
     """The group's committed offsets, of what it consumes."""
     floor: Sequence[int]
-    """What lies before these offsets was published before the cut."""
+    """What is below these offsets was published before the cut."""
     kept_from_ms: Sequence[float]
     """What the broker took after these times it still keeps; `WHOLE` where it keeps all, infinity where nothing."""
     buried: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Topic → ranges of offsets that a dead letter stands for."""
 
     def handled(self, trace: Trace) -> bool:
-        """Tell whether the group's offset has passed a copy."""
+        """Return whether the committed offset is past a copy."""
         return trace.offset < self.committed[trace.topic]
 
     def sure(self, trace: Trace) -> bool:
-        """Tell whether a copy was published before the cut, for sure; of a row its tier record says so."""
-        if trace.station is Station.ROW:
+        """Return whether a copy was certainly published before the cut."""
+        if trace.station is Station.ROW:  # its record on the retry topic shows it
             return False
         consumed = trace.topic in self.topics.consumed and self.handled(trace)
         return consumed or trace.offset < self.floor[trace.topic]
 
     def keeps(self, topics: Sequence[int], timestamp_ms: float) -> bool:
-        """Tell whether topics keep all that they took at that time or later."""
+        """Return whether topics keep all that they took at that time or later."""
         return all(self.kept_from_ms[topic] < timestamp_ms or self.kept_from_ms[topic] == WHOLE for topic in topics)
 
     def whole(self, topics: Sequence[int]) -> bool:
-        """Tell whether topics have deleted nothing yet."""
+        """Return whether topics have deleted nothing yet."""
         return all(self.kept_from_ms[topic] == WHOLE for topic in topics)
 
     def place(self, trace: Trace) -> str:
-        """Return where a trace lies."""
+        """Return the coordinates of a trace."""
         return f"{self.topics.names[trace.topic]}[{self.partition}]@{trace.offset}"
 
 
@@ -135,12 +135,7 @@ class Journey:
 
 
 def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
-    """Follow a received record.
-
-    Args:
-        traces: all of it, at least one, sorted.
-        cut: of its partition.
-    """
+    """Follow a received record through all of its traces: at least one, sorted."""
     return _Walk(traces, cut).walk()
 
 
@@ -188,7 +183,6 @@ class _Walk:
         return later
 
     def _moved_on(self, at: Trace) -> bool:
-        """Tell whether a record has left a station, or may have."""
         if at.station in (Station.RETRY, Station.REDELIVERY):
             return self._cut.handled(at)
         return at.station is Station.DEAD
@@ -217,36 +211,30 @@ class _Walk:
         return Fate.LOST
 
     def _count_copies(self) -> None:
-        """Find steps that are there more than once."""
         for copies in self._steps.values():
             if len(copies) > 1:
                 text = f"the same hand-off was published {len(copies)} times"
                 self._journey.faults.append((Fault.TWICE, tuple(copies), text))
 
     def _look_round(self) -> None:
-        """Find stations beside the way."""
+        """Find traces that are not on the record's way."""
         cut, last = self._cut, self._journey.last
-        for trace in self._orphans():
-            self._journey.faults.append((Fault.GAP, (trace,), "it is in the pending table, but not on a retry topic"))
+        for (replays, attempt, station), row in self._left.items():
+            if station is not Station.ROW or row.loose or (replays, attempt, Station.RETRY) in self._steps:
+                continue
+            if cut.keeps(cut.topics.retry, row.timestamp_ms):
+                self._journey.faults.append((Fault.GAP, (row,), "it is in the pending table, but not on a retry topic"))
         others = [trace for trace in self._left.values() if cut.sure(trace) and not self._was_buried(trace)]
         if others and last is not None:
             self._journey.faults.append((Fault.TWICE, (last, *sorted(others)), "it is in several places at once"))
 
     def _was_buried(self, trace: Trace) -> bool:
-        """Tell whether a copy with damaged headers was handled: then a dead letter followed, with whatever numbers."""
+        """Return whether a copy with damaged headers was handled: then a dead letter followed, with any numbers."""
         return trace.loose and trace.station in (Station.RETRY, Station.REDELIVERY) and self._cut.handled(trace)
-
-    def _orphans(self) -> Iterator[Trace]:
-        """Yield rows beside the way whose tier record is not there."""
-        for (replays, attempt, station), row in self._left.items():
-            if station is not Station.ROW or row.loose or (replays, attempt, Station.RETRY) in self._steps:
-                continue
-            if self._cut.keeps(self._cut.topics.retry, row.timestamp_ms):
-                yield row
 
 
 def _arrows(at: Trace | None) -> tuple[tuple[int, int, Station], ...]:
-    """Return where a record may go from a station that it has left, the usual first."""
+    """Return where a record may go from a station, the usual first."""
     if at is None:
         return (0, 1, Station.RETRY), (0, 1, Station.DEAD), (0, 0, Station.SKIPPED)
     replays, attempt, station = at.step
@@ -261,7 +249,7 @@ def _arrows(at: Trace | None) -> tuple[tuple[int, int, Station], ...]:
 
 
 def _before(trace: Trace, topics: Topics) -> tuple[int, ...]:
-    """Return the topics in which the copy before a trace lies; none where the main topic's record is it."""
+    """Return the topics of the previous copy; none if that is the main topic's record."""
     if trace.station in (Station.ROW, Station.REDELIVERY):
         return tuple(topics.retry)
     if trace.attempt == 0:
@@ -270,7 +258,7 @@ def _before(trace: Trace, topics: Topics) -> tuple[int, ...]:
 
 
 def _after(trace: Trace, topics: Topics) -> tuple[int, ...]:
-    """Return the topics in which the copy behind a trace lies, once it was handled and its row is gone."""
+    """Return the topics of the next copy, after a trace was handled and its row is gone."""
     if trace.station is Station.RETRY:
         return topics.redelivery, topics.dlq
     return *topics.retry, topics.dlq, topics.events

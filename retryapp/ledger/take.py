@@ -1,7 +1,6 @@
 """Takes a ledger: reads each of the handler's topics once, up to its bounds, and counts by partition.
 
-Our topics first, then the main topic: its records without a trace were done at their first delivery. Only the broker is
-asked; there is no group membership.
+Our topics first, then the main topic: its records without a trace were done at their first delivery. It joins no group.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Ledger:
 
     @property
     def adds_up(self) -> bool:
-        """Tell whether every received record has one fate, without a contradiction."""
+        """Whether every received record has one fate, without a contradiction."""
         return not self.problems
 
 
@@ -67,14 +66,9 @@ def take_ledger(
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> Ledger:
-    """Count a handler's records, while its workers run or rest.
+    """Count a handler's records, while its workers run or rest; existing retry topics of other delays count too.
 
-    Args:
-        connection: the cluster.
-        topology: the handler; existing retry topics of other delays are counted too.
-        since_ms: leave out what was received before the main topic's first record of this time or later.
-        on_progress: called while topics are read.
-        on_wait: told what is waited for, when it takes longer.
+    With `since_ms`, what was received before the main topic's first record of this time or later is left out.
 
     Raises:
         TopicMissingError: one of the topics is not there.
@@ -143,7 +137,7 @@ class _Taking:
         self.topics = Topics(topology.group, names)
 
     def _remember(self) -> None:
-        """Where the broker has expired a lane's committed offsets, take those of the changelog (rule 11)."""
+        """Take committed offsets that the broker has expired from the changelog."""
         topics, committed = self.topics, self.bounds.committed
         asked = {number for (_, number), offset in committed.items() if offset is None}
         if not asked:
@@ -258,41 +252,32 @@ class _Taking:
         stop = {number: end for (found, number), end in self.bounds.end.items() if found == name}
         begin = {number: self.bounds.begin[name, number] for number in stop}
         records = read_topic(self.connection, name, partitions=sorted(stop), stop=stop)
-        return self._followed(records, name, begin, stop, lambda record: (record.partition, record.offset))
+        return self._followed(records, name, begin, stop)
 
     def _read_main(self) -> None:
         name, stops = self.topics.main, self._main_stops()
         places = read_offsets(self.connection, name, partitions=sorted(stops), start=self.starts, stop=stops)
-        for number, offset, timestamp_ms in self._followed(places, name, self.starts, stops, lambda place: place[:2]):
+        for number, offset, timestamp_ms in self._followed(places, name, self.starts, stops):
             self.counts[number].see(offset, timestamp_ms)
 
     def _followed(
-        self,
-        records: Iterable[T],
-        name: str,
-        begin: Mapping[int, int],
-        stop: Mapping[int, int],
-        place_of: Callable[[T], tuple[int, int]],
+        self, records: Iterable[T], name: str, begin: Mapping[int, int], stop: Mapping[int, int]
     ) -> Iterator[T]:
         """Yield records, and report progress every `STEP`."""
-        reached = dict(begin)
-        before = self.passed
         for n, record in enumerate(records):
             if n % STEP == 0:
-                self._told(name, before + sum(reached.values()) - sum(begin.values()))
-            number, offset = place_of(record)
-            reached[number] = offset
+                self._report(name, self.passed + n)
             yield record
-        self.passed = before + sum(max(0, end - begin[number]) for number, end in stop.items())
-        self._told(name, self.passed)
+        self.passed += sum(max(0, end - begin[number]) for number, end in stop.items())
+        self._report(name, self.passed)
 
-    def _told(self, name: str, passed: int) -> None:
+    def _report(self, name: str, passed: int) -> None:
         if self.on_progress is not None:
             self.on_progress(name, passed, self.in_all)
 
 
 def _is_retry_topic(name: str, topology: HandlerTopology) -> bool:
-    """Tell whether a topic is a retry topic of a handler, perhaps of a delay that its policy no longer has."""
+    """Return whether a topic is a retry topic of a handler, perhaps of a delay that its policy no longer has."""
     base, dot, delay = name.partition(f"{topology.prefix}.retry")
     if base or not dot:
         return False

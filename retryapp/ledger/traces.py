@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -74,7 +74,7 @@ class Trace(NamedTuple):
 
 
 def pack(trace: Trace) -> bytes:
-    """Write a trace; layout: the module's docstring."""
+    """Write a trace in the layout of the module's text."""
     replays, attempt, station, topic, offset, timestamp_ms, loose = trace
     return _PACKED.pack(replays, attempt, station | _LOOSE if loose else station, topic, offset, timestamp_ms)
 
@@ -89,51 +89,31 @@ def unpack(raw: bytes) -> list[Trace]:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics of a handler, by index."""
+    """The topics of a handler, by index: main, retry topics, redelivery, dead letters, events, changelog."""
 
     group: str
     names: tuple[str, ...]
-    """Main, retry topics, redelivery, dead letters, events, changelog."""
+    main: str = field(init=False)
+    retry: range = field(init=False)
+    redelivery: int = field(init=False)
+    dlq: int = field(init=False)
+    events: int = field(init=False)
+    changelog: int = field(init=False)
+    consumed: range = field(init=False)
+    """Those that the group reads."""
 
-    @property
-    def main(self) -> str:
-        """The main topic."""
-        return self.names[0]
-
-    @property
-    def retry(self) -> range:
-        """Indexes of the retry topics."""
-        return range(1, len(self.names) - 4)
-
-    @property
-    def redelivery(self) -> int:
-        """Index of the redelivery topic."""
-        return len(self.names) - 4
-
-    @property
-    def dlq(self) -> int:
-        """Index of the dead-letter topic."""
-        return len(self.names) - 3
-
-    @property
-    def events(self) -> int:
-        """Index of the events topic."""
-        return len(self.names) - 2
-
-    @property
-    def changelog(self) -> int:
-        """Index of the pending table's changelog."""
-        return len(self.names) - 1
-
-    @property
-    def consumed(self) -> range:
-        """Indexes of the topics that the group reads."""
-        return range(self.redelivery + 1)
+    def __post_init__(self) -> None:
+        """Number them from the end: there may be several retry topics."""
+        count = len(self.names)
+        facts = {"main": self.names[0], "retry": range(1, count - 4), "redelivery": count - 4, "dlq": count - 3,
+                 "events": count - 2, "changelog": count - 1, "consumed": range(count - 3)}  # fmt: skip
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one record of our topics says: the failed record it belongs to, or why none is known."""
+    """The contents of one record of our topics: the failed record it belongs to, or why none is known."""
 
     trace: Trace
     topic_id: str = ""
@@ -154,14 +134,7 @@ def told_by(record: Record, station: Station, topic: int, topics: Topics) -> Tol
 
 
 def told_by_row(key: RowKey, record: Record, topic_id: str, topics: Topics) -> Told:
-    """Read a row of the changelog; of a damaged one the key contains the main topic's offset.
-
-    Args:
-        key: the row's key.
-        record: the put.
-        topic_id: short id of the main topic as it is now.
-        topics: the handler's.
-    """
+    """Read a row of the changelog; a damaged one belongs to the offset in its key, of the main topic `topic_id`."""
     try:
         row = decode_row(record.value or b"")
     except DamagedRowError:
@@ -239,7 +212,7 @@ def _damaged(told: Told, origin: Origin, last_offset: int, topics: Topics) -> To
 
 
 def _range(read: HeaderReader, first: int) -> int:
-    """Return the last offset that a dead letter stands for; only its text contains it."""
+    """Return the last offset that a dead letter covers; only its text contains it."""
     try:
         if not read.text(RETRY_ERROR_TYPE).endswith(f".{UnreadableRecordsError.__name__}"):
             return first

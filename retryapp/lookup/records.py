@@ -104,9 +104,6 @@ def _detail(headers: Headers, damaged: str | None = None) -> Facts:
     }
 
 
-# --- read from the topics, with no worker and no group membership --------------------------------------------------
-
-
 class PageMark(NamedTuple):
     """Position of a record in a list; sorts as the lists do."""
 

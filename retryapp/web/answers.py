@@ -18,14 +18,7 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.lookup.payloads import payload_of
-from retryapp.lookup.records import (
-    Facts,
-    dead_detail,
-    dead_summary,
-    original_value,
-    pending_detail,
-    pending_summary,
-)
+from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, WorkerView
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
@@ -34,11 +27,9 @@ from retryapp.web.query import Question, offsets_text
 
 PREFIX: Final = PAGES_PREFIX
 SCAN_ROWS: Final = 2_000
-"""A page of dead letters looks at no more rows than this when it filters by reason."""
-
+"""Maximum number of rows that a page of dead letters reads when it filters by reason."""
 READ_TIMEOUT_S: Final = 5.0
-"""How long a page waits for a record to be read from Kafka."""
-
+"""Time limit for reading a record from Kafka."""
 _CHUNK_ROWS: Final = 50
 
 
@@ -53,8 +44,6 @@ class Answers:
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
         return self.clock.wall_ms()
-
-    # --- lists of things --------------------------------------------------------------------------------------------
 
     async def index(self, _question: Question) -> Facts:
         """Return the handlers with their totals on this worker."""
@@ -138,11 +127,7 @@ class Answers:
     def _newest(
         self, infos: Sequence[PartitionInfo], question: Question
     ) -> tuple[list[Facts], dict[int, int] | None, int]:
-        """Merge the partitions' dead letters by time of the last failure, newest first.
-
-        Returns:
-            The rows of the page; where the next one begins, None at the end; and how many rows were looked at.
-        """
+        """Return the newest dead letters of all partitions, where the next page begins, and how many rows were read."""
         partitions = [item.partition for item in infos if item.state == OPEN]
         if question.partition is not None:
             partitions = [question.partition]
@@ -168,8 +153,6 @@ class Answers:
                 return
             before = entries[-1].row.offset
             chunk = min(_CHUNK_ROWS, 2 * chunk)
-
-    # --- one thing --------------------------------------------------------------------------------------------------
 
     async def pending_record(self, question: Question) -> Facts:
         """Return one waiting record with headers, key and value."""
@@ -203,10 +186,7 @@ class Answers:
         return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record}
 
     async def _content(self, topic: str, entry: DeadEntry) -> Facts:
-        """Return key and value, or why they cannot be shown: the rest of the page does not depend on them.
-
-        A dead letter that was too large has no value: it is read from the main topic.
-        """
+        """Return key and value (of a too large one from the main topic), or why they cannot be shown."""
         place = (topic, entry.partition, entry.row.offset)
         summary = dead_summary(entry)
         origin = summary["origin"]
@@ -264,8 +244,6 @@ class Answers:
             await asyncio.sleep(0)
         waiting = [(info, item) for info, item in lanes if item.state != OPEN]
         raise not_ready(waiting, len(lanes), self.now_ms(), f"{PREFIX}/")
-
-    # --- get or refuse ----------------------------------------------------------------------------------------------
 
     def get_handler_or_404(self, main: str) -> HandlerInfo:
         """Return the handler of a main topic, or refuse with 404."""

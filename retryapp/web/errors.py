@@ -77,14 +77,7 @@ def not_open(main: str, partition: int, state: str, last_error: str | None) -> P
 
 
 def not_ready(waiting: Sequence[tuple[HandlerInfo, PartitionInfo]], lanes: int, now_ms: int, home: str) -> PageError:
-    """Return 503 for a worker that is not ready.
-
-    Args:
-        waiting: its lanes that are not open, each with its handler.
-        lanes: how many it has in all.
-        now_ms: the time, epoch milliseconds.
-        home: the page that shows each of them.
-    """
+    """Return 503 for a worker that is not ready; `waiting`: those of its `lanes` that are not open."""
     if waiting:
         names = [_lane_text(info, item, now_ms) for info, item in waiting[:NAMED_LANES]]
         names += [f"and {len(waiting) - NAMED_LANES} more"] if len(waiting) > NAMED_LANES else []

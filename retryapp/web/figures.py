@@ -14,10 +14,8 @@ from retryapp.ports import PartitionInfo, PartitionLag
 
 ELSEWHERE: Final = "elsewhere"
 """State of a partition of another worker."""
-
 OPEN: Final = "open"
 """State of a partition that can be read."""
-
 DUE_ROWS: Final = 1_000
 """Rows that are due and not fired are counted up to this number for each partition."""
 
@@ -38,14 +36,7 @@ def partition_facts(info: PartitionInfo) -> Facts:
 
 
 def lag_facts(info: PartitionInfo, lag: PartitionLag | None, *, due: int | None, here_url: str) -> Facts:
-    """Return owner and lags of a partition; None for what is not known here.
-
-    Args:
-        info: the partition.
-        lag: the broker's numbers; None when it did not answer, or when the partition is not open here.
-        due: rows that are due and not fired, counted up to ``DUE_ROWS``.
-        here_url: address of this worker.
-    """
+    """Return owner and lags of a partition (`due` counts up to `DUE_ROWS`); None for what is not known here."""
     here = info.state != ELSEWHERE
     return {
         "is_here": here,

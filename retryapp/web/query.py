@@ -24,41 +24,27 @@ _MAX_DIGITS: Final = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request."""
+    """A request; None: not asked for."""
 
     path: str = ""
     """As it was sent, still quoted."""
-
     main: str = ""
     """The handler's main topic, from the address."""
-
     place: tuple[str, str] = ("", "")
     """Partition and offset, from the address of one record."""
-
     query: Mapping[str, str] = field(default_factory=dict)
     """All parameters, as sent."""
-
     as_json: bool = False
-    """``format=json``: facts for programs."""
-
     limit: int = DEFAULT_LIMIT
     """Rows on a page, from 1 to ``MAX_LIMIT``."""
-
     partition: int | None = None
-    """Only this partition."""
-
     reason: str | None = None
-    """Only dead letters with this reason."""
-
     after: bytes | None = None
     """Waiting records after this row key."""
-
     before: Mapping[int, int] | None = None
-    """Dead letters below these offsets, by partition; None is from the newest on."""
-
+    """Dead letters below these offsets, by partition."""
     refresh_s: int | None = None
-    """Ask the browser to load the page again after so many seconds."""
-
+    """Ask the browser to load the page again after this time."""
     routed: bool = False
     """Another worker sent the request here: do not send it on again."""
 

@@ -113,7 +113,7 @@ async def slash(answers: Answers, question: Question) -> Facts:
 
 
 async def health(_answers: Answers, _question: Question) -> Facts:
-    """Tell that pages are served."""
+    """Return that pages are served."""
     return {"ok": True}
 
 
@@ -155,16 +155,11 @@ def register(app: faust.App, view: WorkerView, *, clock: Clock) -> None:
 
     Call it once per app, at any time before its web server starts, before or after the app is configured. Faust serves
     pages from before the consumer starts until the end, so ``view`` must answer from the first moment (``ready()``
-    False, every partition closed).
+    False, every partition closed); it is asked on the web server's event loop: the worker's, unless ``web_in_thread``.
 
     The routes are added in ``App.on_webserver_init``, Faust's own hook, and not by ``app.web.blueprints.add`` in
     ``on_after_configured``: where ``app.web`` is what first asks for the settings (as ``@app.page`` does), Faust makes
     a second web server there and throws away the one that got the blueprint.
-
-    Args:
-        app: whose web server gets the pages.
-        view: what this worker knows. Asked on the web server's event loop: the worker's, unless ``web_in_thread``.
-        clock: wall time, for "in 5m".
 
     Raises:
         RuntimeError: the app's web server has its pages already.

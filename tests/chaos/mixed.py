@@ -27,8 +27,8 @@ WARM = 0.4
 """Part of a soak after which memory should have found its size: caches are full, all code has run."""
 MOST_MIB = 64.0
 """What a worker may grow by in the rest of a soak. Free pages go back to the system when it has grown by 32 MiB
-(`runtime.heap`), and what closed lanes leave in rings waits for the collector, so it rises and falls by as much; a leak
-of 100 kB for each rebalance would pass this in an hour."""
+(`runtime.machine.heap`), and what closed lanes leave in rings waits for the collector, so it rises and falls by as
+much; a leak of 100 kB for each rebalance would pass this in an hour."""
 
 Fault = Callable[[Act], object]
 

@@ -49,7 +49,7 @@ def retryapp(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 
 @dataclass
-class Shop:
+class _Shop:
     """A handler on a real broker, filled by a test."""
 
     connection: KafkaConnection
@@ -58,7 +58,6 @@ class Shop:
     base: RetryMetadata = field(init=False)
 
     def __post_init__(self) -> None:
-        """Say what all its records have in common."""
         self.base = RetryMetadata(
             group=self.topology.group,
             handler="billing.charge",
@@ -79,15 +78,12 @@ class Shop:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Options that say where it is."""
         return ("--broker", self.connection.bootstrap, "--group", self.topology.group)
 
     def failure_id(self, partition: int, offset: int) -> str:
-        """Name one of its records."""
         return self.metadata(partition, offset).failure_id
 
     def metadata(self, partition: int, offset: int, **changes: Any) -> RetryMetadata:
-        """Return metadata of one record."""
         origin = Origin(self.topology.main, self.topic_id, partition, offset)
         return replace(self.base, origin=origin, **changes)
 
@@ -101,7 +97,6 @@ class Shop:
         headers: Headers = (),
         **changes: Any,
     ) -> None:
-        """Put a waiting record into the changelog."""
         ours = encode_metadata(self.metadata(partition, offset, due_at_ms=due_at_ms, **changes))
         row = PendingRow(b"k", value, headers + ours, 1_700_000_300_100)
         self._publish(
@@ -109,11 +104,9 @@ class Shop:
         )
 
     def fire(self, partition: int, offset: int, due_at_ms: int) -> None:
-        """Take it out again."""
         self._publish(self.topology.pending_changelog, partition, row_key(due_at_ms, partition, offset), None)
 
     def bury(self, partition: int, offset: int, *, value: bytes | None = b"{}", **changes: Any) -> None:
-        """Publish a dead letter."""
         told: dict[str, Any] = {"due_at_ms": None, "tier": None, "reason": "exhausted", **changes}
         headers = encode_metadata(self.metadata(partition, offset, **told))
         self._publish(self.topology.dlq, partition, b"k", value, (("trace", b"t-1"), *headers))
@@ -127,9 +120,9 @@ class Shop:
 
 
 @pytest.fixture
-def shop(bootstrap: str) -> Shop:
+def shop(bootstrap: str) -> _Shop:
     """A handler with its topics, three partitions, empty."""
     connection = KafkaConnection(bootstrap)
     topology = HandlerTopology(group=f"shop.{uuid.uuid4().hex[:8]}", main=f"orders-{uuid.uuid4().hex[:8]}")
     plan = ensure_topics(KafkaAdmin(connection), [topology], PlanOptions(create_main_partitions=3))
-    return Shop(connection, topology, plan.states[topology.main].topic_id)
+    return _Shop(connection, topology, plan.states[topology.main].topic_id)

@@ -188,16 +188,6 @@ def test_no_broker_is_exit_3_and_the_machine_is_still_checked(retryapp, tmp_path
     assert found["disk"]["severity"] == "ok"
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("--broker", "h:1"), ("--group", "g"), ("-A", "billing", "--broker", "h:1"), ("-A", "no_such_module")]
-)
-def test_usage_errors_are_exit_2(retryapp, words):
-    """Neither an app nor a place, or both."""
-    done = retryapp("doctor", *words)
-    assert done.code == 2
-    assert len(done.err.strip().splitlines()) == 1
-
-
 def test_the_quick_form_returns_only_what_counts(bootstrap, topology, tmp_path):
     """A broker that does not answer is not its business."""
 

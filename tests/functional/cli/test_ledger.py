@@ -22,14 +22,18 @@ FAR_MS = 4_000_000_000_000
 
 
 @dataclass
-class Book:
+class _Book:
     """A handler's topics, written as its workers would have."""
 
     shop: Any
     admin: AdminClient
 
+    @property
+    def names(self) -> dict[str, str]:
+        topology = self.shop.topology
+        return {"main": topology.main, "retry": topology.retry_topics[0], "redelivery": topology.redelivery}
+
     def feed(self, partition: int, count: int, *, timestamp_ms: int | None = None) -> None:
-        """Put records on the main topic."""
         producer = Producer({"bootstrap.servers": self.shop.connection.bootstrap})
         for n in range(count):
             given = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
@@ -37,28 +41,22 @@ class Book:
         assert producer.flush(10) == 0
 
     def hand(self, topic: str, partition: int, offset: int, attempt: int, **told: Any) -> None:
-        """Put a copy on a topic of ours."""
         headers = encode_metadata(self.shop.metadata(partition, offset, attempt=attempt, **told))
         self.shop._publish(topic, partition, b"k", b"{}", headers)
 
     def retry(self, partition: int, offset: int, attempt: int) -> None:
-        """Let it wait."""
         self.hand(self.shop.topology.retry_topics[0], partition, offset, attempt)
 
     def park(self, partition: int, offset: int) -> None:
-        """Put it into the table, after its first attempt."""
         self.shop.wait(partition, offset, FAR_MS, attempt=1)
 
     def redeliver(self, partition: int, offset: int, attempt: int) -> None:
-        """Bring it back."""
         self.hand(self.shop.topology.redelivery, partition, offset, attempt)
 
     def die(self, partition: int, offset: int, attempt: int) -> None:
-        """Give it up."""
         self.shop.bury(partition, offset, attempt=attempt)
 
     def succeed(self, partition: int, offset: int, attempt: int) -> None:
-        """Say that it succeeded."""
         metadata = self.shop.metadata(partition, offset)
         event = Succeeded(
             group=metadata.group,
@@ -73,7 +71,6 @@ class Book:
         self.shop._publish(self.shop.topology.events, partition, event.key, event.to_json())
 
     def count(self, partition: int, to_offset: int, *, failed: int) -> None:
-        """Say what workers have counted from the beginning."""
         facts = {"group": self.shop.topology.group, "handler": "h", "main": self.shop.topology.main}
         event = Progress(
             **facts,
@@ -91,9 +88,8 @@ class Book:
     def commit(self, **offsets: int) -> None:
         """Set the group's offset of main, retry and redelivery topic to their ends, or what is given for a name."""
         topology = self.shop.topology
-        names = {"main": topology.main, "retry": topology.retry_topics[0], "redelivery": topology.redelivery}
         wanted = []
-        for name, topic in names.items():
+        for name, topic in self.names.items():
             for number, kept in KafkaAdmin(self.shop.connection).offsets(topic).items():
                 wanted.append(TopicPartition(topic, number, min(kept.end, offsets.get(name, kept.end))))
         request = ConsumerGroupTopicPartitions(topology.group, wanted)
@@ -102,20 +98,17 @@ class Book:
 
     def write_down(self, partition: int, *, topic_id: str, **offsets: int) -> None:
         """Leave the mark of a lane that had come so far on its topics (`main`, `retry`, `redelivery`)."""
-        topology = self.shop.topology
-        names = {"main": topology.main, "retry": topology.retry_topics[0], "redelivery": topology.redelivery}
-        value = marks.progress_value({names[name]: offset for name, offset in offsets.items()}, topic_id)
-        self.shop._publish(topology.pending_changelog, partition, marks.PROGRESS, value)
+        value = marks.progress_value({self.names[name]: offset for name, offset in offsets.items()}, topic_id)
+        self.shop._publish(self.shop.topology.pending_changelog, partition, marks.PROGRESS, value)
 
     def take(self, **options: Any) -> Ledger:
-        """Take the ledger here."""
         return take_ledger(self.shop.connection, self.shop.topology, **options)
 
 
 @pytest.fixture
-def book(shop) -> Book:
+def book(shop) -> _Book:
     """A handler with three partitions: 0 has one record of each fate, the others none."""
-    made = Book(shop, AdminClient({"bootstrap.servers": shop.connection.bootstrap}))
+    made = _Book(shop, AdminClient({"bootstrap.servers": shop.connection.bootstrap}))
     made.feed(0, 6)
     for offset in (1, 2, 3):  # succeeds, waits, dies
         made.retry(0, offset, 1)
@@ -132,7 +125,7 @@ def book(shop) -> Book:
     return made
 
 
-def test_what_adds_up_ends_with_0(retryapp: Callable[..., Any], shop, book: Book):
+def test_what_adds_up_ends_with_0(retryapp: Callable[..., Any], shop, book: _Book):
     """Every record has one fate, by partition and in all."""
     book.commit()
     done = retryapp("ledger", *shop.place, "--json")
@@ -148,7 +141,7 @@ def test_what_adds_up_ends_with_0(retryapp: Callable[..., Any], shop, book: Book
     assert "everything adds up" in text
 
 
-def test_what_does_not_add_up_is_named_and_ends_with_1(retryapp: Callable[..., Any], shop, book: Book):
+def test_what_does_not_add_up_is_named_and_ends_with_1(retryapp: Callable[..., Any], shop, book: _Book):
     """One record without a success, one letter twice, and one that went to nowhere at once."""
     book.retry(1, 0, 1)
     book.redeliver(1, 0, 1)
@@ -182,15 +175,7 @@ def test_what_does_not_add_up_is_named_and_ends_with_1(retryapp: Callable[..., A
     assert "8 received = 3 done + 1 pending + 2 dead + 2 lost" in text.out
 
 
-def test_what_the_group_has_not_passed_is_on_its_way(book: Book):
-    """Unread, to be parked, on the way back: nothing is lost, and nothing is counted as done too early."""
-    book.commit(main=3, retry=2, redelivery=0)
-    balance = book.take().total
-    assert (balance.received, balance.done, balance.pending, balance.unread_offsets) == (3, 1, 2, 3)
-    assert (balance.redelivered, balance.to_park) == (1, 0)
-
-
-def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., Any], shop, book: Book):
+def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., Any], shop, book: _Book):
     """The offsets are told, failed records among them have their fate, and nothing is guessed."""
     book.commit()
     wanted = [TopicPartition(shop.topology.main, 0, 4)]
@@ -214,7 +199,7 @@ def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., 
 
 
 def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
-    retryapp: Callable[..., Any], shop, book: Book
+    retryapp: Callable[..., Any], shop, book: _Book
 ):
     """Nobody was in the group for a week. Marks of a main topic that was made anew since do not count."""
     (state,) = KafkaAdmin(shop.connection).describe_topics([shop.topology.main]).values()
@@ -233,7 +218,7 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
     assert (told.forgotten, told.total.received) == ((), 3), "what the group has goes before"
 
 
-def test_since_begins_at_a_time(retryapp: Callable[..., Any], shop, book: Book):
+def test_since_begins_at_a_time(retryapp: Callable[..., Any], shop, book: _Book):
     """By the main topic's timestamps; a length counts back from now."""
     now = datetime.fromtimestamp(SystemClock().wall_ms() / 1_000, UTC)
     book.feed(2, 2, timestamp_ms=int((now - timedelta(days=3)).timestamp() * 1_000))  # within the topic's retention
@@ -255,7 +240,7 @@ def test_since_begins_at_a_time(retryapp: Callable[..., Any], shop, book: Book):
     assert "--since" in wrong.err
 
 
-def test_retry_topics_of_other_delays_are_found(shop, book: Book):
+def test_retry_topics_of_other_delays_are_found(shop, book: _Book):
     """A policy that had one topic for each delay has left them; what merely begins alike is not ours."""
     prefix = shop.topology.prefix
     for name in (f"{prefix}.retry.5m", f"{prefix}.retry.60m", f"{prefix}.retry.old"):
@@ -267,60 +252,52 @@ def test_retry_topics_of_other_delays_are_found(shop, book: Book):
     assert (balance.received, balance.pending, balance.to_park) == (6, 2, 1)
 
 
-def test_an_open_transaction_is_waited_for(shop, book: Book):
-    """What it publishes is in the ledger once it has ended, and the wait is told of."""
+@pytest.fixture
+def writer(shop) -> Producer:
+    """A producer with an open transaction."""
+    made = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
+    made.init_transactions(10)
+    made.begin_transaction()
+    return made
+
+
+def commits(writer: Producer, waits: list[str]) -> Callable[[str], None]:
+    """Return an `on_wait` that ends the transaction when it is first called."""
+
+    def on_wait(what: str) -> None:
+        if not waits:
+            writer.commit_transaction(10)
+        waits.append(what)
+
+    return on_wait
+
+
+def test_an_open_transaction_is_waited_for(shop, book: _Book, writer: Producer):
+    """What it publishes is in the ledger once it has ended; one that does not end is an error of the environment."""
     book.commit()
-    writer = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
-    writer.init_transactions(10)
-    writer.begin_transaction()
-    writer.produce(shop.topology.events, partition=2, value=b"no event")
-    writer.flush(10)
-    waits: list[str] = []
-
-    def end(what: str) -> None:
-        if not waits:
-            writer.commit_transaction(10)
-        waits.append(what)
-
-    ledger = book.take(on_wait=end)
-    assert f"{shop.topology.events}[2]" in waits[0]
-    assert (ledger.unread_events, ledger.problems) == (1, ())
-
-
-def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: Book):
-    """The moment of the cut is one at which none is under way: then what it hands over and its offset go together."""
-    book.commit(main=5)
-    topology, connection = shop.topology, shop.connection
-    writer = Producer({"bootstrap.servers": connection.bootstrap, "transactional.id": f"t-{topology.group}"})
-    member = Consumer({"bootstrap.servers": connection.bootstrap, "group.id": topology.group})
-    writer.init_transactions(10)
-    writer.begin_transaction()
-    moved = [TopicPartition(topology.main, 0, 6)]
-    writer.send_offsets_to_transaction(moved, member.consumer_group_metadata(), 10)
-    waits: list[str] = []
-
-    def end(what: str) -> None:
-        if not waits:
-            writer.commit_transaction(10)
-        waits.append(what)
-
-    found = Positions(connection).group_offsets(topology.group, [[(topology.main, 0), (topology.main, 1)]], end)
-    member.close()
-    assert found == {(topology.main, 0): 6, (topology.main, 1): 0}
-    assert f"{topology.main}[0]" in waits[0]
-
-
-def test_a_transaction_that_does_not_end_is_an_error(shop, book: Book):
-    """It names what waits, and is one of the environment."""
-    writer = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
-    writer.init_transactions(10)
-    writer.begin_transaction()
     writer.produce(shop.topology.events, partition=2, value=b"no event")
     writer.flush(10)
     with pytest.raises(OpenTransactionError, match="events") as caught:
         Positions(shop.connection, transaction_s=0.3).settled_ends([(shop.topology.events, 2)])
     assert caught.value.exit_code == 3
-    writer.abort_transaction(10)
+    waits: list[str] = []
+    ledger = book.take(on_wait=commits(writer, waits))
+    assert f"{shop.topology.events}[2]" in waits[0]
+    assert (ledger.unread_events, ledger.problems) == (1, ())
+
+
+def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: _Book, writer: Producer):
+    """The moment of the cut is one at which none is under way: then what it hands over and its offset go together."""
+    book.commit(main=5)
+    main, group = shop.topology.main, shop.topology.group
+    member = Consumer({"bootstrap.servers": shop.connection.bootstrap, "group.id": group})
+    writer.send_offsets_to_transaction([TopicPartition(main, 0, 6)], member.consumer_group_metadata(), 10)
+    waits: list[str] = []
+    places = [[(main, 0), (main, 1)]]
+    found = Positions(shop.connection).group_offsets(group, places, commits(writer, waits))
+    member.close()
+    assert found == {(main, 0): 6, (main, 1): 0}
+    assert f"{main}[0]" in waits[0]
 
 
 def test_a_missing_topic_is_named(retryapp: Callable[..., Any], shop):

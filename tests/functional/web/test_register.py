@@ -29,18 +29,10 @@ async def statuses(app: faust.App, *paths: str) -> list[int]:
         await runner.cleanup()
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    """A clock that stands still."""
-    return VirtualClock(0)
-
-
-async def test_pages_and_the_users_own_are_there_when_the_latter_ask_for_the_web_server_first(
-    worker: Any, clock: Any
-) -> None:
+async def test_pages_and_the_users_own_are_there_when_the_latter_ask_for_the_web_server_first(worker: Any) -> None:
     """`@app.page` makes the web server while the app is configured; the pages are not lost with the first one."""
     app = faust.App("billing")
-    register(app, worker, clock=clock)
+    register(app, worker, clock=VirtualClock(0))
     assert not app.configured
 
     @app.page("/mine/")
@@ -50,22 +42,22 @@ async def test_pages_and_the_users_own_are_there_when_the_latter_ask_for_the_web
     assert await statuses(app, "/retries/health", "/mine/") == [200, 200]
 
 
-async def test_registering_too_late_is_refused(worker: Any, clock: Any) -> None:
+async def test_registering_too_late_is_refused(worker: Any) -> None:
     """No silent absence of pages."""
     app = faust.App("billing")
     app.web.init_server()
     with pytest.raises(RuntimeError, match="before"):
-        register(app, worker, clock=clock)
+        register(app, worker, clock=VirtualClock(0))
 
 
 async def test_two_apps_in_one_process_keep_their_workers_apart(
-    worker: Any, another_worker: Callable[[str], Any], clock: Any
+    worker: Any, another_worker: Callable[[str], Any]
 ) -> None:
     """The views are bound to the app that they were registered for."""
     tired = another_worker("http://127.0.0.1:1")
     tired.is_ready = False
     first, second = faust.App("a"), faust.App("b")
-    register(first, worker, clock=clock)
-    register(second, tired, clock=clock)
+    register(first, worker, clock=VirtualClock(0))
+    register(second, tired, clock=VirtualClock(0))
     assert await statuses(first, "/retries/ready") == [200]
     assert await statuses(second, "/retries/ready") == [503]

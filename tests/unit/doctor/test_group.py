@@ -30,7 +30,7 @@ def test_the_protocol_is_the_runtimes() -> None:
         ("stable", {"hosts": ("10.0.0.1",) * 3}, Severity.NOTE, "3 members"),
         ("preparing_rebalancing", {"protocol": ""}, Severity.NOTE, "preparing_rebalancing"),
         ("empty", {"protocol": "", "hosts": ()}, Severity.NOTE, "no worker runs"),
-        ("dead", {"protocol": "", "hosts": ()}, Severity.NOTE, "no worker ever ran"),
+        ("dead", {"protocol": "", "hosts": ()}, Severity.NOTE, "no worker has run yet"),
         ("stable", {"protocol": "range"}, Severity.PROBLEM, "protocol range"),
         ("stable", {"protocol": "", "kind": "consumer"}, Severity.PROBLEM, "consumer"),
     ],

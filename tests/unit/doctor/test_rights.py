@@ -35,12 +35,6 @@ def test_one_prefix_serves_all_handlers() -> None:
     assert {acl.resource for acl in acls if not acl.needed} == {Resource.CLUSTER}
 
 
-def test_the_right_to_create_a_main_topic() -> None:
-    """Only where it is created."""
-    created = {(acl.name, acl.operation) for acl in needed_acls([ORDERS], create_main=True)}
-    assert created - {(acl.name, acl.operation) for acl in needed_acls([ORDERS])} == {("orders", "Create")}
-
-
 def test_the_commands_grant_all_of_it() -> None:
     """One for each resource, quoted for a shell."""
     words = [shlex.split(line) for line in acl_commands(needed_acls([ORDERS]), bootstrap="h:1", principal="User:a b")]

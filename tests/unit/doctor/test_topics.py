@@ -8,7 +8,7 @@ import pytest
 
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.doctor.cluster import ReplicaFacts
-from retryapp.doctor.findings import Severity, ok, warning
+from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
     judge_main_retention,
     judge_old_handler,
@@ -120,10 +120,3 @@ def test_leftovers_count_only_where_records_wait(waiting: int, severity: Severit
         assert found.severity is severity
         assert ("7 records" in found.seen) == bool(waiting)
         assert found.remedy
-
-
-def test_a_finding_is_one_line_for_a_log() -> None:
-    """Name, seen, expected, why, remedy."""
-    found = warning("disk", "1 MiB", expected="2", why="it fills", remedy="Free space")
-    assert found.text == "disk: 1 MiB, expected 2: it fills. Free space."
-    assert ok("disk", "fine").text == "disk: fine."
