@@ -9,7 +9,7 @@ from retryapp.core import marks
 from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
 from retryapp.core.lives import Suspected
 from retryapp.core.rows import ROW_KEY_BYTES
-from retryapp.core.tally import Note, Tally
+from retryapp.core.tally import Tally
 from retryapp.ports import LaneBatch, TopicPartition
 from retryapp.runtime.transport import KafkaTransport
 
@@ -158,15 +158,6 @@ async def test_an_offset_that_was_set_by_hand_counts_for_any_changelog(lane: Kaf
 # -- what was counted before ------------------------------------------------------------------------------------------
 
 COUNTED = Tally(from_offset=105, since_ms=7_000, received=14, first_try_ok=9, skipped=2)
-
-
-async def test_what_was_counted_before_the_offset_is_taken_up(lane: KafkaTransport, topics: Topics) -> None:
-    """The worker that counted it is gone; the mark beside it is judged as ever."""
-    topics.notes[MAIN] = Note("r0:other", COUNTED.text(120)).text
-    await lane.committed()
-    assert lane.tally == COUNTED
-    assert [batch.notes for batch in topics.batches] == [{MAIN: "r1:this"}]
-    assert lane._noted(LaneBatch(offsets={MAIN: 120}))[MAIN].note == f"r0:this {COUNTED.text(120)}"
 
 
 @pytest.mark.parametrize("note", ["", OURS, COUNTED.text(119), "r0:other p9:105-120@7000:14", "set by hand"])

@@ -202,20 +202,3 @@ async def test_the_last_of_two_overlapping_rebalances_is_settled(
     assert consumer.settled, "no lane would ever open"
     assert runtime.rebalancing_s() == 0
     assert not app.rebalancing
-
-
-async def test_a_lane_waits_for_the_end_of_the_rebalance(placer: Placer, consumer: Any) -> None:
-    """Until then Faust moves positions."""
-    consumer.settled = False
-    ran = asyncio.Event()
-
-    async def run() -> None:
-        ran.set()
-
-    task = asyncio.create_task(placer._run(lane_that(run, state=LaneState.CLOSED)))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not ran.is_set()
-    consumer.settled = True
-    await asyncio.wait_for(task, 5)
-    assert ran.is_set()
