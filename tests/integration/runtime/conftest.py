@@ -23,7 +23,8 @@ def make_topic(bootstrap: str) -> MakeTopic:
         name = f"t{uuid.uuid4().hex[:8]}"
         settings = {key.replace("_", "."): value for key, value in config.items()}
         wanted = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
-        AdminClient({"bootstrap.servers": bootstrap}).create_topics([wanted])[name].result(10)
+        admin = AdminClient({"bootstrap.servers": bootstrap})  # has to outlive the answer
+        admin.create_topics([wanted])[name].result(10)
         KafkaAdmin(KafkaConnection(bootstrap)).wait_for_topics([name])
         return name
 
