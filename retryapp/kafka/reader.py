@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypedDict, TypeVar, Unpack, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -30,54 +30,40 @@ POLL_S: Final = 0.2
 SILENCE_S: Final = 30.0  # a reading without a record for so long is given up
 
 
-def read_topic(
-    connection: KafkaConnection,
-    topic: str,
-    *,
-    partitions: Iterable[int] | None = None,
-    start: Mapping[int, int] | None = None,
-    stop: Mapping[int, int] | None = None,
-) -> Iterator[Record]:
-    """Yield the committed records of a topic, in offset order within a partition; partitions interleave.
+class Bounds(TypedDict, total=False):
+    """What to read of a topic."""
 
-    Bounds, by partition: ``start`` is the first offset (default, and at least: the first kept), ``stop`` the one before
-    which to stop (default, and at most: the committed end).
+    partitions: Iterable[int] | None
+    """Which partitions; None: all."""
+    start: Mapping[int, int]
+    """First offset by partition; default, and at least: the first kept."""
+    stop: Mapping[int, int]
+    """Offset by partition before which to stop; default, and at most: the committed end."""
+
+
+def read_topic(connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]) -> Iterator[Record]:
+    """Yield the committed records of a topic, in offset order within a partition; partitions interleave.
 
     Raises:
         TopicMissingError: no such topic or partition.
         BrokerUnreachableError: no broker answered, or none for ``SILENCE_S``.
         AccessDeniedError: we may not read it.
     """
-    return _read(connection, topic, _record, partitions=partitions, start=start, stop=stop)
+    return _read(connection, topic, _record, bounds)
 
 
-def read_offsets(
-    connection: KafkaConnection,
-    topic: str,
-    *,
-    partitions: Iterable[int] | None = None,
-    start: Mapping[int, int] | None = None,
-    stop: Mapping[int, int] | None = None,
-) -> Iterator[tuple[int, int, int]]:
+def read_offsets(connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]) -> Iterator[tuple[int, int, int]]:
     """Yield (partition, offset, timestamp in ms) as ``read_topic`` does, also of records that it cannot decode."""
-    return _read(connection, topic, _place, partitions=partitions, start=start, stop=stop)
+    return _read(connection, topic, _place, bounds)
 
 
-def _read(
-    connection: KafkaConnection,
-    topic: str,
-    convert: Callable[[Message], T],
-    *,
-    partitions: Iterable[int] | None,
-    start: Mapping[int, int] | None,
-    stop: Mapping[int, int] | None,
-) -> Iterator[T]:
-    ranges = KafkaAdmin(connection).offsets(topic, partitions)
+def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], T], bounds: Bounds) -> Iterator[T]:
+    ranges = KafkaAdmin(connection).offsets(topic, bounds.get("partitions"))
     todo: dict[int, int] = {}
     places = []
     for number, kept in ranges.items():
-        first = max(kept.begin, (start or {}).get(number, kept.begin))
-        last = min(kept.end, (stop or {}).get(number, kept.end))
+        first = max(kept.begin, bounds.get("start", {}).get(number, kept.begin))
+        last = min(kept.end, bounds.get("stop", {}).get(number, kept.end))
         if first < last:
             todo[number] = last
             places.append(TopicPartition(topic, number, first))

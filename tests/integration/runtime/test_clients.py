@@ -40,6 +40,14 @@ async def started(bootstrap: str) -> AIOKafkaProducer:
     return producer
 
 
+async def in_transaction(bootstrap: str, topic: TopicPartition) -> AIOKafkaProducer:
+    """Start a producer, which has sent a record in a transaction."""
+    producer = await started(bootstrap)
+    await producer.begin_transaction()
+    await producer.send_and_wait(topic.topic, b"v", partition=0)
+    return producer
+
+
 def fall_silent(client: Any) -> list[Any]:
     """Keep every connection open and let nothing through: requests are never answered, as by a broker that hangs."""
     connections = list(client._conns.values())
@@ -71,9 +79,7 @@ async def test_a_producer_that_has_nothing_to_do_ends_by_itself(bootstrap: str, 
 @pytest.mark.usefixtures("nothing_left")
 async def test_a_producer_whose_broker_does_not_answer_ends(bootstrap: str, topic: TopicPartition) -> None:
     """In the middle of a transaction, with a record under way; who waits for the record hears of it."""
-    producer = await started(bootstrap)
-    await producer.begin_transaction()
-    await producer.send_and_wait(topic.topic, b"v", partition=0)
+    producer = await in_transaction(bootstrap, topic)
     connections = fall_silent(producer.client)
     sent = await producer.send(topic.topic, b"w", partition=0)
     await asyncio.sleep(0.1)
@@ -86,9 +92,7 @@ async def test_a_producer_whose_broker_does_not_answer_ends(bootstrap: str, topi
 @pytest.mark.usefixtures("nothing_left")
 async def test_a_producer_whose_broker_is_gone_ends(bootstrap: str, topic: TopicPartition) -> None:
     """It looks for the coordinator again and again; that ends too."""
-    producer = await started(bootstrap)
-    await producer.begin_transaction()
-    await producer.send_and_wait(topic.topic, b"v", partition=0)
+    producer = await in_transaction(bootstrap, topic)
 
     async def no_connection(*_: Any, **_named: Any) -> None:
         await asyncio.sleep(0.01)
@@ -134,9 +138,7 @@ async def test_a_consumer_whose_stop_hangs_is_taken_apart(bootstrap: str, topic:
 @pytest.mark.usefixtures("nothing_left")
 async def test_an_end_goes_on_when_who_waits_for_it_is_cancelled(bootstrap: str, topic: TopicPartition) -> None:
     """A lane that is closed in a hurry leaves nothing behind either."""
-    producer = await started(bootstrap)
-    await producer.begin_transaction()
-    await producer.send_and_wait(topic.topic, b"v", partition=0)
+    producer = await in_transaction(bootstrap, topic)
     connections = fall_silent(producer.client)
     await producer.send(topic.topic, b"w", partition=0)
     ending = end(producer, "c")

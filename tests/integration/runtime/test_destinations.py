@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-import uuid
+from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.runtime.clients.batches import send_all
 from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import ClientSettings
+
+MakeTopic = Callable[..., str]
 
 
 @pytest.fixture
@@ -24,21 +26,12 @@ def reader(bootstrap: str) -> KafkaDestinations:
     return KafkaDestinations(lambda: KafkaConnection(bootstrap))
 
 
-def make_topic(bootstrap: str, partitions: int, **config: str) -> str:
-    """Make a topic with a name of its own."""
-    name = f"t{uuid.uuid4().hex[:8]}"
-    settings = {key.replace("_", "."): value for key, value in config.items()}
-    wanted = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([wanted])[name].result(10)
-    KafkaAdmin(KafkaConnection(bootstrap)).wait_for_topics([name])
-    return name
-
-
-async def test_a_topic_is_seen_with_its_limits(bootstrap: str, reader: KafkaDestinations) -> None:
+async def test_a_topic_is_seen_with_its_limits(
+    bootstrap: str, make_topic: MakeTopic, reader: KafkaDestinations
+) -> None:
     """Partitions, largest record, and whether it wants keys; one that is not there is not made by the question."""
-    plain = make_topic(bootstrap, 3, max_message_bytes="12345")
-    compacted = make_topic(bootstrap, 1, cleanup_policy="compact,delete", max_message_bytes="5000")
+    plain = make_topic(3, max_message_bytes="12345")
+    compacted = make_topic(1, cleanup_policy="compact,delete", max_message_bytes="5000")
     assert await reader.look(plain) == TopicLook(3, max_bytes=12_345)
     assert await reader.look(compacted) == TopicLook(1, max_bytes=5_000, compacted=True)
     for _ in range(2):
@@ -47,10 +40,10 @@ async def test_a_topic_is_seen_with_its_limits(bootstrap: str, reader: KafkaDest
 
 
 async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
-    bootstrap: str, reader: KafkaDestinations, settings: ClientSettings
+    bootstrap: str, make_topic: MakeTopic, reader: KafkaDestinations, settings: ClientSettings
 ) -> None:
     """A partition that its producer has never seen, batches of no more than the limit, a limit that nobody tells."""
-    topic = make_topic(bootstrap, 1, max_message_bytes="1000")
+    topic = make_topic(1, max_message_bytes="1000")
     destination = Destination(topic)
     destination.see(await reader.look(topic), 0.0)
 

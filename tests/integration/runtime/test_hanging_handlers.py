@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,13 +63,9 @@ class _Place:
 
 
 @pytest.fixture
-def place(bootstrap: str, tmp_path: Path) -> Iterator[_Place]:
+def place(bootstrap: str, make_topic: Callable[[], str], tmp_path: Path) -> Iterator[_Place]:
     """A worker with a plain function and a coroutine that swallows its cancellation."""
-    group, plain, stubborn = (f"{letter}{uuid.uuid4().hex[:8]}" for letter in "gps")
-    admin = KafkaAdmin(KafkaConnection(bootstrap))
-    for topic in (plain, stubborn):
-        admin.create_main_topic(topic, partitions=1)
-    admin.wait_for_topics([plain, stubborn])
+    group, plain, stubborn = f"g{uuid.uuid4().hex[:8]}", make_topic(), make_topic()
     (tmp_path / "app.py").write_text(PROGRAM.format(group=group, bootstrap=bootstrap, plain=plain, stubborn=stubborn))
     log = tmp_path / "worker.log"
     with log.open("wb") as out:

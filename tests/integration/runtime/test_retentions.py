@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from harness import wait_for
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology
@@ -26,16 +25,6 @@ def set_retention(bootstrap: str, topic: str, retention_ms: int) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.incremental_alter_configs([resource])[resource].result(10)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    try:
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - another thread makes it true
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"not within 20 s: {what}")
 
 
 async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(bootstrap: str) -> None:
@@ -57,12 +46,12 @@ async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(bootstrap
     try:
         set_retention(bootstrap, retry, 60_000)
         set_retention(bootstrap, topology.redelivery, -1)
-        await until(
-            lambda: watch.retentions()["orders"].topics_s == {retry: 60, topology.redelivery: math.inf}, "both changes"
-        )
+        changed = {retry: 60, topology.redelivery: math.inf}
+        await asyncio.to_thread(wait_for, lambda: watch.retentions()["orders"].topics_s == changed, "both changes")
         client = AdminClient({"bootstrap.servers": bootstrap})
         client.delete_topics([retry])[retry].result(10)
-        await until(lambda: set(watch.retentions()["orders"].topics_s) == {topology.redelivery}, "one is gone")
+        left = {topology.redelivery}
+        await asyncio.to_thread(wait_for, lambda: set(watch.retentions()["orders"].topics_s) == left, "one is gone")
         assert not looking.done()
     finally:
         looking.cancel()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients import tail
 from retryapp.runtime.clients.lifecycle import ClientSettings
@@ -71,14 +70,12 @@ async def test_a_tail_ends_behind_markers_and_aborted_records(
 
 
 async def test_readers_of_several_partitions_take_turns_and_miss_nothing(
-    bootstrap: str, reader: TailReader, monkeypatch: pytest.MonkeyPatch
+    bootstrap: str, make_topic: Callable[[int], str], reader: TailReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each turn assigns and seeks again, wherever the fetched batches begin."""
     monkeypatch.setattr(tail, "TURN_S", 0.0)
     monkeypatch.setattr(tail, "_FETCHED", 97)
-    admin, name = KafkaAdmin(KafkaConnection(bootstrap)), f"t{uuid.uuid4().hex[:8]}"
-    admin.create_main_topic(name, partitions=3)
-    admin.wait_for_topics([name])
+    name = make_topic(3)
     tps = [TopicPartition(name, n) for n in range(3)]
     await fill(bootstrap, tps, 400)
     taken = [_Taken() for _ in tps]

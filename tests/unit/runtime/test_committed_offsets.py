@@ -7,7 +7,7 @@ from kafka_fakes import CHANGELOG, MAIN, REDELIVERY, RETRY, MakeLane, Topics
 
 from retryapp.core import marks
 from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
-from retryapp.core.marks import Suspected
+from retryapp.core.marks import Suspected, Tally
 from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.ports import LaneBatch, TopicPartition
 from retryapp.runtime.transport import KafkaTransport
@@ -152,3 +152,44 @@ async def test_an_offset_that_was_set_by_hand_counts_for_any_changelog(lane: Kaf
     starts = await lane.committed()
     assert starts[RETRY] == topics.committed[RETRY]
     assert [batch.offsets for batch in topics.batches] == [{RETRY: topics.committed[RETRY]}]
+
+
+# -- what was counted before ------------------------------------------------------------------------------------------
+
+COUNTED = Tally(from_offset=105, since_ms=7_000, received=14, first_try_ok=9, skipped=2)
+
+
+@pytest.mark.parametrize("note", ["", OURS, COUNTED.text(119), "r0:other p9:105-120@7000:14", "set by hand"])
+async def test_what_does_not_belong_to_the_offset_is_dropped(lane: KafkaTransport, topics: Topics, note: str) -> None:
+    """An offset that was set by hand, an earlier worker's, one of a version to come: counting begins anew there."""
+    topics.notes[MAIN] = note
+    await lane.committed()
+    assert lane.tally is None
+
+
+async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport, topics: Topics) -> None:
+    """For a group whose offsets have expired."""
+    topics.committed = {}
+    put_progress(topics, "now", COUNTED.text(130), main=130, retry=8, redelivery=7)
+    assert (await lane.committed())[MAIN] == 130
+    assert lane.tally == COUNTED
+
+
+async def test_what_is_counted_goes_beside_every_offset_of_the_main_topic(lane: KafkaTransport) -> None:
+    """With what a batch brings, or, as when only a marker was passed, with what was counted before it."""
+    await lane.committed()
+    told = lane._noted(LaneBatch(offsets={MAIN: 121, REDELIVERY: 7, RETRY: 8}, tally=COUNTED))
+    assert told == {
+        MAIN: (121, f"{OURS} {COUNTED.text(121)}"),
+        REDELIVERY: (7, OURS),
+        RETRY: (8, "rows"),
+    }
+    assert lane._noted(LaneBatch(offsets={MAIN: 125}))[MAIN] == (125, f"{OURS} {COUNTED.text(125)}")
+
+
+async def test_an_offset_that_stays_keeps_what_is_held_against_the_record_behind_it(lane: KafkaTransport) -> None:
+    """A record that runs alone is known by its mark. Whatever else is committed meanwhile, it must not be lost."""
+    await lane.committed()
+    lane._noted(LaneBatch(offsets={MAIN: 121}, notes={MAIN: "s2:this"}))
+    assert lane._noted(LaneBatch(offsets={MAIN: 121}))[MAIN].note == "s2:this"
+    assert lane._noted(LaneBatch(offsets={MAIN: 122}))[MAIN].note == OURS

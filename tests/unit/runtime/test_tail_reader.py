@@ -129,9 +129,8 @@ async def test_a_partition_is_read_to_its_end_in_slices(cluster: _Cluster, monke
     assert len(slices) == 3
     await reader.stop()
     assert all(consumer.stopped for consumer in cluster.consumers)
-    assert {"isolation_level": "read_committed", "auto_offset_reset": "none"}.items() <= cluster.readers[
-        0
-    ].options.items()
+    options = cluster.readers[0].options
+    assert (options["isolation_level"], options["auto_offset_reset"]) == ("read_committed", "none")
 
 
 async def test_a_sink_that_has_enough_ends_the_reading(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,12 +73,6 @@ async def test_clients_have_the_settings_of_the_app_and_of_its_topics(
     assert settings.connection["sasl_plain_username"] == "me"
 
 
-async def test_the_group_subscribes_to_all_topics_of_its_handlers(runtime: Runtime) -> None:
-    """Faust knows of no agent with those topics: ours have channels in memory."""
-    topics: Any = runtime.app.topics
-    assert {tp.topic for tp in TPS} <= set(await topics._update_indices())
-
-
 # -- the end of an assignment -----------------------------------------------------------------------------------------
 
 
