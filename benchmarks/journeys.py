@@ -45,7 +45,7 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
 
     lives = _lives(spark, failures)
     kind = "case when step < steps or number % 20 = 19 then 'retry' when number % 20 < 17 then 'events' else 'dlq' end"
-    told = (
+    steps = (
         lives.select("*", F.explode(F.sequence(F.lit(1), "steps")).alias("step"))
         .withColumn("station", F.expr(kind))
         .withColumn("started_ms", F.expr("began_ms + (step - 1) * 60010"))
@@ -53,7 +53,7 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
         .withColumn("failure_id", F.concat(F.lit(f"{GROUP}/"), "origin"))
     )
     cause = F.expr("number div 5000 % 40")
-    said = {
+    metadata = {
         "version": F.lit(1), "group": F.lit(GROUP), "handler": F.lit(HANDLER),
         "origin": F.struct(
             F.lit(MAIN).alias("topic"), F.lit(TOPIC_ID).alias("topic_id"), F.col("partition").cast("long"),
@@ -74,14 +74,14 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
         "started_ms": F.col("started_ms"), "ended_ms": F.col("started_ms") + 200, "lateness_ms": F.expr("number % 90"),
     }  # fmt: skip
     is_event = F.col("station") == "events"
-    failed = told.select(
+    failed = steps.select(
         "partition",
         (F.col("origin_offset") + F.col("step")).alias("offset"),
         F.col("started_ms").alias("timestamp_ms"),
         F.when(~is_event, F.sha2(F.expr("cast(number % 50000 as string)"), 256)).alias("key_hash"),
         "station",
         "failure_id",
-        F.when(~is_event, _struct(said, METADATA)).alias("metadata"),
+        F.when(~is_event, _struct(metadata, METADATA)).alias("metadata"),
         F.when(is_event, _struct(success, EVENT)).alias("event"),
     )
     counted = _progress(lives, failures)
@@ -121,7 +121,7 @@ def _progress(lives: DataFrame, failures: int) -> DataFrame:
     }  # fmt: skip
     return ranges.select(
         "partition",
-        (F.col("range") * width).alias("offset"),  # no step is 0: nobody else has it
+        (F.col("range") * width).alias("offset"),  # no step is 0: no other record has it
         F.lit(NOON_MS).cast("long").alias("timestamp_ms"),
         F.lit("events").alias("station"),
         _struct(event, EVENT).alias("event"),
