@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from pyspark.sql import functions as F
 
 from benchmarks import machine
 from benchmarks.archive import processor_s, spark_session
+from retryapp.stage import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -185,8 +185,8 @@ def main(events: int) -> None:
     from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
     failures = -(-events * 20 // RECORDS_OF_20)
-    with tempfile.TemporaryDirectory() as folder, spark_session() as spark:
-        lake = open_lake(spark, folder)
+    with Run() as run, spark_session() as spark:
+        lake = open_lake(spark, str(run.folder / "lake"))
         Tables(spark, lake).ensure_records()
         rows = rows_of(spark, failures)
         write_s = _timed(lambda: rows.write.format("delta").mode("append").save(lake.table(RECORDS_TABLE)))
