@@ -1,1 +1,1 @@
-"""Benchmarks: what retryapp costs, beside what a competent user would write instead. `python -m benchmarks --help`."""
+"""Benchmarks: what retryapp costs, compared with what a user would write instead. `python -m benchmarks --help`."""

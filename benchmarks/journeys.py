@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from pyspark.sql import functions as F
 
 from benchmarks import machine
 from benchmarks.archive import processor_s, spark_session
+from retryapp.stage import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -45,7 +45,7 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
 
     lives = _lives(spark, failures)
     kind = "case when step < steps or number % 20 = 19 then 'retry' when number % 20 < 17 then 'events' else 'dlq' end"
-    told = (
+    steps = (
         lives.select("*", F.explode(F.sequence(F.lit(1), "steps")).alias("step"))
         .withColumn("station", F.expr(kind))
         .withColumn("started_ms", F.expr("began_ms + (step - 1) * 60010"))
@@ -53,7 +53,7 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
         .withColumn("failure_id", F.concat(F.lit(f"{GROUP}/"), "origin"))
     )
     cause = F.expr("number div 5000 % 40")
-    said = {
+    metadata = {
         "version": F.lit(1), "group": F.lit(GROUP), "handler": F.lit(HANDLER),
         "origin": F.struct(
             F.lit(MAIN).alias("topic"), F.lit(TOPIC_ID).alias("topic_id"), F.col("partition").cast("long"),
@@ -74,14 +74,14 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
         "started_ms": F.col("started_ms"), "ended_ms": F.col("started_ms") + 200, "lateness_ms": F.expr("number % 90"),
     }  # fmt: skip
     is_event = F.col("station") == "events"
-    failed = told.select(
+    failed = steps.select(
         "partition",
         (F.col("origin_offset") + F.col("step")).alias("offset"),
         F.col("started_ms").alias("timestamp_ms"),
         F.when(~is_event, F.sha2(F.expr("cast(number % 50000 as string)"), 256)).alias("key_hash"),
         "station",
         "failure_id",
-        F.when(~is_event, _struct(said, METADATA)).alias("metadata"),
+        F.when(~is_event, _struct(metadata, METADATA)).alias("metadata"),
         F.when(is_event, _struct(success, EVENT)).alias("event"),
     )
     counted = _progress(lives, failures)
@@ -121,7 +121,7 @@ def _progress(lives: DataFrame, failures: int) -> DataFrame:
     }  # fmt: skip
     return ranges.select(
         "partition",
-        (F.col("range") * width).alias("offset"),  # no step is 0: nobody else has it
+        (F.col("range") * width).alias("offset"),  # no step is 0: no other record has it
         F.lit(NOON_MS).cast("long").alias("timestamp_ms"),
         F.lit("events").alias("station"),
         _struct(event, EVENT).alias("event"),
@@ -185,8 +185,8 @@ def main(events: int) -> None:
     from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
     failures = -(-events * 20 // RECORDS_OF_20)
-    with tempfile.TemporaryDirectory() as folder, spark_session() as spark:
-        lake = open_lake(spark, folder)
+    with Run() as run, spark_session() as spark:
+        lake = open_lake(spark, str(run.folder / "lake"))
         Tables(spark, lake).ensure_records()
         rows = rows_of(spark, failures)
         write_s = _timed(lambda: rows.write.format("delta").mode("append").save(lake.table(RECORDS_TABLE)))

@@ -60,7 +60,7 @@ class Act:
     short: bool = False
     """Do each fault less often."""
     truncated: bool = False
-    """Retry records were deleted by a fault: what they said is not missed."""
+    """Retry records were deleted by a fault: their content is not missed."""
     copied: bool = False
     """Somebody else copied hand-offs: copies and repeats follow from that, and are counted."""
     stage: Stage = field(init=False)
@@ -280,8 +280,8 @@ class Act:
         )  # fmt: skip
         if not done.stdout:
             raise RuntimeError(f"the verifier ended with {done.returncode}: {done.stderr[-2000:]}")
-        told: dict[str, Any] = json.loads(done.stdout)
+        verdict: dict[str, Any] = json.loads(done.stdout)
         ledger = take_ledger(self.stage.connection, topology)
         excused = FROM_COPIES if self.copied else set()
-        told["ledger"] = [str(problem) for problem in ledger.problems if problem.fault not in excused][:12]
-        return {**told, "notes": self.notes}
+        verdict["ledger"] = [str(problem) for problem in ledger.problems if problem.fault not in excused][:12]
+        return {**verdict, "notes": self.notes}

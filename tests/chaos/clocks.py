@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import Worker
+
 from chaos.act import Act
 
 _PROGRAM = """\
@@ -47,14 +49,35 @@ def set_clock(file: Path, ahead_s: float) -> None:
     partial.replace(file)
 
 
-def machine(act: Act, name: str) -> tuple[Path, dict[str, str]]:
-    """Return the file that says how far a machine's clock is off, and the environment of a worker on it."""
-    folder = act.folder / name
-    folder.mkdir(exist_ok=True)
-    file = folder / "ahead_ns"
-    set_clock(file, 0)
-    (folder / "sitecustomize.py").write_text(_PROGRAM.format(file=str(file)))
-    return file, {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+class Machines:
+    """Two workers on machines with clocks of their own; with `far` the first one's way to the broker is the link."""
+
+    def __init__(self, act: Act, *, far: bool = False) -> None:
+        self._act = act
+        self._far = far
+        self._folders = [act.folder / name for name in ("east", "west")]
+        self.clocks = [folder / "ahead_ns" for folder in self._folders]
+        for folder in self._folders:
+            folder.mkdir(exist_ok=True)
+            (folder / "sitecustomize.py").write_text(_PROGRAM.format(file=str(folder / "ahead_ns")))
+        self.mend()
+        act.cast = [self._start(0), self._start(1)]
+        act.raise_curtain(2)
+
+    def _start(self, number: int) -> Worker:
+        path = os.pathsep.join([str(self._folders[number]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        return self._act.worker(far=self._far and number == 0, env={"PYTHONPATH": path})
+
+    def revive(self) -> None:
+        """Start workers that ended again, each on its machine."""
+        for number, worker in enumerate(self._act.cast):
+            if worker.ended():
+                self._act.cast[number] = self._start(number)
+
+    def mend(self) -> None:
+        """Set both clocks right."""
+        for file in self.clocks:
+            set_clock(file, 0)
 
 
 def jolt(act: Act, files: Sequence[Path]) -> None:
@@ -67,25 +90,20 @@ def jolt(act: Act, files: Sequence[Path]) -> None:
 
 
 def jump(act: Act, times: int) -> None:
-    """Let the clocks of two machines jump and drift under load; a worker is killed now and then."""
-    machines = [machine(act, name) for name in ("east", "west")]
-    act.cast = [act.worker(env=env) for _, env in machines]
-    act.raise_curtain(2)
+    """F12: the clocks of two machines jump and drift under load; a worker is killed now and then."""
+    machines = Machines(act)
     for _ in range(act.some(times)):
-        for number, worker in enumerate(act.cast):
-            if worker.ended():
-                act.cast[number] = act.worker(env=machines[number][1])
+        machines.revive()
         act.publish(16)
         act.busy(2)
-        file = act.rng.choice(machines)[0]
         if act.rng.random() < 0.2:
+            file = act.rng.choice(machines.clocks)
             with act.fault("drift of 1 %"):
                 for step in range(40):
                     set_clock(file, step * 0.0005)
                     time.sleep(0.05)
         else:
-            jolt(act, [file])
+            jolt(act, machines.clocks)
         if act.rng.random() < 0.15:
             act.rng.choice(act.cast).kill()
-    for file, _ in machines:
-        set_clock(file, 0)
+    machines.mend()

@@ -39,7 +39,7 @@ class Fault:
     known: str = ""
     """Why its rounds may fail through no fault of retryapp's: the page tells it, with each round that did."""
     alone: bool = False
-    """It measures times: nothing of ours may run beside it."""
+    """It measures times: nothing else of ours may run meanwhile."""
     link: bool = False
     """Workers may go through a link."""
     groups: int = 3

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from functools import partial
 
 import psutil
-from harness import Worker, wait_for
+from harness import wait_for
 
 from chaos.act import SESSION_S, Act, now_ms
-from chaos.clocks import jolt, machine, set_clock
+from chaos.clocks import Machines, jolt
 from chaos.network import disturb
 from chaos.processes import hold_loop, stop_past_session
 from chaos.topics import some_transaction
@@ -33,47 +33,30 @@ much; a leak of 100 kB for each rebalance would pass this in an hour."""
 Fault = Callable[[Act], object]
 
 
-class Pair:
-    """Two workers on machines with clocks of their own; the first one's way to the broker is the link."""
+@contextmanager
+def faults_beside(act: Act, machines: Machines, records: int, again: Callable[[], bool]) -> Iterator[Iterator[None]]:
+    """Yield turns, as long as `again` says; in each, faults of network, clocks and transactions are under way."""
+    faults: list[Fault] = [disturb, partial(jolt, files=machines.clocks), some_transaction]
 
-    def __init__(self, act: Act) -> None:
-        self._act = act
-        self._machines = [machine(act, name) for name in ("east", "west")]
-        act.cast = [self._new(0), self._new(1)]
-        act.raise_curtain(2)
-
-    def _new(self, number: int) -> Worker:
-        return self._act.worker(far=number == 0, env=self._machines[number][1])
-
-    @contextmanager
-    def faults_beside(self, count: int, again: Callable[[], bool]) -> Iterator[Iterator[int]]:
-        """Yield turns, as long as `again` says; in each, faults of network, clocks and transactions are under way."""
-        with ThreadPoolExecutor(2, thread_name_prefix="faults") as pool:
-            yield self._turns(pool, count, again)
-        for file, _ in self._machines:
-            set_clock(file, 0)
-
-    def _turns(self, pool: ThreadPoolExecutor, count: int, again: Callable[[], bool]) -> Iterator[int]:
-        act, turn = self._act, 0
-        clock = partial(jolt, files=[file for file, _ in self._machines])
+    def turns() -> Iterator[None]:
         while again():
-            for number, worker in enumerate(act.cast):
-                if worker.ended():
-                    act.cast[number] = self._new(number)
-            act.publish(count)
+            machines.revive()
+            act.publish(records)
             act.busy(2, timeout_s=120)
-            faults: list[Fault] = [disturb, clock, some_transaction]
             under_way = [pool.submit(fault, act) for fault in act.rng.sample(faults, act.rng.randrange(1, 3))]
-            yield turn
+            yield
             for future in under_way:
                 future.result(120)
-            turn += 1
+
+    with ThreadPoolExecutor(2, thread_name_prefix="faults") as pool:
+        yield turns()
+    machines.mend()
 
 
 def combine(act: Act, times: int) -> None:
     """F24: a fault of a process, and one or two of network, clock and transactions, at a time."""
     left = iter(range(act.some(times)))
-    with Pair(act).faults_beside(16, lambda: next(left, None) is not None) as turns:
+    with faults_beside(act, Machines(act, far=True), 16, lambda: next(left, None) is not None) as turns:
         for _ in turns:
             act.rng.choice((_stop, _kill, _kill_and_lose, _term, hold_loop))(act)
 
@@ -102,7 +85,7 @@ def _term(act: Act) -> None:
 
 def soak(act: Act, minutes: float) -> None:
     """F24: the first worker lives on, cut off and rebalanced, and may not grow; the other one is ended."""
-    pair = Pair(act)
+    machines = Machines(act, far=True)
     survivor = act.cast[0]
     process, began_s = psutil.Process(survivor.pid), time.monotonic()
     samples: list[tuple[float, float]] = []
@@ -111,7 +94,7 @@ def soak(act: Act, minutes: float) -> None:
         samples.append((time.monotonic() - began_s, process.memory_full_info().uss / 2**20))
 
     length_s = 20 if act.short else minutes * 60
-    with pair.faults_beside(48, lambda: time.monotonic() < began_s + length_s) as turns:
+    with faults_beside(act, machines, 48, lambda: time.monotonic() < began_s + length_s) as turns:
         for _ in turns:
             act.rng.choice((_kill_other, _term_other, _stop, hold_loop, lambda act: act.pause(0.5, 3.0)))(act)
             act.pause(0.0, 2.0)

@@ -93,7 +93,7 @@ def restart_broker(acts: Sequence[Act], times: int) -> None:
 
 
 def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
-    """F5: the broker stands still."""
+    """F5: the broker is paused."""
     pid = acts[0].ground.broker.pid
     if pid is None:
         raise RuntimeError("the broker does not run")

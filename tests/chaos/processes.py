@@ -85,23 +85,22 @@ def ask_to_end(act: Act, times: int) -> None:
 
 def ends(act: Act, kind: str, took: list[float]) -> None:
     """Start a worker (or two) and have it end, at a moment that the kind says."""
-    first = act.worker()
-    second = act.worker() if kind == "double start" else None
+    workers = [act.worker() for _ in range(2 if kind == "double start" else 1)]
     if kind == "start-up":
         act.pause(0.3, 3.0)
     elif kind == "recovery":
-        wait_for(lambda: "Starting" in first.log or first.ended(), "it starts", timeout_s=60)
+        wait_for(lambda: "Starting" in workers[0].log or workers[0].ended(), "it starts", timeout_s=60)
         act.pause(0.0, 2.0)
     else:
-        wait_for(lambda: act.opened(first) or (second and act.opened(second)), "lanes open", timeout_s=60)
+        wait_for(lambda: any(map(act.opened, workers)), "lanes open", timeout_s=60)
         act.pause(0.0, 1.0)
     began_s = time.monotonic()
-    for worker in filter(None, (first, second)):
+    for worker in workers:
         worker.signal(signal.SIGINT if kind == "SIGINT" else signal.SIGTERM)
         if kind == "twice":
             act.pause(0.0, 0.5)
             worker.signal(signal.SIGTERM)
-    for worker in filter(None, (first, second)):
+    for worker in workers:
         # before Python has its handlers, the signal's own default ends the process: nothing has begun by then
         if worker.wait(EXIT_S) not in (0, -signal.SIGTERM, -signal.SIGINT):
             raise worker.failure(f"ended with {worker.exit_code} ({kind})")
@@ -113,33 +112,27 @@ def starve(act: Act, times: int) -> None:
     act.unheard = True
     act.raise_curtain(2)
     for _ in act.turns(times, 2, 16, 3, revive=True):
-        act.rng.choice((no_files, no_memory, hold_loop))(act)
+        act.rng.choice((limit, limit, hold_loop))(act)
         act.publish(8)
 
 
-def _limited(act: Act, kind: str, which: int, size: int, process: psutil.Process) -> None:
-    before = process.rlimit(which)
-    with act.fault(kind):
-        process.rlimit(which, (size, before[1]))
-        act.publish(16)
-        act.pause(1.0, 4.0)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.rlimit(which, before)
-
-
-def no_files(act: Act) -> None:
-    """Take the right to open files from a worker, for some seconds."""
+def limit(act: Act) -> None:
+    """Take the right to open files, or to more memory, from a worker for some seconds; it may end of it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(act.rng.choice(act.cast).pid)
-        _limited(act, "no file handles", resource.RLIMIT_NOFILE, process.num_fds(), process)
-
-
-def no_memory(act: Act) -> None:
-    """Take the right to more memory from a worker, for some seconds; it may end of it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(act.rng.choice(act.cast).pid)
-        size = process.memory_info().vms + act.rng.choice((0, 1 << 20, 8 << 20))
-        _limited(act, "no memory", resource.RLIMIT_AS, size, process)
+        kind, which, size = act.rng.choice(
+            (
+                ("no file handles", resource.RLIMIT_NOFILE, process.num_fds()),
+                ("no memory", resource.RLIMIT_AS, process.memory_info().vms + act.rng.choice((0, 1 << 20, 8 << 20))),
+            )
+        )
+        soft, hard = process.rlimit(which)
+        with act.fault(kind):
+            process.rlimit(which, (size, hard))
+            act.publish(16)
+            act.pause(1.0, 4.0)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.rlimit(which, (soft, hard))
 
 
 def hold_loop(act: Act) -> None:

@@ -144,7 +144,7 @@ def herd(act: Act, count: int) -> None:
 
 
 def alone(act: Act, times: int) -> None:
-    """F23: one record at a time on topics where nothing else moves: it comes when due, though nobody wakes anyone."""
+    """F23: one record at a time where nothing else moves: it comes when due, though nothing else wakes the worker."""
     act.raise_curtain(1)
     late: list[int] = []
     for _ in range(act.some(times)):

@@ -1,4 +1,4 @@
-"""What a run came to, by fault: for the terminal, for `results.json`, and for the page of the documentation."""
+"""The figures of a run, by fault: for the terminal, for `results.json`, and for the page of the documentation."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _sum(mine: Sequence[Result]) -> dict[str, Any]:
     outcomes = Counter(result["outcome"] for result in mine)
     notes: dict[str, list[Any]] = {}
     for verdict in verdicts:
-        for name, told in verdict["notes"].items():
-            notes.setdefault(name, []).append(told)
+        for name, note in verdict["notes"].items():
+            notes.setdefault(name, []).append(note)
     return {
         "rounds": len(mine),
         **{name: outcomes[name] for name in ("passed", "failed", "skipped")},
@@ -94,7 +94,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Return what a script, or a person at a terminal, wants to know."""
     faults = by_fault(results)
     outcomes = Counter(result["outcome"] for result in results)
-    told = [
+    shown = [
         f"{name:9} {each['injections']:5} injections, {each['records']:6} records: {each['lost']} lost, "
         f"{each['early']} early, {each['over_policy']} over policy, {each['wrong']} wrong, {each['altered']} altered, "
         f"{each['repeats']['copied']} copied, {each['repeated']} runs repeated  {each['title']}"
@@ -104,15 +104,15 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "injections": sum(each["injections"] for each in faults.values()),
         **{name: outcomes[name] for name in ("passed", "failed", "skipped")},
         "faults": faults,
-        "lines": told,
+        "lines": shown,
     }
 
 
 def publish(folder: Path) -> None:
     """Write the figures of a run, and the page that shows them."""
     results = list({line["key"]: line for line in lines(folder / LOG)}.values())
-    told = summary(results)
-    del told["lines"]
+    total = summary(results)
+    del total["lines"]
     conditions = {
         **describe(),
         "Kafka": kafka_jars().version,
@@ -122,19 +122,19 @@ def publish(folder: Path) -> None:
         "group.min.session.timeout.ms": SETTINGS["group.min.session.timeout.ms"],
         "policy, unless the fault needs another": POLICY,
     }
-    RESULTS.write_text(json.dumps({"conditions": conditions, **told}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"conditions": conditions, **total}, indent=1) + "\n")
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
-def page(told: Mapping[str, Any]) -> str:
+def page(total: Mapping[str, Any]) -> str:
     """Return the document that shows these figures."""
-    faults = told["faults"].values()
-    beyond = told["faults"].get("bar", {}).get("notes", {}).get("beyond_session_s", ())
+    faults = total["faults"].values()
+    beyond = total["faults"].get("bar", {}).get("notes", {}).get("beyond_session_s", ())
     template = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True).from_string(  # noqa: S701 - Markdown, of our own figures
         TEMPLATE.read_text()
     )
     return template.render(
-        **told,
+        **total,
         sums={name: sum(fault[name] for fault in faults) for name in COUNTS},
         copied=sum(fault["repeats"]["copied"] for fault in faults),
         beyond=[second for kills in beyond for second in kills],

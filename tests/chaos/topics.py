@@ -266,13 +266,13 @@ def _hanging(act: Act) -> None:
     with act.fault("transaction left open until the broker ended it"):
         producer = _transaction(act, f"hangs{act.published}", 2_000)
         _junk(act, producer)
-        act.publish(8)  # they stand behind it, for committed readers
+        act.publish(8)  # for committed readers they are after it
         seen = act.visits
         producer.poll(0)
         time.sleep(2.5)
         wait_for(
             lambda: act.visits >= seen + 8 or all(worker.ended() for worker in act.cast),
-            "what stood behind it is delivered",
+            "what came after it is delivered",
             timeout_s=60,
         )
         with contextlib.suppress(KafkaException):  # fenced by the broker: that is what was wanted

@@ -28,7 +28,7 @@ _SHOWN = 12
 
 @dataclass(slots=True)
 class Verdict:
-    """What a round came to. Lists name records; all of them but `repeated` must be empty for it to pass."""
+    """The outcome of a round. Lists name records; all of them but `repeated` must be empty for it to pass."""
 
     records: int = 0
     done: int = 0
@@ -65,7 +65,7 @@ class Verdict:
         return not any(broken) and not (self.single and self.copied)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON; of long lists the first entries, with their lengths beside."""
+        """Return all of it for JSON; of long lists the first entries, and their lengths."""
         names = ("lost", "wrong", "early", "over_policy", "altered", "copied", "leftover")
         lists = {name: getattr(self, name) for name in names}
         counts = {name: len(entries) for name, entries in lists.items()}
@@ -111,7 +111,7 @@ def judge(
     if told.waiting != expected:
         verdict.leftover.append(f"{told.waiting} rows wait, {expected} should")
     if told.unsettled:
-        verdict.leftover.append(f"{told.unsettled} records are not behind the group's offsets")
+        verdict.leftover.append(f"{told.unsettled} records are past the group's offsets")
     verdict.leftover += told.damaged
     return verdict
 
@@ -144,7 +144,7 @@ def _fates(
         elif each.place not in dead and not done and each.fate != "waiting":
             verdict.lost.append(f"{name}: {len(ran.get(each.place, ()))} runs, no fate; should be {each.fate}")
     strangers = (set(dead) | set(ran)) - {each.place for each in published}
-    verdict.wrong += [f"{place}: nobody published it" for place in strangers]
+    verdict.wrong += [f"{place}: was not published" for place in strangers]
 
 
 def _times(verdict: Verdict, facts: dict[str, Any], ran: dict[Place, list[Run]], copies: list[Copy]) -> None:

@@ -41,7 +41,7 @@ class HandlerSpec:
     publishes: str = ""
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
     deduplicate: str = ""
-    """Where event ids stand; duplicates are handled where empty."""
+    """Where event ids are; duplicates are handled if empty."""
 
 
 @dataclass(slots=True)

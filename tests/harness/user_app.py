@@ -1,4 +1,4 @@
-"""A user's whole program, copied into the folder of a test as `app.py`; `spec.json` beside it says what differs."""
+"""A user's whole program, copied into the folder of a test as `app.py`; `spec.json` next to it says what differs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ sessions: list[aiohttp.ClientSession] = []
 
 
 class ServiceError(Exception):
-    """The service said no, for now."""
+    """The service refused, for now."""
 
 
 class WrongForGoodError(Exception):
-    """The service said no, for good."""
+    """The service refused, for good."""
 
 
 def _text(raw: bytes | None) -> str | None:
@@ -187,7 +187,7 @@ if "agent" in SPEC:
 
     @app.agent(clicks)
     async def count_clicks(stream: Any) -> None:
-        """Count clicks by key: the user's own agent and table beside ours."""
+        """Count clicks by key: the user's own agent and table next to ours."""
         async for event in stream.events():
             counts[event.key] += 1
             delivery = {
