@@ -43,8 +43,7 @@ _NUMBERS: Final = {
     "last_failed_ms": (names.RETRY_LAST_FAILED_MS, 0, MAX_EPOCH_MS),
     "due_at_ms": (names.RETRY_DUE_MS, 0, MAX_EPOCH_MS),
     "replays": (names.RETRY_REPLAYS, 0, MAX_COUNT),
-}
-"""Field → header, least and greatest value."""
+}  # field → header, least and greatest value
 _ELSE: Final = {"replays": 0}
 _NAMES: Final = {
     "group": names.RETRY_GROUP,
@@ -65,8 +64,12 @@ _OTHERS: Final = {
     "null_value": names.RETRY_NULL_VALUE,
 }
 _OPTIONAL: Final = frozenset({"due_at_ms", "replays", "tier", "reason", "original_reason", "replay_id", "error_trace"})
-_RAW: Final = {**{field: header for field, (header, _, _) in _NUMBERS.items()}, **_NAMES, **_TEXTS, **_OTHERS}
-"""Field → header."""
+_RAW: Final = {
+    **{field: header for field, (header, _, _) in _NUMBERS.items()},
+    **_NAMES,
+    **_TEXTS,
+    **_OTHERS,
+}  # field → header
 
 _ORDER: Final = (
     names.RETRY_VERSION, names.RETRY_NULL_VALUE, names.RETRY_GROUP, names.RETRY_HANDLER, names.RETRY_ORIGIN,
@@ -77,8 +80,8 @@ _ORDER: Final = (
     names.RETRY_REPLAY_ID, names.RETRY_REPLAYS,
 )  # fmt: skip
 _STRANGERS: Final = rf"(?:(?!retry-(?!{names.SHIELD[6:]}|{names.ESCAPED[6:]}))[^\n]*+\n)*+"
+# header names, each with a line's end: ours in order, each once
 _IN_ORDER: Final = rf"\A{_STRANGERS}" + "".join(rf"(?:{name}\n)?" for name in _ORDER) + rf"{_STRANGERS}\z"
-"""Header names, each with a line's end behind it: none of ours is there twice."""
 
 NATIVE: Final = "native"
 
@@ -115,7 +118,7 @@ def _reading(failure_id: Column, **known: Column) -> Column:
 
 
 def _none_twice_or_null() -> Column:
-    """Tell whether ours are in the order in which they are written, each once, and no header is null."""
+    """Tell whether ours are in writing order, each once, and no header is null."""
     joined = F.concat(F.array_join("headers.key", "\n"), F.lit("\n"))
     none_null = ~F.coalesce(F.array_contains("headers.value", F.expr(_NO_VALUE)), F.lit(True))
     return joined.rlike(_IN_ORDER) & none_null
