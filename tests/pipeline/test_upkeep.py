@@ -230,6 +230,9 @@ def test_compact_rebuild_expire_and_vacuum(
     assert table.read(RECORDS_TABLE).where("unreadable is null").count() == 0, "these rows have no headers"
     job.vacuum(0)
     assert len(list((tmp_path / "lake" / "records").glob("date=*/*.parquet"))) == 1
+    spark.sql(f"CREATE TABLE named USING delta LOCATION '{lake.table(RECORDS_TABLE)}'")  # as docs/pipeline.md says
+    assert spark.table("named").count() == 3
+    spark.sql("DROP TABLE named")
     assert job.expire(DAY) == 0
     assert job.expire(date(2200, 1, 1)) == 3
     assert rows() == []
