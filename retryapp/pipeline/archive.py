@@ -111,9 +111,8 @@ class Archive:
     ) -> Archived:
         """Archive what is there now.
 
-        Waits ``wait_s`` for another run of the group, and at least ``TURN_S`` for others that write to the table. Does
-        nothing if the run that was waited for has published the offsets ``enough``. After an error what was committed
-        stays.
+        Waits ``wait_s`` for another run of the group, at least ``TURN_S`` for others that write to the table. Does
+        nothing if that run has published the offsets ``enough``. After an error what was committed stays.
         """
         sources = find_sources(self._admin, self.group)
         with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:

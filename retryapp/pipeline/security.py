@@ -39,12 +39,11 @@ def _login(given: dict[str, str]) -> dict[str, str]:
     if username is None and password is None:
         return options  # the rest comes as kafka.sasl.jaas.config
     if mechanism not in _LOGIN_MODULES:
-        raise InvalidSettingError(
-            "sasl.mechanism",
-            mechanism,
-            f"the pipeline makes logins of {', '.join(sorted(_LOGIN_MODULES))}; for others give Java's own properties, "
-            f"as kafka.sasl.jaas.config",
+        known = ", ".join(sorted(_LOGIN_MODULES))
+        problem = (
+            f"the pipeline makes logins of {known}; for others give Java's own properties, as kafka.sasl.jaas.config"
         )
+        raise InvalidSettingError("sasl.mechanism", mechanism, problem)
     module = _LOGIN_MODULES[mechanism]
     login = f"{module} required username={_quoted(username or '')} password={_quoted(password or '')};"
     return {**options, "sasl.jaas.config": login}

@@ -56,8 +56,7 @@ _OURS: Final = {
 }
 _COLLECTOR: Final = "-XX:+UseParallelGC"  # costs the least processor time; pauses do not matter
 _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
-"""Java's second compiler costs more processor time than it saves in the first half minute of work. With one compiler
-alone the code cache would be too small for some hundred queries."""
+"""In half a minute Java's second compiler saves less than it costs; one compiler alone has too small a code cache."""
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 _LOCAL: Final = {

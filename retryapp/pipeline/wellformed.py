@@ -65,8 +65,12 @@ _OTHERS: Final = {
     "null_value": headers.RETRY_NULL_VALUE,
 }
 _OPTIONAL: Final = frozenset({"due_at_ms", "replays", "tier", "reason", "original_reason", "replay_id", "error_trace"})
-_RAW: Final = {**{field: header for field, (header, _, _) in _NUMBERS.items()}, **_NAMES, **_TEXTS, **_OTHERS}
-"""Field → header."""
+_RAW: Final = {
+    **{field: header for field, (header, _, _) in _NUMBERS.items()},
+    **_NAMES,
+    **_TEXTS,
+    **_OTHERS,
+}  # field → header
 
 _ORDER: Final = (
     headers.RETRY_VERSION, headers.RETRY_NULL_VALUE, headers.RETRY_GROUP, headers.RETRY_HANDLER, headers.RETRY_ORIGIN,
@@ -79,7 +83,6 @@ _ORDER: Final = (
 """In which ours are written."""
 _STRANGERS: Final = rf"(?:(?!retry-(?!{headers.SHIELD[6:]}|{headers.ESCAPED[6:]}))[^\n]*+\n)*+"
 _IN_ORDER: Final = rf"\A{_STRANGERS}" + "".join(rf"(?:{name}\n)?" for name in _ORDER) + rf"{_STRANGERS}\z"
-"""Header names, each with a line's end behind it: none of ours is there twice."""
 
 NATIVE: Final = "native"
 
@@ -116,7 +119,7 @@ def _reading(failure_id: Column, **known: Column) -> Column:
 
 
 def _none_twice_or_null() -> Column:
-    """Tell whether ours are in the order in which they are written, each once, and no header is null."""
+    """Tell whether ours are in writing order, each once, and no header is null."""
     joined = F.concat(F.array_join("headers.key", "\n"), F.lit("\n"))
     none_null = ~F.coalesce(F.array_contains("headers.value", F.expr(_NO_VALUE)), F.lit(True))
     return joined.rlike(_IN_ORDER) & none_null

@@ -66,7 +66,8 @@ class Group:
     def make_again(self, topic: str, partitions: int) -> None:
         """Delete one of the topics and make it again under its name."""
         before = self.admin.describe_topics([topic])[topic].topic_id
-        self.connection.client(AdminClient).delete_topics([topic], operation_timeout=20)[topic].result(30)
+        client = self.connection.client(AdminClient)  # must outlive its futures
+        client.delete_topics([topic], operation_timeout=20)[topic].result(30)
         deadline_s = time.monotonic() + 30
         while True:
             self.admin.create_main_topic(topic, partitions=partitions)

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from delta import places_of
-from history import Group, tick
+from history import Group
 from samples import dead, waiting
 
-from retryapp.core.errors import TopicMissingError
 from retryapp.core.headers import encode_metadata
-from retryapp.kafka import KafkaConnection
-from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.errors import JobFailedError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.lake import Lake, open_lake
@@ -162,9 +159,3 @@ def test_a_damaged_checkpoint_is_named_and_then_left_alone(
         job.run_once()
     assert job.run_once().rows == 1
     assert [row["offset"] for row in rows("offset")] == [0, 1]
-
-
-def test_a_group_without_topics(spark: SparkSession, connection: KafkaConnection, lake: Lake) -> None:
-    """Named with what to correct."""
-    with pytest.raises(TopicMissingError, match="--group"):
-        Archive(spark, connection, lake, "unknown", now_ms=tick).run_once()

@@ -92,8 +92,10 @@ def test_what_is_missing_is_named(command: Command, connection: KafkaConnection)
     """No such group; no archive in the lake; no such broker."""
     code, facts = command("archive", "--broker", connection.bootstrap, "--group", "unknown")
     assert (code, facts["error"]["type"]) == (3, "TopicMissingError")
+    assert "--group" in facts["error"]["message"]
     code, facts = command("compact")
     assert (code, facts["error"]["type"]) == (3, "TableMissingError")
+    assert "pipeline archive" in facts["error"]["message"]
     code, facts = command("archive", "--broker", "127.0.0.1:1", "--group", "unknown")
     assert (code, facts["error"]["type"]) == (3, "BrokerUnreachableError")
 

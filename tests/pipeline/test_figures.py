@@ -208,9 +208,3 @@ def test_a_main_topic_made_anew_is_counted_from_its_beginning(spark: SparkSessio
     archive.failed(2, 1)
     names = ("received", "first_try_ok", "pending", "lost", "extra", "gaps", "overlaps")
     assert rows(Tables(spark, archive, 5).ledger(), schemas.LEDGER, *names) == [(5, 4, 1, 0, 0, 0, 0)]
-
-
-def test_freshness() -> None:
-    """An archive that nobody runs any more is a finding."""
-    assert not checks.freshness(1_000, now_ms=61_000, within_ms=60_000).is_error
-    assert checks.freshness(1_000, now_ms=61_001, within_ms=60_000).is_error

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-NUMBERED = T.StructType().add("number", "int").add("station", "string").add("headers", HEADERS).add("value", "binary")
+NUMBERED = (
+    T.StructType().add("number", "integer").add("station", "string").add("headers", HEADERS).add("value", "binary")
+)
 NOTHING: dict[str, Any] = {"failure_id": None, "metadata": None, "event": None, "unreadable": None}
 pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)

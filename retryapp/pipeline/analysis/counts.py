@@ -20,10 +20,7 @@ _PLACE: Final = ("cluster_id", "group", "main", "partition")
 
 
 def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
-    """Return the ranges that workers counted before the cut, of the present life of each main topic.
-
-    A range that begins at 0 after others is of a re-created main topic; earlier counts are left out.
-    """
+    """Return the ranges that workers counted before the cut; a later one from 0 on is of a re-created main topic."""
     names = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
     counted_ranges = records.where(F.col("event.kind") == "progress").select(
         "cluster_id", *(F.col(f"event.{name}").alias(name) for name in names), "epoch", F.col("offset").alias("found")

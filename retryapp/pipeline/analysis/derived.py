@@ -21,8 +21,7 @@ from retryapp.pipeline.tables import Tables as LakeTables
 SIDE_BY_SIDE: Final = 4  # tables written at a time: tasks of one fill the gaps of the others
 STATE: Final = "state.json"
 _BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
-"""Off for journeys, whose steps come in order: lists are else collected by hash, and from 128 journeys on Spark sorts
-all steps once more for it. Where a platform keeps its settings it is slower, and the journeys are the same."""
+"""Off for journeys, whose steps are sorted already: Spark would sort them again; the journeys are the same."""
 _FRESH: Final = "retryapp_fresh_journeys"
 _DELTA_OPTIONS: Final = {
     "overwriteSchema": "true",

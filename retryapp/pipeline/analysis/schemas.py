@@ -23,8 +23,7 @@ ATTEMPT: Final = struct(
     "replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
     "outcome string, error_type string, error_message string, fingerprint string"
 )
-"""One attempt of a journey. ``tier`` and ``lateness_ms`` are of the wait before it; outcome: retried, dead or
-succeeded."""
+"""``tier`` and ``lateness_ms`` are of the wait before the attempt; outcome: retried, dead or succeeded."""
 
 JOURNEYS: Final = table(
     """

@@ -63,11 +63,6 @@ def _short(text: str) -> str:
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
 
 
-def _data(values: Rows) -> Any:
-    make: Any = alt.Data  # its constructor has no types
-    return make(values=list(values))
-
-
 def _names(values: Rows) -> Any:
     names = list(dict.fromkeys(value["name"] for value in values))
     room = max(len(name) for name in names) * _LETTER
@@ -84,7 +79,7 @@ def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[
     ]
     scale = alt.Scale(domain=list(parts), range=[MARKERS[role] for role in parts.values()])
     chart = (
-        alt.Chart(_data(values))
+        alt.Chart(alt.InlineData(values))
         .mark_bar(height={"band": 0.62}, cornerRadius=1)
         .encode(
             x=alt.X("sum(n):Q", title=title, axis=alt.Axis(tickMinStep=1, tickCount=5, format=",d")),
@@ -100,15 +95,10 @@ def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
     """Return failures by cause over time."""
     roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
-    values = [
-        {
-            "from": row["from_ms"],
-            "to": row["from_ms"] + row["length_ms"],
-            "role": roles.get(row["fingerprint"], "other"),
-            "n": row["failures"],
-        }
-        for row in rows
-    ]
+    values = []
+    for row in rows:
+        begin_ms, role = row["from_ms"], roles.get(row["fingerprint"], "other")
+        values.append({"from": begin_ms, "to": begin_ms + row["length_ms"], "role": role, "n": row["failures"]})
     seen = {value["role"] for value in values}
     legend = [(name, roles[fingerprint]) for fingerprint, name in names.items() if roles[fingerprint] in seen]
     legend += [("all others", "other")] if "other" in seen else []
@@ -118,15 +108,14 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
     time = alt.Axis(
         grid=False, tickCount=6, format=text, labelFlush=False, labelOverlap="parity", labelSeparation=2 * _LETTER
     )
+    counts = alt.Axis(grid=True, tickMinStep=1, tickCount=4)
     chart = (
-        alt.Chart(_data(values))
+        alt.Chart(alt.InlineData(values))
         .mark_bar(binSpacing=0)
         .encode(
             x=alt.X("from:T", title=None, scale=alt.Scale(type="utc"), axis=time),
             x2="to:T",
-            y=alt.Y(
-                "sum(n):Q", title="failed attempts", stack=True, axis=alt.Axis(grid=True, tickMinStep=1, tickCount=4)
-            ),
+            y=alt.Y("sum(n):Q", title="failed attempts", stack=True, axis=counts),
             color=alt.Color("role:N", scale=alt.Scale(domain=shown, range=[MARKERS[role] for role in shown])),
         )
         .properties(width=WIDTH, height=170)
@@ -145,9 +134,9 @@ def ranges(rows: Rows) -> Chart:
     y = _names(points)
     logarithmic = alt.Scale(type="log", nice=True)
     x = alt.X("s:Q", title="seconds after due", scale=logarithmic, axis=alt.Axis(values=POWERS, format="~g"))
-    lines = alt.Chart(_data(spans)).mark_rule(color=MARKERS["line"], strokeWidth=4).encode(x=x, x2="to:Q", y=y)
+    lines = alt.Chart(alt.InlineData(spans)).mark_rule(color=MARKERS["line"], strokeWidth=4).encode(x=x, x2="to:Q", y=y)
     scale = alt.Scale(domain=list(quantiles), range=[MARKERS[role] for _, role in quantiles.values()])
-    dots = alt.Chart(_data(points)).mark_circle(size=90, opacity=1)
+    dots = alt.Chart(alt.InlineData(points)).mark_circle(size=90, opacity=1)
     dots = dots.encode(x=x, y=y, color=alt.Color("q:N", scale=scale))
     chart = (lines + dots).properties(width=WIDTH, height=alt.Step(BAR))
     return Chart(_svg(chart), tuple(quantiles.values()))

@@ -46,18 +46,9 @@ def collect(
     tables["timeline"] = _rows(timeline.groupBy(*by).agg(F.sum("failures").alias("failures")).orderBy(*by))
     fresh = asdict(freshness(state["ended_ms"], now_ms=now_ms, within_ms=within_ms))
     checks = [row for row in tables.pop("checks") if row["name"] != fresh["name"]]
-    return build(
-        {
-            "version": FACTS_VERSION,
-            "now_ms": now_ms,
-            "analysed_ms": state["ended_ms"],
-            "groups": state["groups"],
-            "in_all": in_all,
-            "checks": [*checks, {**fresh, "examples": list(fresh["examples"])}],
-            **tables,
-        },
-        counted,
-    )
+    checks.append({**fresh, "examples": list(fresh["examples"])})
+    head = {"version": FACTS_VERSION, "now_ms": now_ms, "analysed_ms": state["ended_ms"], "groups": state["groups"]}
+    return build({**head, "in_all": in_all, "checks": checks, **tables}, counted)
 
 
 def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -> Facts:

@@ -22,12 +22,9 @@ def to_page(facts: Mapping[str, Any]) -> str:
         name: {"svg": Markup(chart.svg), "legend": chart.legend}  # noqa: S704 - Vega escapes all text in it
         for name, chart in _charts(facts).items()
     }
+    loader = PackageLoader("retryapp.pipeline.report", "templates")
     environment = Environment(
-        loader=PackageLoader("retryapp.pipeline.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     filters = {"span": length_text, "utc": utc_text, "count": count_text, "share": share_text, "attempt": attempt_name}
     environment.filters.update(filters)

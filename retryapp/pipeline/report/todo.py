@@ -47,12 +47,12 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
         if not soon:
             continue
         when = "24 hours" if row["within_day"] else "7 days"
-        yield _entry(
+        level, title = (
             "act" if row["within_day"] else "look",
             f"{soon:,} dead letters leave {row['topic']} within {when}",
-            f"Save what you still need. {_AGAIN} Afterwards only the archive has them.",
-            _command("dead list", row),
         )
+        text = f"Save what you still need. {_AGAIN} Afterwards only the archive has them."
+        yield _entry(level, title, text, _command("dead list", row))
 
 
 def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:
@@ -98,9 +98,8 @@ def _cut(message: str) -> str:
 def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
     for row in facts["lateness"]:
         if row["tier"] is None and row["p99_ms"] > LATE_MS:
-            text = (
-                f"1 in 100 attempts of {row['main']} began more than {row['p99_ms'] / 1_000:,.0f} s after it was due."
-            )
+            late_s = f"{row['p99_ms'] / 1_000:,.0f} s"
+            text = f"1 in 100 attempts of {row['main']} began more than {late_s} after it was due."
             yield _entry("look", "Retries come late", text, _command("pending list", row))
 
 
@@ -110,12 +109,8 @@ def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
         row, more = worst[0], len(worst) < facts["in_all"]["offenders"] and len(worst) == len(facts["offenders"])
         keys = "1 key has" if len(worst) == 1 and not more else f"{'At least ' * more}{len(worst):,} keys have"
         text = f"{keys} more than one dead record; the worst has {row['dead']:,} in {row['main']}. The newest:"
-        yield _entry(
-            "look",
-            "Keys with several dead records",
-            text,
-            f"retryapp dead show --broker HOST:PORT {shlex.quote(row['example'])}",
-        )
+        command = f"retryapp dead show --broker HOST:PORT {shlex.quote(row['example'])}"
+        yield _entry("look", "Keys with several dead records", text, command)
 
 
 def _warnings(facts: Mapping[str, Any]) -> Iterator[Entry]:

@@ -173,23 +173,3 @@ async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport
     put_progress(topics, "now", COUNTED.text(130), main=130, retry=8, redelivery=7)
     assert (await lane.committed())[MAIN] == 130
     assert lane.tally == COUNTED
-
-
-async def test_what_is_counted_goes_beside_every_offset_of_the_main_topic(lane: KafkaTransport) -> None:
-    """With what a batch brings, or, as when only a marker was passed, with what was counted before it."""
-    await lane.committed()
-    told = lane._noted(LaneBatch(offsets={MAIN: 121, REDELIVERY: 7, RETRY: 8}, tally=COUNTED))
-    assert told == {
-        MAIN: (121, f"{OURS} {COUNTED.text(121)}"),
-        REDELIVERY: (7, OURS),
-        RETRY: (8, "rows"),
-    }
-    assert lane._noted(LaneBatch(offsets={MAIN: 125}))[MAIN] == (125, f"{OURS} {COUNTED.text(125)}")
-
-
-async def test_an_offset_that_stays_keeps_what_is_held_against_the_record_behind_it(lane: KafkaTransport) -> None:
-    """A record that runs alone is known by its mark. Whatever else is committed meanwhile, it must not be lost."""
-    await lane.committed()
-    lane._noted(LaneBatch(offsets={MAIN: 121}, notes={MAIN: "s2:this"}))
-    assert lane._noted(LaneBatch(offsets={MAIN: 121}))[MAIN].note == "s2:this"
-    assert lane._noted(LaneBatch(offsets={MAIN: 122}))[MAIN].note == OURS
