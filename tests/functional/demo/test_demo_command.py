@@ -37,6 +37,7 @@ def demo(tmp_path: Path, cache_dir: Path) -> Iterator[Child]:
     child.stop(30)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_every_flight_is_accounted_for(demo: Child, tmp_path: Path) -> None:
     """The fates are those of the data; balance, ledger and report agree; nothing but the report is left."""
