@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from retryapp.core.classify import DeadReason, classify
 from retryapp.core.decide import Dead, RetryAt
+from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.foreign import escape_names
 from retryapp.core.headers import ESCAPED, OUR_HEADERS, SHIELD, decode_metadata, decode_waiting
 from retryapp.core.hops import Outgoing, after_failure, arriving, restore, to_dead_letter, to_redelivery, to_tier
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import decode_row, encode_row, row_of
-from retryapp.core.salvage import last_words
+from retryapp.core.salvage import last_words, salvage
 from retryapp.core.topology import HandlerTopology
 
 TOPOLOGY = HandlerTopology("billing", "orders", delays_ms=(1_000, 60_000))
@@ -156,11 +157,16 @@ def test_what_anybody_puts_on_our_topics_can_be_sent_on(
 def test_last_words_can_always_be_written(
     record: Record, headers: Headers, error: BaseException, fault: BaseException, handler: str, now_ms: int
 ) -> None:
-    """Whatever the record, the error, the fault and the handler are called; they keep the coordinates."""
-    metadata = last_words(
-        record, error, fault, group="billing", handler=handler, topic_id="t", policy_digest="d", now_ms=now_ms
-    )
-    for each in (record, Record(TOPOLOGY.redelivery, 0, 1, 2, None, None, headers)):
-        letter, carried = to_dead_letter(each, topology=TOPOLOGY, metadata=metadata, max_bytes=100_000)
-        assert decode_metadata(came(letter).headers) == carried
-    assert metadata.reason == "damaged"
+    """Whatever the record, the error, the fault and the handler are called; so can those of damaged headers."""
+    facts = {"group": "billing", "handler": handler, "topic_id": "t", "policy_digest": "d", "now_ms": now_ms}
+    damaged = Record(TOPOLOGY.redelivery, 0, 1, 2, record.key, record.value, headers)
+    unreadable = DamagedMetadataError("retry-attempt", b"x", "expected a whole number")
+    for metadata in (
+        last_words(record, error, fault, **facts),
+        salvage(damaged, unreadable, **{**facts, "handler": "f"}),
+    ):
+        for each in (record, damaged):
+            letter, carried = to_dead_letter(each, topology=TOPOLOGY, metadata=metadata, max_bytes=100_000)
+            assert decode_metadata(came(letter).headers) == carried
+            assert (letter.key, letter.value) == (each.key, each.value or b"")
+        assert (metadata.reason, metadata.attempt >= 0) == ("damaged", True)

@@ -27,7 +27,6 @@ from retryapp.core.metadata import (
     RetryMetadata,
 )
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.salvage import salvage
 from retryapp.core.topology import HandlerTopology, Tiers
 
 GROUP = "billing"
@@ -218,22 +217,3 @@ def test_any_headers_are_metadata_or_none_or_named_damage(headers: Headers) -> N
         assert refused in h.OUR_HEADERS
     else:
         assert (read is None) == (not foreign.split_headers(headers)[1])
-
-
-@given(any_headers, payloads, payloads)
-def test_any_damaged_record_becomes_a_readable_dead_letter(
-    headers: Headers, key: bytes | None, value: bytes | None
-) -> None:
-    """Whatever the damage, there is a dead letter with coordinates, a reason, and the bytes."""
-    record = Record("billing.orders.retry", 1, 2, 3, key, value, headers)
-    error = DamagedMetadataError("retry-attempt", b"x", "expected a whole number")
-    md = salvage(
-        record, error, group=GROUP, handler="f", topic_id="kq8G0bTz", policy_digest="d", now_ms=1_700_000_000_000
-    )
-    letter, carried = to_dead_letter(record, topology=TOPOLOGY, metadata=md, max_bytes=1_000_000)
-    kept = h.decode_metadata(letter.headers)
-    assert kept is not None
-    assert kept == carried
-    assert kept.reason == "damaged"
-    assert kept.attempt >= 0
-    assert (letter.key, letter.value) == (key, value or b"")
