@@ -22,7 +22,7 @@ RESET_SHARE: Final = 0.24
 """Share of the failures that break the connection; the rest is 503."""
 
 
-class Fault(NamedTuple):
+class PlannedFault(NamedTuple):
     """One failure."""
 
     outcome: Outcome
@@ -35,16 +35,16 @@ def planned_failures(flight_id: int) -> int:
     return 1 + int(_draw("count", flight_id) * MAX_PLANNED) if _draw("flaky", flight_id) < SHARE else 0
 
 
-def planned_fault(flight_id: int, attempt: int) -> Fault | None:
+def planned_fault(flight_id: int, attempt: int) -> PlannedFault | None:
     """Return how this attempt (1 is the first) at this flight fails, or None."""
     if attempt > planned_failures(flight_id):
         return None
     draw = _draw(f"kind{attempt}", flight_id)
     if draw < TIMEOUT_SHARE:
-        return Fault(Outcome.TIMEOUT)
+        return PlannedFault(Outcome.TIMEOUT)
     if draw < TIMEOUT_SHARE + RESET_SHARE:
-        return Fault(Outcome.RESET)
-    return Fault(Outcome.UNAVAILABLE, 1 + int(_draw(f"after{attempt}", flight_id) * 3))
+        return PlannedFault(Outcome.RESET)
+    return PlannedFault(Outcome.UNAVAILABLE, 1 + int(_draw(f"after{attempt}", flight_id) * 3))
 
 
 def outage_retry_after_s(flight_id: int, outage_s: float) -> int:

@@ -24,7 +24,7 @@ import click
 from aiohttp import web
 
 from retryapp.demo.data import Flight, fate_of, load_planes
-from retryapp.demo.faults import Fault, outage_retry_after_s, planned_fault
+from retryapp.demo.faults import PlannedFault, outage_retry_after_s, planned_fault
 from retryapp.demo.settings import DEFAULT_PORT, OUTAGE_S
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, Visit, append_visit, wall_ms
 
@@ -100,7 +100,7 @@ def _unavailable(record: Record, wait_s: int) -> web.Response:
     return web.json_response({"error": "try again later"}, status=503, headers={"Retry-After": str(wait_s)})
 
 
-async def _fail(request: web.Request, record: Record, fault: Fault) -> web.StreamResponse:
+async def _fail(request: web.Request, record: Record, fault: PlannedFault) -> web.StreamResponse:
     if fault.outcome is Outcome.UNAVAILABLE:
         return _unavailable(record, fault.retry_after_s)
     if fault.outcome is Outcome.RESET:

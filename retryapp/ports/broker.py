@@ -17,7 +17,6 @@ class Standing(StrEnum):
     REBALANCING = "rebalancing"
     """Still a member, but the assignment is ending."""
     GONE = "gone"
-    """No member of that generation any more."""
 
 
 class Committed(NamedTuple):

@@ -1,6 +1,7 @@
 """What a run starts: its processes end with it, however it ends."""
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -184,3 +185,31 @@ def test_a_child_is_held_to_its_processors(tmp_path: Path) -> None:
         )
         assert child.wait_for_line(r"ready at (.+)$").group(1) == f"{{{core}}}"
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_run_whose_terminal_hangs_up_ends_as_interrupted(tmp_path: Path) -> None:
+    """What it writes afterwards goes nowhere, and fails nothing."""
+    program = """
+import os, sys, time
+os.open(os.ttyname(0), os.O_RDWR)  # makes it the controlling terminal
+from retryapp.stage import Run
+try:
+    with Run():
+        print("running", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+"""
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), end),
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    os.close(end)
+    assert b"running" in os.read(terminal, 100)
+    os.close(terminal)
+    assert process.wait(20) == 130
+    assert list(tmp_path.iterdir()) == []

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from retryapp.core.classify import DeadReason, classify
 from retryapp.core.decide import Dead, RetryAt
+from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.foreign import escape_names
 from retryapp.core.headers import ESCAPED, OUR_HEADERS, SHIELD, decode_metadata, decode_waiting
 from retryapp.core.hops import Outgoing, after_failure, arriving, restore, to_dead_letter, to_redelivery, to_tier
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import decode_row, encode_row, row_of
-from retryapp.core.salvage import last_words
+from retryapp.core.salvage import last_words, salvage
 from retryapp.core.topology import HandlerTopology
 
 TOPOLOGY = HandlerTopology("billing", "orders", delays_ms=(1_000, 60_000))
@@ -103,30 +104,38 @@ def shown(seen: Record, timestamp_ms: int) -> Record:
 Nameless = type("", (Exception,), {"__module__": "builtins"})
 
 
-@given(records, errors(), errors())
-@example(Record("orders", 0, 0, -5, None, None), Nameless("\ud800"), ValueError())
-@example(Record("orders", 0, 0, 2**63 - 1, b"", b"", (("\udcff", None),)), ValueError(), Nameless())
-def test_any_failure_of_any_record_can_be_told(record: Record, first: BaseException, second: BaseException) -> None:
-    """Through waiting, parking, redelivery and death; the handler sees the same bytes and headers each time."""
-    seen = arriving(record)
-    waits = told(seen, None, first, AGAIN)
-    out = to_tier(seen, topology=TOPOLOGY, metadata=waits)
-    waiting = decode_waiting(out.headers)
-    assert waiting is not None
-    assert (waiting.failure_id, waiting.attempt, waiting.due_at_ms) == (waits.failure_id, 1, 5_000)
-    back = to_redelivery(decode_row(encode_row(row_of(came(out)))), topology=TOPOLOGY, partition=record.partition)
-    metadata = decode_metadata(back.headers)
-    assert metadata is not None
-    again = restore(came(back), metadata)
-    assert again == shown(seen, record.timestamp_ms)
+@given(records, st.lists(errors(), min_size=1, max_size=3), errors(), st.booleans())
+@example(Record("orders", 0, 0, -5, None, None), [Nameless("\ud800")], ValueError(), True)
+@example(Record("orders", 0, 0, 2**63 - 1, b"", b"", (("\udcff", None),)), [ValueError()], Nameless(), False)
+def test_any_failure_of_any_record_can_be_told(
+    record: Record, failures: list[BaseException], last: BaseException, raw: bool
+) -> None:
+    """Through waiting, parking, redelivery and death; the handler sees the same bytes and headers each time.
+
+    A dead letter is the same made from the record as read (`raw`) and from what the handler saw of it.
+    """
+    seen = first = arriving(record)
+    metadata = None
+    for attempt, error in enumerate(failures, start=1):
+        waits = told(seen, metadata, error, AGAIN)
+        out = to_tier(seen, topology=TOPOLOGY, metadata=waits)
+        assert (out.topic, out.partition) == (TOPOLOGY.retry_topics[0], record.partition)
+        waiting = decode_waiting(out.headers)
+        assert waiting is not None
+        assert (waiting.failure_id, waiting.attempt, waiting.due_at_ms) == (waits.failure_id, attempt, 5_000)
+        back = to_redelivery(decode_row(encode_row(row_of(came(out)))), topology=TOPOLOGY, partition=record.partition)
+        metadata = decode_metadata(back.headers)
+        assert metadata is not None
+        seen = restore(came(back), metadata)
+        assert seen == shown(first, record.timestamp_ms)
     letter, carried = to_dead_letter(
-        again, topology=TOPOLOGY, metadata=told(again, metadata, second, DEAD), max_bytes=1_000_000
+        came(back) if raw else seen, topology=TOPOLOGY, metadata=told(seen, metadata, last, DEAD), max_bytes=1_000_000
     )
     kept = decode_metadata(letter.headers)
     assert kept == carried
     assert kept is not None
-    assert (kept.reason, kept.attempt, kept.failure_id) == ("exhausted", 2, waits.failure_id)
-    assert restore(came(letter), kept) == again
+    assert (kept.reason, kept.attempt, kept.failure_id) == ("exhausted", len(failures) + 1, waits.failure_id)
+    assert restore(came(letter), kept) == seen
 
 
 @given(wire_headers, payloads, payloads, errors())
@@ -148,11 +157,16 @@ def test_what_anybody_puts_on_our_topics_can_be_sent_on(
 def test_last_words_can_always_be_written(
     record: Record, headers: Headers, error: BaseException, fault: BaseException, handler: str, now_ms: int
 ) -> None:
-    """Whatever the record, the error, the fault and the handler are called; they keep the coordinates."""
-    metadata = last_words(
-        record, error, fault, group="billing", handler=handler, topic_id="t", policy_digest="d", now_ms=now_ms
-    )
-    for each in (record, Record(TOPOLOGY.redelivery, 0, 1, 2, None, None, headers)):
-        letter, carried = to_dead_letter(each, topology=TOPOLOGY, metadata=metadata, max_bytes=100_000)
-        assert decode_metadata(came(letter).headers) == carried
-    assert metadata.reason == "damaged"
+    """Whatever the record, the error, the fault and the handler are called; so can those of damaged headers."""
+    facts = {"group": "billing", "handler": handler, "topic_id": "t", "policy_digest": "d", "now_ms": now_ms}
+    damaged = Record(TOPOLOGY.redelivery, 0, 1, 2, record.key, record.value, headers)
+    unreadable = DamagedMetadataError("retry-attempt", b"x", "expected a whole number")
+    for metadata in (
+        last_words(record, error, fault, **facts),
+        salvage(damaged, unreadable, **{**facts, "handler": "f"}),
+    ):
+        for each in (record, damaged):
+            letter, carried = to_dead_letter(each, topology=TOPOLOGY, metadata=metadata, max_bytes=100_000)
+            assert decode_metadata(came(letter).headers) == carried
+            assert (letter.key, letter.value) == (each.key, each.value or b"")
+        assert (metadata.reason, metadata.attempt >= 0) == ("damaged", True)

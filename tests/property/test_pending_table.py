@@ -11,10 +11,9 @@ from pathlib import Path
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from samples import waiting
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Origin
 from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
 from retryapp.ports import Removal, Row
 from retryapp.runtime.stores.pending import RocksPendingTable
@@ -27,23 +26,7 @@ TIERS = st.sampled_from(["1m", "1h"])
 
 def make_row(due_at_ms: int, offset: int, tier: str, value: bytes) -> Row:
     """Return a row as the engine makes it."""
-    metadata = RetryMetadata(
-        group="app",
-        handler="shop.charge",
-        origin=Origin("orders", "kq8G0bTz", 0, offset),
-        origin_timestamp_ms=1,
-        attempt=1,
-        due_at_ms=due_at_ms,
-        started_ms=1,
-        policy="p",
-        tier=tier,
-        first_failed_ms=1,
-        last_failed_ms=1,
-        error_type="ValueError",
-        error_message="no",
-        fingerprint="f",
-    )
-    row = PendingRow(b"k", value, encode_metadata(metadata), 1)
+    row = PendingRow(b"k", value, encode_metadata(waiting(offset, due_at_ms=due_at_ms, tier=tier)), 1)
     return Row(row_key(due_at_ms, 0, offset), encode_row(row), tier)
 
 

@@ -43,11 +43,8 @@ def test_every_flight_is_accounted_for(demo: Child, tmp_path: Path) -> None:
     counted = json.loads(demo.log.splitlines()[-1])
     planes = load_planes()
     fates = Counter(fate_of(flight, planes) for flight in read_flights(RECORDS))
-    assert (counted["fed"], counted["done"], counted["dead"]) == (
-        RECORDS,
-        fates[Outcome.DONE],
-        RECORDS - fates[Outcome.DONE],
-    )
+    done = fates[Outcome.DONE]
+    assert (counted["fed"], counted["done"], counted["dead"]) == (RECORDS, done, RECORDS - done)
     assert [counted[key] for key in ("lost", "early", "duplicated_handoffs", "kills", "problems")] == [0, 0, 0, 1, []]
     assert {path.name for path in tmp_path.iterdir()} <= {"log.txt", "data"}
     report, ledger = counted["report"], counted["ledger"]

