@@ -80,7 +80,7 @@ class Jar:
 
     @property
     def coordinates(self) -> str:
-        """As Maven writes it."""
+        """In Maven's notation."""
         return f"{self.group}:{self.artifact}:{self.version}"
 
 
@@ -111,7 +111,7 @@ def kafka_jars() -> JarList:
 
 @cache
 def spark_jars() -> JarList:
-    """Read the list of what the pipeline needs beside PySpark's own jars."""
+    """Read the list of the jars that the pipeline needs in addition to PySpark's own."""
     return _jar_list("spark")
 
 

@@ -221,7 +221,7 @@ class PartitionCount:
 
     def _tell_ahead(self, ahead: list[tuple[int, Trace]], committed: int) -> None:
         if ahead and committed == 0:
-            text = f"{len(ahead)} records have traces, but the group has no committed offset of {self._topics.main}"
+            text = f"{len(ahead)} records are on the group's topics, without a committed offset of {self._topics.main}"
             self._problem(Fault.OFFSETS, text, where=(self._cut.place(ahead[0][1]),))
             return
         for offset, last in ahead:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+import textwrap
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +129,26 @@ def shop(bootstrap: str) -> _Shop:
     topology = HandlerTopology(group=f"shop.{uuid.uuid4().hex[:8]}", main=f"orders-{uuid.uuid4().hex[:8]}")
     plan = ensure_topics(KafkaAdmin(connection), [topology], PlanOptions(create_main_partitions=3))
     return _Shop(connection, topology, plan.states[topology.main].topic_id)
+
+
+@pytest.fixture
+def module(bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A user's module with one handler, in the current folder; its group is its name, its main topic `orders-NAME`."""
+    name = f"billing_{uuid.uuid4().hex[:8]}"
+    source = f"""
+        import faust
+        from retryapp import Retries, RetryPolicy
+
+        app = faust.App("{name}", broker="kafka://{bootstrap}", store="memory://")
+        retries = Retries(app)
+        plain = faust.App("{name}-plain", broker="kafka://{bootstrap}")
+
+        @retries.handler("orders-{name}", policy=RetryPolicy("5m*2 30m*3 1h"))
+        async def charge(order: bytes) -> None: ...
+    """
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RETRYAPP_DATADIR", str(tmp_path / "data"))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield name
+    sys.modules.pop(name, None)

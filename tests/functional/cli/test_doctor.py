@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +27,6 @@ LATER_MS = 2_000_000_000_000
 def wall_ms() -> int:
     """Return the time."""
     return time.time_ns() // 1_000_000
-
-
-@pytest.fixture
-def module(bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A user's module with one handler; its group is its name, its main topic `orders-NAME`."""
-    name = f"billing_{uuid.uuid4().hex[:8]}"
-    source = f"""
-        import faust
-        from retryapp import Retries, RetryPolicy
-
-        app = faust.App("{name}", broker="kafka://{bootstrap}", store="memory://")
-        retries = Retries(app)
-
-        @retries.handler("orders-{name}", policy=RetryPolicy("5m*2 1h"))
-        async def charge(order: bytes) -> None: ...
-    """
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RETRYAPP_DATADIR", str(tmp_path / "data"))
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield name
-    sys.modules.pop(name, None)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from types import ModuleType
 import click
 import pytest
 
-from retryapp.cli import main as cli_main
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import SUBCOMMANDS, cli, run
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, LaneError, RetryAppError
@@ -32,7 +31,6 @@ def acting(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
 
         module.command = command  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "retryapp.cli.broker", module)
-        monkeypatch.setattr(cli_main, "find_spec", lambda _: True)
 
     return install
 

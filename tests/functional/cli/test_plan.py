@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
-import uuid
-from pathlib import Path
-
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -14,28 +9,6 @@ from harness import wait_for
 
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-
-
-@pytest.fixture
-def module(bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A user's module with one handler, in the current folder; its names are no other test's."""
-    name = f"billing_{uuid.uuid4().hex[:8]}"
-    source = f"""
-        import faust
-        from retryapp import Retries, RetryPolicy
-
-        app = faust.App("{name}", broker="kafka://{bootstrap}", store="memory://")
-        retries = Retries(app)
-        plain = faust.App("{name}-plain", broker="kafka://{bootstrap}")
-
-        @retries.handler("orders-{name}", policy=RetryPolicy("5m*2 30m*3 1h"))
-        async def charge(order: bytes) -> None: ...
-    """
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield name
-    sys.modules.pop(name, None)
 
 
 def clean_up(client: AdminClient, topic: str, policy: str) -> None:

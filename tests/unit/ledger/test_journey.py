@@ -15,15 +15,9 @@ RETRY, REDELIVERY, DLQ, EVENTS = 1, 2, 3, 4
 @pytest.mark.parametrize(
     ("text", "fate"),
     [
-        ("T1 R1 S2", Fate.DONE),
-        ("T1 R1 T2 R2 S3", Fate.DONE),
         ("K0", Fate.SKIPPED),
-        ("D1", Fate.DEAD),
         ("T1 D1", Fate.DEAD),
         ("T1 R1 D1", Fate.DEAD),
-        ("T1*", Fate.PENDING),
-        ("T1 W1", Fate.PENDING),
-        ("T1 R1*", Fate.PENDING),
         ("D1 1:T0*", Fate.PENDING),
         ("T1 R1 D2 1:T0 1:R0 1:T1 1:R1 1:S2", Fate.DONE),
         ("D1 1:T0 1:R0 1:D1", Fate.DEAD),
@@ -33,23 +27,6 @@ def test_a_way_that_fits_ends_in_one_fate(way, make_cut, text, fate):
     """Straight, by way of a burial, and again after a replay."""
     found = follow(way(text), make_cut())
     assert (found.fate, found.faults) == (fate, [])
-
-
-@pytest.mark.parametrize(
-    ("text", "station"),
-    [
-        ("T1 W1 R1?", Station.ROW),
-        ("T1* W1 R1? S2?", Station.RETRY),
-        ("T1* D1?", Station.RETRY),
-        ("T1 R1* T2? W2", Station.REDELIVERY),
-    ],
-)
-def test_what_came_after_the_cut_counts_for_nothing(way, make_cut, text, station):
-    """The record is where the cut found it, however far it has come since."""
-    found = follow(way(text), make_cut())
-    assert (found.fate, found.faults) == (Fate.PENDING, [])
-    assert found.last is not None
-    assert found.last.station is station
 
 
 @pytest.mark.parametrize(
