@@ -14,7 +14,7 @@ from pydantic import BaseModel, field_validator
 from retryapp.core.classify import non_retryable
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin
-from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.core.verdicts import Reject
 from retryapp.engine.handler import Delivery
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import VirtualClock
@@ -94,12 +94,6 @@ async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exce
     assert (metadata.reason, metadata.due_at_ms, metadata.error_message) == (reason, None, str(error))
     assert metadata.error_trace
     assert [(o.event, o.reason) for o in turn.observations] == [(Event.FAILED, None), (Event.DEAD, reason)]
-
-
-async def test_retry_later_replaces_the_next_delay(clock: VirtualClock) -> None:
-    """The tier is the nearest one; the due time is what was asked for."""
-    _, metadata = the(await deliver_once(make_context(failing(RetryLater("7s"))), make_record()))
-    assert (metadata.due_at_ms, metadata.tier, metadata.attempt) == (clock.wall_ms() + 7_000, "10s", 1)
 
 
 async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_bytes() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from doubles import MAIN, RETRY, MakeRig, Rig
+from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.ports import Event
 from retryapp.testing import Step
-
-OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
-GIVEN_UP = [Step.HOLD, Step.CLOSE]
-BACKOFF_MS = 100
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["not committed", "committed, answer lost"])
@@ -95,17 +91,6 @@ async def test_holding_that_fails_does_not_keep_the_lane_from_closing(rig: Rig) 
     assert "no consumer" in str(rig.lane.last_error)
     await rig.advance(BACKOFF_MS)
     assert rig.state == "open"
-
-
-async def test_a_fault_outside_makes_the_lane_open_again(rig: Rig) -> None:
-    """An idle lane hears of it at once, once."""
-    rig.lane.fail(RuntimeError("agent died"))
-    await rig.settle()
-    assert rig.lane.last_error == "RuntimeError: agent died"
-    await rig.advance(BACKOFF_MS)
-    assert (rig.lane.session, rig.state) == (2, "open")
-    await rig.advance(60_000)
-    assert rig.lane.session == 2
 
 
 async def test_a_fault_outside_while_records_begin_to_flow_is_not_forgotten(make_rig: MakeRig) -> None:

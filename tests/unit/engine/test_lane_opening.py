@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from doubles import MAIN, RETRY, MakeRig, Rig
+from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import Event
 from retryapp.testing import Step
-
-OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
-GIVEN_UP = [Step.HOLD, Step.CLOSE]
-BACKOFF_MS = 100
 
 
 async def test_opening_holds_proves_fences_proves_again_and_reads_before_records_flow(make_rig: MakeRig) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from deliver_once import deliver_once
+from deliver_once import Owner, deliver_once
 from doubles import BankDownError, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
@@ -15,12 +15,6 @@ from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
-
-
-async def test_a_time_out_of_the_handlers_own_is_its_own() -> None:
-    """Not taken for ours."""
-    _, metadata = the(await deliver_once(make_context(failing(TimeoutError("socket"))), make_record()))
-    assert (metadata.error_type, metadata.error_message) == ("TimeoutError", "socket")
 
 
 class TextExitsError(Exception):
@@ -209,20 +203,3 @@ async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> Non
         assert (len(context.handler.orphans), context.handler.orphans.total) == (0, 0)
     finally:
         await pool.stop(0.0)
-
-
-class Owner:
-    """Counts how often it hears of an end."""
-
-    ends = 0
-
-    def alive(self, _run: Run) -> bool:
-        """All count."""
-        return True
-
-    def begun(self, _run: Run) -> None:
-        """Nothing to note."""
-
-    def ended(self, _run: Run, _outcome: object, _fault: Exception | None) -> None:
-        """Count."""
-        self.ends += 1

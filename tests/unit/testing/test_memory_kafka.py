@@ -66,12 +66,6 @@ async def test_a_pause_is_for_one_call_after_others_and_says_when_it_is_reached(
     await transport.prove()
 
 
-async def test_a_pause_that_was_let_go_before_its_call_holds_nothing_up(transport: MemoryLaneTransport) -> None:
-    """The call goes on at once."""
-    transport.pause(Step.PROVE).set()
-    await transport.prove()
-
-
 @pytest.mark.parametrize("durable", [False, True])
 async def test_a_commit_that_waits_has_taken_effect_if_it_is_durable(
     transport: MemoryLaneTransport, durable: bool
