@@ -229,8 +229,13 @@ class Rig:
 
     @property
     def state(self) -> str:
-        """Where the lane stands, as text: mypy would take a checked enum member for the state for ever."""
+        """The lane's state, as text: mypy would narrow an enum member."""
         return self.lane.state.value
+
+    @property
+    def done(self) -> bool:
+        """Whether the lane has ended."""
+        return self.task is not None and self.task.done()
 
     async def settle(self) -> None:
         """Let the lane do what it can at this time."""

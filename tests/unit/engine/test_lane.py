@@ -170,8 +170,7 @@ async def test_an_end_does_not_wait_for_the_rest(rig: Rig) -> None:
     rig.lane.finish()
     await rig.settle()
     assert len(rig.transport.batches) == 2
-    assert rig.task is not None
-    assert rig.task.done()
+    assert rig.done
 
 
 async def test_a_rest_ends_with_its_session(rig: Rig) -> None:
