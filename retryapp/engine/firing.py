@@ -35,7 +35,6 @@ FIRE_BYTES = 1 << 20
 FIRE_QUEUED_BYTES = 8 << 20
 """Bytes of rows in uncommitted firings; the last firing may exceed it."""
 FIRE_AHEAD = 2_000
-"""Fired records that the handler has not finished."""
 NEVER_MS = 1 << 62
 MAX_SLEEP_S = 60.0
 BLOCKED_SLEEP_S = 0.25
@@ -105,7 +104,6 @@ class Firing:
         self, context: DeliveryContext, lane: Lane, partition: int, session: int, pending: PendingTable | None
     ) -> None:
         self.claimed: set[bytes] = set()
-        """Keys of rows in unsettled firings."""
         self.claimed_bytes = 0
         self._queued = 0
         """Records to be delivered in queued turns."""

@@ -13,7 +13,6 @@ from retryapp.core.record import Record
 from retryapp.engine.pool import BURST, DeliveryPool
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.turn import Turn
-from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
 
 
@@ -159,22 +158,6 @@ async def test_handlers_that_never_wait_leave_room_for_others() -> None:
         await orders.until(lambda: ran == 10 * BURST)
         ticking.cancel()
         assert longest <= 2 * BURST
-
-
-async def test_records_that_are_fine_at_once_are_settled_together() -> None:
-    """One turn and one observation for a row of them, and each is counted."""
-
-    async def handler(value: bytes) -> None:
-        if value == b"bad":
-            raise ValueError("bad")
-
-    async with MemoryPartition(handler, "5m") as orders:
-        await orders.send(b"a", b"b", b"bad", b"c")
-        await orders.advance(1_000)
-        told = [(o.count, o.attempt) for o in orders.observer.of(Event.SUCCEEDED)]
-        assert sum(count for count, _ in told) == 3
-        assert {attempt for _, attempt in told} == {1}
-        assert orders.waiting == {"5m": 1}
 
 
 async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> None:
