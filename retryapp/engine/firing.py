@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from retryapp.core.errors import (
     DamagedMetadataError,
@@ -163,11 +164,9 @@ class Firing:
             elif self._blocked:
                 wait_s = BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
             if wait_s > 0:
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self.wake.wait()
-                except TimeoutError:
-                    pass
             else:
                 await asyncio.sleep(0)
 
