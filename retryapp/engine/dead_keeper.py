@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 _FORGET_S = 3600.0
 """How often the table forgets what retention has deleted from its topic."""
 _REFILL_S = 5.0
-"""Pause before the topic is read again after an error."""
 
 
 class DeadLetterKeeper:

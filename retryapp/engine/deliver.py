@@ -233,17 +233,9 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
 
 
 def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
-    record, handler = run.record, run.context.handler
-    return settling(
-        record,
-        publishes=published,
-        fine=True,
-        observations=(
-            observed(Event.SUCCEEDED, handler.main, record, attempt=1),
-            *announced(handler.main, published),
-        ),
-        on_settled=give_up(published),
-    )
+    record, main = run.record, run.context.handler.main
+    observations = (observed(Event.SUCCEEDED, main, record, attempt=1), *announced(main, published))
+    return settling(record, publishes=published, fine=True, observations=observations, on_settled=give_up(published))
 
 
 def _succeeded(run: Run, ended_ms: int) -> Turn:

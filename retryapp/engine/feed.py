@@ -38,7 +38,6 @@ class Feed:
     def __init__(self, intake: Intake, to_record: Callable[[Any], Record]) -> None:
         self.placed: dict[TopicPartition, Placed] = {}
         self.channels: dict[str, Way] = {}
-        """The way to the agent of each topic."""
         self._intake = intake
         self._to_record = to_record
         self._handing: dict[TopicPartition, Batch | None] = {}

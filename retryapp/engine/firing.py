@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from retryapp.core.errors import (
     DamagedMetadataError,
@@ -35,7 +36,6 @@ FIRE_BYTES = 1 << 20
 FIRE_QUEUED_BYTES = 8 << 20
 """Bytes of rows in uncommitted firings; the last firing may exceed it."""
 FIRE_AHEAD = 2_000
-"""Fired records that the handler has not finished."""
 NEVER_MS = 1 << 62
 MAX_SLEEP_S = 60.0
 BLOCKED_SLEEP_S = 0.25
@@ -105,7 +105,6 @@ class Firing:
         self, context: DeliveryContext, lane: Lane, partition: int, session: int, pending: PendingTable | None
     ) -> None:
         self.claimed: set[bytes] = set()
-        """Keys of rows in unsettled firings."""
         self.claimed_bytes = 0
         self._queued = 0
         """Records to be delivered in queued turns."""
@@ -165,11 +164,9 @@ class Firing:
             elif self._blocked:
                 wait_s = BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
             if wait_s > 0:
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self.wake.wait()
-                except TimeoutError:
-                    pass
             else:
                 await asyncio.sleep(0)
 

@@ -114,14 +114,12 @@ class Handler:
     """Topics that it may publish to; None: it cannot."""
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
     takes_delivery: bool = field(default=False, init=False, repr=False, compare=False)
-    """Whether the function has a second argument."""
     wants_delivery: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether a call needs the record's `Delivery`: the function takes it, or a thread is named by it."""
     timeout_s: float = field(default=0.0, init=False, repr=False, compare=False)
     is_async: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
-    """Qualified name of the function, for people."""
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
     orphans: Orphans = field(init=False, repr=False, compare=False)
     threads: Threads = field(init=False, repr=False, compare=False)

@@ -27,7 +27,6 @@ class Stamped(dict[Any, Any]):
     """The records of one fetch, with the state of its partitions at that moment, taken in the consumer's thread."""
 
     stamp: Mapping[TopicPartition, int]
-    """Epochs."""
     positions: Mapping[TopicPartition, int]
     """Positions of those that are not held; missing from most fetches."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 
 from retryapp.core.errors import LaneClosedError
@@ -159,13 +160,11 @@ class Lane:
         return lasted_s >= (self._limits.last_backoff_s if self._committed else self._limits.steady_s)
 
     async def _back_off(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._finishing:
                     self._wake.clear()
                     await self._wake.wait()
-        except TimeoutError:
-            pass
 
     # -- opening and closing ------------------------------------------------------------------------------------
 

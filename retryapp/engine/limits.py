@@ -16,11 +16,9 @@ class LaneLimits:
     changes: int = 2_000
     """Records in one transaction: writing them to the local stores blocks the event loop."""
     size: int = 4 * 1024 * 1024
-    """Approximate bytes in one transaction."""
     backlog: int = 10_000
     """Waiting turns; beyond it there is no room for records."""
     backlog_size: int = 16 * 1024 * 1024
-    """Bytes of waiting turns, the same."""
     tick_s: float = 0.25
     """Longest wait of an offset without other changes."""
     rest: float = 1.0

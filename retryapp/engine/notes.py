@@ -35,7 +35,6 @@ class Notes:
     """What was counted of the main topic before its offset; None: unknown."""
     _counted: str = ""
     _marks: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
-    """Offset and mark of each delivering source."""
 
     def read(
         self,

@@ -21,7 +21,6 @@ class Orphans:
         self.limit = limit
         """No new run begins while there are this many; up to ``limit - 1 + 2 * concurrency`` may come together."""
         self.total = 0
-        """Orphans since the start."""
         self._runs: set[asyncio.Future[Any]] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
 

@@ -37,11 +37,9 @@ class Ownership:
         self.served: dict[str, Served] = {}
         self.placed: dict[tuple[str, int], Placed] = {}
         self.assigned = False
-        """There is an assignment, which may be empty."""
         self._drain_s = drain_s
         self.feed = Feed(self.intake, to_record)
         self.placer: Placer | None = None
-        """Set before the first assignment."""
         self._suspending = asyncio.Lock()
         self.intake.on_records = self.feed.pump
         self.intake.on_assigned = self._on_assigned
@@ -59,17 +57,12 @@ class Ownership:
                     self._place(served, partition, generation, member_id)
                 elif mine:
                     missing = ", ".join(sorted(tp.topic for tp in wanted - mine))
+                    why = f"another worker has this number of {missing}"
+                    if partition >= served.partitions:
+                        why = f"the main topic has grown; add partitions to {missing} and restart"
+                    message, main = f"stays paused: {why}", served.handler.main
                     self.observer.observe(
-                        Observation(
-                            event=Event.LANE_INCOMPLETE,
-                            handler=served.handler.main,
-                            partition=partition,
-                            message=(
-                                f"stays paused: another worker has this number of {missing}"
-                                if partition < served.partitions
-                                else f"stays paused: the main topic has grown; add partitions to {missing} and restart"
-                            ),
-                        )
+                        Observation(event=Event.LANE_INCOMPLETE, handler=main, partition=partition, message=message)
                     )
         self.assigned = True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from typing_extensions import override
@@ -164,11 +165,9 @@ class PartitionEngine(RunOwner):
         except TimeoutError:
             for run in list(self._running):
                 run.abort()
-            try:
+            with suppress(TimeoutError):  # of a handler that swallows its cancellation: its outcome is ignored
                 async with asyncio.timeout(min(deadline_s, ABORT_WAIT_S)):
                     await self._wait_idle()
-            except TimeoutError:
-                pass  # a handler that swallows its cancellation: its outcome is ignored
         self._release_all()
         self._note_progress(self._session)
 
@@ -320,12 +319,13 @@ class PartitionEngine(RunOwner):
             yield self._fine(tp, fine, upto)
 
     def _fine(self, tp: TopicPartition, count: int, next_offset: int) -> Turn:
+        last, topic = next_offset - 1, tp.topic
         seen = Observation(
             event=Event.SUCCEEDED,
-            handler=tp.topic,
-            topic=tp.topic,
+            handler=topic,
+            topic=topic,
             partition=tp.partition,
-            offset=next_offset - 1,
+            offset=last,
             attempt=1,
             count=count,
         )

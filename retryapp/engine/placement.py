@@ -85,10 +85,8 @@ class Placer:
     tick_s: float
     """`LaneLimits.tick_s`; the more lanes, the longer."""
     life: str
-    """Unique id of this process."""
     progress_ms: int = PROGRESS_MS
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a record runs that may have killed a worker."""
     pump: Callable[[TopicPartition], None]
     """Called when an engine has room for records of a partition."""
     forget: Callable[[TopicPartition], None]

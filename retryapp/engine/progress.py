@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from retryapp.core.lifecycle import Progress
@@ -20,14 +21,12 @@ from retryapp.ports import TopicPartition
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[T]):
-    __slots__ = ("added_ms", "done", "outcome", "size")
-
-    def __init__(self, size: int, added_ms: int) -> None:
-        self.size = size
-        self.added_ms = added_ms
-        self.done = False
-        self.outcome: T
+    size: int
+    added_ms: int
+    done: bool = False
+    outcome: T = field(init=False)
 
 
 class OffsetWindow(Generic[T]):

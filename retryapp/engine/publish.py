@@ -32,9 +32,7 @@ from retryapp.core.topology import check_name
 from retryapp.ports import Clock, DestinationReader, Event, Observation, Random
 
 MAX_RECORDS: Final = 10_000
-"""Records that one attempt may publish, in one transaction."""
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Their total size; a single record may be larger."""
 MAX_DESTINATIONS: Final = 10_000
 
 

@@ -27,7 +27,6 @@ class DeliveryContext:
     random: Random
     topic_id: str
     max_bytes: int
-    """Largest record that our topics take."""
     life: str = "?"
     """Unique id of this process; see `core.marks`."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
@@ -86,7 +85,6 @@ class Run:
     """The handler was called; before that a run may be aborted at no cost."""
     aborted: bool = False
     overdue: bool = False
-    """It ran longer than the policy allows."""
     given_up: bool = False
     """It ignored its cancellation; its outcome does not count."""
     on_end: Callable[[], None] | None = None

@@ -68,7 +68,6 @@ class LaneProtocol(ABC):
     generation: int
     member_id: str
     life: str = "?"
-    """Unique id of this process."""
     suspicions: dict[TopicPartition, Suspected] = field(default_factory=dict)
     """What may have killed a worker, by source, as found by the last opening."""
     pending: PendingTable | None = None

@@ -18,7 +18,6 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Event, Observation, Removal, Row, TopicPartition
 
 _RECORD_BYTES = 40
-"""Approximate overhead of a record."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +44,6 @@ class Turn:
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False
-    """It skips a duplicate."""
     patient: bool = False
     """What it publishes may wait as long as an offset."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)

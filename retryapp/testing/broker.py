@@ -34,7 +34,6 @@ class Txn:
     committed: bool | None = None
     """None: it is open."""
     first: dict[TopicPartition, int] = field(default_factory=dict)
-    """First offset on each partition."""
     offsets: dict[TopicPartition, Committed] = field(default_factory=dict)
 
 
@@ -76,7 +75,6 @@ class MemoryBroker:
         self.logs: defaultdict[TopicPartition, Log] = defaultdict(Log)
         self.committed: dict[TopicPartition, int] = {}
         self.notes: dict[TopicPartition, str] = {}
-        """Metadata of the committed offsets."""
         self._producers: defaultdict[str, Producer] = defaultdict(Producer)
 
     # -- partitions ---------------------------------------------------------------------------------------------

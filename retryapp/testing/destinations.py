@@ -21,9 +21,7 @@ class MemoryDestinations(DestinationReader):
     def __init__(self, topics: Mapping[str, int | TopicLook] | None = None) -> None:
         self.topics = None if topics is None else dict(topics)
         self.looked: list[str] = []
-        """Looks, in order."""
         self.error: Exception | None = None
-        """Raised by `look`."""
 
     @override
     async def look(self, topic: str) -> TopicLook | None:

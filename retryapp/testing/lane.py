@@ -155,7 +155,6 @@ class Pause(asyncio.Event):
         super().__init__()
         self.durable, self.error = durable, error
         self.reached = False
-        """The call was made."""
         self.arrive: Callable[[], None] = lambda: None
         """Lets the request arrive."""
 
@@ -186,7 +185,6 @@ class MemoryLaneTransport(MemoryLane):
         self.calls: list[Step] = []
         """Every step, failed ones included."""
         self.batches: list[LaneBatch] = []
-        """Committed batches."""
         self.released: dict[TopicPartition, int] | None = None
         """Positions from which records flow; None while they are held."""
         self._batch = LaneBatch()

@@ -93,12 +93,7 @@ def _hunt(task: tuple[int, int]) -> tuple[str, tuple[int, str] | None]:
 
 
 def minimise(plan: Plan, run: Callable[[Plan], str | None] | None = None) -> Plan:
-    """Return a smaller plan that breaks the same invariant: faults and records are left out as long as it does.
-
-    Args:
-        plan: one that fails.
-        run: returns the violation of a plan, or None; a history's unless given.
-    """
+    """Return the smallest plan that breaks the same invariant; `run` returns the violation of a plan, or None."""
     judge = run or (lambda each: History(each).run().violation)
     found = judge(plan)
     if found is None:

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from retryapp.core.record import Record
 from retryapp.engine.intake import Stamped
-from retryapp.ports import Standing, TopicPartition
+from retryapp.ports import Flow, Standing, TopicPartition
 from retryapp.testing.broker import OutOfRangeError
 from simulation.broker import SESSION_S
 
@@ -33,7 +35,7 @@ _SETTLE_S = 0.25
 """Longest time from an assignment to the end of its rebalance."""
 
 
-class SimConsumer:
+class SimConsumer(Flow):
     """The group's client of a worker; see the module's text."""
 
     isolated: ClassVar[bool] = True
@@ -76,12 +78,12 @@ class SimConsumer:
             self._flowing.add(tp)
         self._wake.set()
 
+    @override
     def on_buffer_full(self, tp: TopicPartition) -> None:
-        """See `ports.Flow.on_buffer_full`."""
         self._full.add(tp)
 
+    @override
     def on_buffer_drop(self, tp: TopicPartition) -> None:
-        """See `ports.Flow.on_buffer_drop`."""
         self._full.discard(tp)
         self._wake.set()
 

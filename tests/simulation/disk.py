@@ -26,11 +26,6 @@ class SimDisk(Disk):
 
     @override
     def write(self, store: str, batch: tuple[Any, ...]) -> None:
-        """Write a batch, whole or not at all.
-
-        Raises:
-            DiskFullError: there is no room.
-        """
         if self.full:
             self.full -= 1
             raise DiskFullError("the simulated disk", "no space left")

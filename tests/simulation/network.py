@@ -46,15 +46,7 @@ class Wire:
         self._last_s = 0.0
 
     def request(self, name: str, effect: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Send a request.
-
-        Args:
-            name: of the kind of request.
-            effect: what it does at the broker; may raise what the broker answers, or return a future that it waits for.
-
-        Returns:
-            What is done with the answer.
-        """
+        """Send a request; `effect` is what it does at the broker, which may raise or return a future."""
         network = self.network
         loop = network.loop
         answer: asyncio.Future[Any] = loop.create_future()

@@ -35,17 +35,9 @@ class Topics(NamedTuple):
 
 
 class Oracle:
-    """See the module's text."""
+    """Judges a history: `waits_ms` is the policy, `skew_ms` how early a record may be by the broker's clock."""
 
     def __init__(self, topics: Topics, waits_ms: Sequence[int], *, later_ms: int, skew_ms: float) -> None:
-        """Take what was promised.
-
-        Args:
-            topics: the handler's.
-            waits_ms: the policy: after failure n the n-th of them.
-            later_ms: what a handler asks for that raises `RetryLater`.
-            skew_ms: how early a record may be by the broker's clock.
-        """
         self.stories: dict[Origin, Story] = {}
         self.repeated = 0
         """Handler calls of an attempt that had begun before."""
@@ -78,13 +70,7 @@ class Oracle:
     # -- what happens -------------------------------------------------------------------------------------------
 
     def add(self, record: Record, script: str, event: str | None = None) -> None:
-        """Take note of an input.
-
-        Args:
-            record: as it lies on the main topic.
-            script: what the handler does with it.
-            event: the event id; whoever was there before with the same one is the first.
-        """
+        """Note an input; the first record of an `event` id is the one that counts."""
         origin = record.partition, record.offset
         first = origin if event is None else self._events.setdefault(event, origin)
         self.stories[origin] = Story(record, script, first=None if first == origin else first)
@@ -113,23 +99,15 @@ class Oracle:
             _must(bool(failed), "I5", origin, f"attempt {attempt} before {attempt - 1} failed")
             wait_ms = self._wait_ms(story, attempt - 1)
             earliest_ms = min(call.ended_ms for call in failed) + wait_ms
-            _must(
-                now_ms >= earliest_ms - self._skew_ms - 1,
-                "I3",
-                origin,
-                f"attempt {attempt} {earliest_ms - now_ms} ms early",
-            )
+            early_ms = earliest_ms - now_ms
+            _must(early_ms <= self._skew_ms + 1, "I3", origin, f"attempt {attempt} {early_ms} ms early")
             _must(due_at_ms is not None, "I3", origin, "a retry without a due time")
         self.latest_ms = max(self.latest_ms, now_ms - (due_at_ms or now_ms))
         if story.begun[attempt]:
             self.repeated += 1
         story.begun[attempt] += 1
-        _must(
-            step(story.script, attempt) != "X" or story.begun[attempt] <= MAX_KILLS,
-            "I5",
-            origin,
-            "ended too many workers",
-        )
+        kills = story.begun[attempt] if step(story.script, attempt) == "X" else 0
+        _must(kills <= MAX_KILLS, "I5", origin, "ended too many workers")
 
     def _check_again(self, origin: Origin, story: Story, attempt: int, opening: Opening) -> None:
         """Whoever has seen an attempt's outcome, or begins it, does not begin it once more."""

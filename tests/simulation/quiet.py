@@ -15,11 +15,7 @@ IDLE_MS: Final = 1_500.0
 
 
 def check_quiet(oracle: Oracle) -> None:
-    """Judge a history without faults, once it is at rest.
-
-    Raises:
-        Violation: an invariant does not hold.
-    """
+    """Judge a history without faults, once it is at rest."""
     if oracle.latest_ms > LATE_MS:
         raise Violation(f"I4: {oracle.latest_ms:.0f} ms late without a fault")
     if oracle.repeated:
@@ -30,13 +26,7 @@ def check_quiet(oracle: Oracle) -> None:
 
 
 def longest_idle_wait_ms(stories: Collection[Story]) -> float:
-    """Return how long a record waited for its first delivery while no other first delivery ran at its worker.
-
-    Counted from its lane's opening. Whatever waits or is delivered again meanwhile is no reason to wait.
-
-    Returns:
-        Milliseconds; of the record that waited longest.
-    """
+    """Return the longest wait for a first delivery, from the lane's opening, while none ran at the worker."""
     calls = sorted((call for story in stories for call in story.calls.get(1, ())), key=lambda call: call.started_ms)
     longest_ms = 0.0
     for story in stories:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -127,91 +127,74 @@ def test_a_stopped_process_goes_on_where_it_was() -> None:
 # -- the broker -------------------------------------------------------------------------------------------------------
 
 
-def with_broker(story: Callable[[Broker], None]) -> None:
-    """Let something happen at a broker with two topics of two partitions."""
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """A broker whose time stands still."""
+    loop = VirtualLoop()
+    yield Broker(loop, 2)
+    loop.abandon()
 
-    async def run(loop: VirtualLoop) -> None:
-        story(Broker(loop, 2))
 
-    in_virtual_time(run)
-
-
-def test_a_transaction_is_seen_whole_or_not_at_all() -> None:
+def test_a_transaction_is_seen_whole_or_not_at_all(broker: Broker) -> None:
     """Its marker takes an offset, and group offsets move with it."""
-
-    def story(broker: Broker) -> None:
-        epoch = broker.init_producer("p")
-        broker.produce("p", epoch, [out(b"1"), out(b"2", B)])
-        broker.add_offsets("p", epoch, {A: Committed(7, "note")})
-        assert (broker.visible(A), broker.bounds([A])[A], broker.committed) == ([], (0, 0), {})
-        broker.end_transaction("p", epoch)
-        assert [record.value for record in broker.visible(A) + broker.visible(B)] == [b"1", b"2"]
-        assert (broker.bounds([A])[A], broker.committed) == ((0, 2), {A: 7})
-
-    with_broker(story)
+    epoch = broker.init_producer("p")
+    broker.produce("p", epoch, [out(b"1"), out(b"2", B)])
+    broker.add_offsets("p", epoch, {A: Committed(7, "note")})
+    assert (broker.visible(A), broker.bounds([A])[A], broker.committed) == ([], (0, 0), {})
+    broker.end_transaction("p", epoch)
+    assert [record.value for record in broker.visible(A) + broker.visible(B)] == [b"1", b"2"]
+    assert (broker.bounds([A])[A], broker.committed) == ((0, 2), {A: 7})
 
 
-def test_a_broker_that_stops_takes_back_what_it_has_acknowledged() -> None:
+def test_a_broker_that_stops_takes_back_what_it_has_acknowledged(broker: Broker) -> None:
     """One commit: it is never seen, moves nothing, and fences its producer when the broker is there again."""
-
-    def story(broker: Broker) -> None:
-        stopped: list[bool] = []
-        broker.stopping, broker.on_stopped = True, lambda: stopped.append(True)
-        epoch = broker.init_producer("p")
-        broker.end_transaction("p", epoch)
-        assert not stopped, "there was nothing to commit"
-        broker.produce("p", epoch, [out(b"gone"), out(b"too", B)])
-        broker.add_offsets("p", epoch, {A: Committed(7, "")})
-        broker.end_transaction("p", epoch)
-        assert (stopped, broker.bounds([A])[A], broker.committed) == ([True], (0, 0), {})
-        broker.restart()
-        assert (broker.visible(A), broker.visible(B), broker.committed) == ([], [], {})
-        assert (dict(broker.taken_back), broker.moved_in_vain) == ({"a": 1, "b": 1}, {A: 7})
-        with pytest.raises(FencedError):
-            broker.produce("p", epoch, [out(b"more")])
-        broker.produce("p", broker.init_producer("p"), [out(b"again")])
-        broker.end_transaction("p", epoch + 2)
-        assert [record.value for record in broker.visible(A)] == [b"again"]
-
-    with_broker(story)
+    stopped: list[bool] = []
+    broker.stopping, broker.on_stopped = True, lambda: stopped.append(True)
+    epoch = broker.init_producer("p")
+    broker.end_transaction("p", epoch)
+    assert not stopped, "there was nothing to commit"
+    broker.produce("p", epoch, [out(b"gone"), out(b"too", B)])
+    broker.add_offsets("p", epoch, {A: Committed(7, "")})
+    broker.end_transaction("p", epoch)
+    assert (stopped, broker.bounds([A])[A], broker.committed) == ([True], (0, 0), {})
+    broker.restart()
+    assert (broker.visible(A), broker.visible(B), broker.committed) == ([], [], {})
+    assert (dict(broker.taken_back), broker.moved_in_vain) == ({"a": 1, "b": 1}, {A: 7})
+    with pytest.raises(FencedError):
+        broker.produce("p", epoch, [out(b"more")])
+    broker.produce("p", broker.init_producer("p"), [out(b"again")])
+    broker.end_transaction("p", epoch + 2)
+    assert [record.value for record in broker.visible(A)] == [b"again"]
 
 
-def test_a_new_producer_ends_and_fences_the_former_one() -> None:
+def test_a_new_producer_ends_and_fences_the_former_one(broker: Broker) -> None:
     """What was open is aborted, and nobody ever sees it."""
-
-    def story(broker: Broker) -> None:
-        old = broker.init_producer("p")
-        broker.produce("p", old, [out(b"torn")])
-        new = broker.init_producer("p")
-        for attempt in (
-            lambda: broker.produce("p", old, [out(b"late")]),
-            lambda: broker.add_offsets("p", old, {A: Committed(1, "")}),
-            lambda: broker.end_transaction("p", old),
-        ):
-            with pytest.raises(FencedError):
-                attempt()
-        broker.produce("p", new, [out(b"whole")])
-        broker.end_transaction("p", new)
-        assert [record.value for record in broker.visible(A)] == [b"whole"]
-        assert [record.value for record in broker.read(A, 0, 10, committed=False)[0]] == [b"torn", b"whole"]
-
-    with_broker(story)
+    old = broker.init_producer("p")
+    broker.produce("p", old, [out(b"torn")])
+    new = broker.init_producer("p")
+    for attempt in (
+        lambda: broker.produce("p", old, [out(b"late")]),
+        lambda: broker.add_offsets("p", old, {A: Committed(1, "")}),
+        lambda: broker.end_transaction("p", old),
+    ):
+        with pytest.raises(FencedError):
+            attempt()
+    broker.produce("p", new, [out(b"whole")])
+    broker.end_transaction("p", new)
+    assert [record.value for record in broker.visible(A)] == [b"whole"]
+    assert [record.value for record in broker.read(A, 0, 10, committed=False)[0]] == [b"torn", b"whole"]
 
 
-def test_a_committed_reader_waits_behind_an_open_transaction() -> None:
+def test_a_committed_reader_waits_behind_an_open_transaction(broker: Broker) -> None:
     """Also for records that came later and are committed."""
-
-    def story(broker: Broker) -> None:
-        slow, quick = broker.init_producer("slow"), broker.init_producer("quick")
-        broker.append(A, out(b"0"))
-        broker.produce("slow", slow, [out(b"1")])
-        broker.produce("quick", quick, [out(b"2")])
-        broker.end_transaction("quick", quick)
-        assert [record.value for record in broker.visible(A)] == [b"0"]
-        broker.end_transaction("slow", slow)
-        assert [record.value for record in broker.visible(A)] == [b"0", b"1", b"2"]
-
-    with_broker(story)
+    slow, quick = broker.init_producer("slow"), broker.init_producer("quick")
+    broker.append(A, out(b"0"))
+    broker.produce("slow", slow, [out(b"1")])
+    broker.produce("quick", quick, [out(b"2")])
+    broker.end_transaction("quick", quick)
+    assert [record.value for record in broker.visible(A)] == [b"0"]
+    broker.end_transaction("slow", slow)
+    assert [record.value for record in broker.visible(A)] == [b"0", b"1", b"2"]
 
 
 def test_a_transaction_that_nobody_ends_is_aborted() -> None:
@@ -229,33 +212,25 @@ def test_a_transaction_that_nobody_ends_is_aborted() -> None:
     in_virtual_time(story)
 
 
-def test_compaction_leaves_the_last_of_each_key() -> None:
+def test_compaction_leaves_the_last_of_each_key(broker: Broker) -> None:
     """Offsets stay as they are."""
-
-    def story(broker: Broker) -> None:
-        for value in (b"1", b"2"):
-            broker.append(A, out(value, key=b"k"))
-        broker.append(A, out(b"3", key=b"other"))
-        broker.compact(A)
-        assert [(record.offset, record.value) for record in broker.visible(A)] == [(1, b"2"), (2, b"3")]
-        assert broker.read(A, 0, 10)[1] == 3
-
-    with_broker(story)
+    for value in (b"1", b"2"):
+        broker.append(A, out(value, key=b"k"))
+    broker.append(A, out(b"3", key=b"other"))
+    broker.compact(A)
+    assert [(record.offset, record.value) for record in broker.visible(A)] == [(1, b"2"), (2, b"3")]
+    assert broker.read(A, 0, 10)[1] == 3
 
 
-def test_what_was_deleted_cannot_be_read() -> None:
+def test_what_was_deleted_cannot_be_read(broker: Broker) -> None:
     """And neither can what is not there yet."""
-
-    def story(broker: Broker) -> None:
-        for value in (b"1", b"2"):
-            broker.append(A, out(value))
-        broker.delete_before(A, 1)
-        assert broker.bounds([A])[A] == (1, 2)
-        for start in (0, 3):
-            with pytest.raises(OutOfRangeError):
-                broker.read(A, start, 10)
-
-    with_broker(story)
+    for value in (b"1", b"2"):
+        broker.append(A, out(value))
+    broker.delete_before(A, 1)
+    assert broker.bounds([A])[A] == (1, 2)
+    for start in (0, 3):
+        with pytest.raises(OutOfRangeError):
+            broker.read(A, start, 10)
 
 
 def test_a_group_gives_each_partition_to_one_member() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from retryapp.core.record import Record
+from typing_extensions import override
+
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler import Handler
 from retryapp.engine.ownership import Ownership
@@ -17,7 +18,7 @@ from retryapp.engine.partition import PartitionEngine
 from retryapp.engine.placement import Membership, Placer, Served
 from retryapp.engine.pool import DeliveryPool
 from retryapp.engine.site import LaneSite
-from retryapp.ports import Committed, Observation, TopicPartition
+from retryapp.ports import Clock, Committed, Observation, Observer, TopicPartition, Way
 from retryapp.testing.lane import MemoryReader
 from simulation.broker import Broker
 from simulation.consumer import SimConsumer
@@ -33,7 +34,7 @@ CONCURRENCY = 2
 PROGRESS_MS = 2_000
 
 
-class SimClock:
+class SimClock(Clock):
     """`ports.Clock` of a machine whose clock is wrong by `offset_ms`, corrected as a worker's is."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, offset_ms: float) -> None:
@@ -42,53 +43,53 @@ class SimClock:
         self._loop = loop
 
     @property
+    @override
     def trusted(self) -> bool:
-        """See `ports.Clock.trusted`."""
         return self.skew.trusted
 
     @property
+    @override
     def known(self) -> bool:
-        """See `ports.Clock.known`."""
         return self.skew.known
 
+    @override
     def counted_ms(self) -> float:
-        """See `ports.Clock.counted_ms`."""
         return self._loop.time() * 1000 + self.offset_ms
 
+    @override
     def wall_ms(self) -> int:
-        """See `ports.Clock.wall_ms`."""
         return int(self.counted_ms() + self.skew.correction_ms)
 
+    @override
     def latest_ms(self) -> int:
-        """See `ports.Clock.latest_ms`."""
         return self.wall_ms() + math.ceil(self.skew.late_ms)
 
+    @override
     def monotonic_s(self) -> float:
-        """See `ports.Clock.monotonic_s`."""
         return self._loop.time()
 
+    @override
     def anchor(self, *, sent_ms: float, acked_ms: float, appended_ms: int) -> None:
-        """See `ports.Clock.anchor`."""
         self.skew.observe(sent_ms=sent_ms, acked_ms=acked_ms, appended_ms=appended_ms, at_s=self._loop.time())
 
+    @override
     async def sleep(self, seconds: float) -> None:
-        """See `ports.Clock.sleep`."""
         await asyncio.sleep(seconds)
 
 
-class _Channel:
+class _Channel(Way):
     """`ports.Way` through an agent's queue."""
 
     def __init__(self, accept: Callable[[Any], None]) -> None:
         self._accept = accept
 
+    @override
     def put_now(self, batch: Any) -> bool:
-        """See `ports.Way.put_now`."""
         asyncio.get_running_loop().call_soon(self._accept, batch)
         return True
 
 
-class SimWorker:
+class SimWorker(Observer):
     """One worker process, from its start to its end."""
 
     def __init__(
@@ -103,18 +104,6 @@ class SimWorker:
         random: Random,
         observe: Callable[[SimWorker, Observation], None],
     ) -> None:
-        """Take what it runs on.
-
-        Args:
-            name: of the process.
-            broker: the cluster.
-            network: the way there.
-            disk: of its machine.
-            make_handler: makes the user's handler of this process.
-            offset_ms: what its machine's clock is wrong by.
-            random: everything that varies.
-            observe: told what it observes.
-        """
         loop = network.loop
         self.process = Process(name)
         self.broker = broker
@@ -130,12 +119,12 @@ class SimWorker:
         self._observe = observe
         self.handler = make_handler(self)
         self.topics: Sequence[str] = self.handler.topology.consumed
-        self.ownership = Ownership(clock=self.clock, observer=self, to_record=_itself, drain_s=GRACE_S)
+        self.ownership = Ownership(clock=self.clock, observer=self, to_record=lambda record: record, drain_s=GRACE_S)
         self.ownership.intake.topics = frozenset(self.topics)
         self.ownership.intake.attach(self.consumer)
 
+    @override
     def observe(self, observation: Observation) -> None:
-        """See `ports.Observer.observe`."""
         self._observe(self, observation)
 
     @property
@@ -224,7 +213,3 @@ class SimWorker:
             await self.wire.request("leave", lambda: self.broker.leave(member))
         self.ended = True
         self.process.kill()
-
-
-def _itself(found: Record) -> Record:
-    return found

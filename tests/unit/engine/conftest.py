@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from doubles import MakeRig, Rig, Stubborn, running_clock
+from doubles import MakeRig, Rig, Stubborn, running_clock, settle
 
 from retryapp.engine.lane import LaneLimits
 from retryapp.testing import VirtualClock
@@ -51,3 +51,4 @@ async def stubborn() -> AsyncIterator[Stubborn]:
     handler = Stubborn()
     yield handler
     handler.over.set()
+    await settle()

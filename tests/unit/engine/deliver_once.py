@@ -12,19 +12,23 @@ from retryapp.engine.turn import Turn
 from retryapp.ports import TopicPartition
 
 
-class _Owner:
-    """Keeps what comes of the run."""
+class Owner:
+    """Keeps the outcome of a run, and counts its ends."""
 
     def __init__(self) -> None:
+        self.ends = 0
         self.outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
 
     def alive(self, _run: Run) -> bool:
+        """Count every run."""
         return True
 
     def begun(self, _run: Run) -> None:
-        pass
+        """Do nothing."""
 
     def ended(self, _run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        """Take the outcome."""
+        self.ends += 1
         if self.outcome.done():
             return
         if fault is not None:
@@ -40,21 +44,8 @@ async def deliver_once(
     on_run: Callable[[Run], None] | None = None,
     stop_wait_s: float = CANCEL_WAIT_S,
 ) -> Turn:
-    """Deliver a record once, as a worker would.
-
-    Args:
-        context: the handler and what its deliveries share.
-        record: of the main or the redelivery topic.
-        on_run: gets the run before it begins, to abort it.
-        stop_wait_s: how long the handler may go on when this is cancelled.
-
-    Returns:
-        The turn that settles it.
-
-    Raises:
-        RunAbortedError: it was given up.
-    """
-    owner, pool = _Owner(), DeliveryPool(1, "deliver-once")
+    """Return the turn that settles a record; `on_run` gets the run before it begins, to abort it."""
+    owner, pool = Owner(), DeliveryPool(1, "deliver-once")
     run = Run(owner, context, record)
     if on_run is not None:
         on_run(run)

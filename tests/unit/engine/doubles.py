@@ -20,7 +20,7 @@ from retryapp.engine.run import DeliveryContext
 from retryapp.engine.site import LaneSite
 from retryapp.engine.turn import Turn
 from retryapp.ports import Event, Observation, TopicPartition
-from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, ScriptedRandom, VirtualClock
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, ScriptedRandom, Step, VirtualClock
 
 MAIN = TopicPartition("orders", 0)
 RETRY = TopicPartition("app.orders.retry", 0)
@@ -30,6 +30,9 @@ SITE = LaneSite(
     name="app.orders.0", group="app", partition=0, sources=(MAIN, RETRY), main=MAIN,
     changelog=TopicPartition("app.orders.pending.changelog", 0), dlq=TopicPartition(DLQ, 0),
 )  # fmt: skip
+OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
+GIVEN_UP = [Step.HOLD, Step.CLOSE]
+BACKOFF_MS = 100
 USER_HEADERS = (("trace", b"1"), ("trace", None))
 
 
@@ -133,7 +136,7 @@ class Gate:
 
 
 class Stubborn:
-    """A handler that swallows its cancellation until it is let go, and then fails."""
+    """A handler that swallows its cancellation until it is let go, and then fails; `b"fine"` does not wait."""
 
     def __init__(self) -> None:
         self.started: list[bytes] = []
@@ -142,10 +145,11 @@ class Stubborn:
     async def __call__(self, value: bytes) -> None:
         """Go on."""
         self.started.append(value)
-        while not self.over.is_set():
+        while value != b"fine" and not self.over.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await self.over.wait()
-        raise BankDownError
+        if value != b"fine":
+            raise BankDownError
 
 
 def the(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
@@ -225,8 +229,13 @@ class Rig:
 
     @property
     def state(self) -> str:
-        """Where the lane stands, as text: mypy would take a checked enum member for the state for ever."""
+        """The lane's state, as text: mypy would narrow an enum member."""
         return self.lane.state.value
+
+    @property
+    def done(self) -> bool:
+        """Whether the lane has ended."""
+        return self.task is not None and self.task.done()
 
     async def settle(self) -> None:
         """Let the lane do what it can at this time."""

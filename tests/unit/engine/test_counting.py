@@ -41,17 +41,6 @@ async def feed(orders: MemoryPartition, *values: bytes) -> None:
     assert orders.transport.offsets[MAIN] == orders.transport.read(MAIN)[-1].offset + 1
 
 
-async def test_a_worker_that_is_killed_takes_no_count_along() -> None:
-    """The next one says what both have counted, in one range."""
-    async with make() as orders:
-        await feed(orders, b"good", b"bad", b"good")
-        assert said(orders) == []
-    async with make(orders.transport) as orders:
-        await feed(orders, b"bad")
-        await orders.finish()
-        assert said(orders) == [(0, 4, 4, 2, 2)]
-
-
 @pytest.mark.parametrize("offset", [1, 4])
 async def test_an_offset_that_was_moved_by_hand_drops_what_was_counted_before_it(offset: int) -> None:
     """It belongs to another one: what was counted would be counted twice, or what was passed not at all."""

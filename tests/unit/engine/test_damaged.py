@@ -10,7 +10,7 @@ from doubles import USER_HEADERS, BankDownError, again, down, failing, make_cont
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import NewerRecordError
-from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, decode_metadata, encode_metadata
+from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, encode_metadata
 from retryapp.core.hops import Outgoing, record_size
 from retryapp.core.record import Damage, Headers, Record
 from retryapp.core.rows import PendingRow, encode_row, row_key
@@ -50,39 +50,29 @@ async def test_damaged_records_of_our_topics_are_told() -> None:
     [(RETRY_ATTEMPT, b"many", 2), (RETRY_DUE_MS, b"soon", 2), (RETRY_DUE_MS, None, 2)],
 )
 async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
-    clock: VirtualClock, name: str, value: bytes | None, attempt: int
+    clock: VirtualClock, context: DeliveryContext, name: str, value: bytes | None, attempt: int
 ) -> None:
     """The handler is not asked; what can be read is kept; the attempt is that of the history if its header is not."""
-    context = make_context(failing(BankDownError()), "1s 10s 1m")
+    fails = make_context(failing(BankDownError()), "1s 10s 1m")
     record = make_record(headers=USER_HEADERS)
     for _ in range(2):
-        out, metadata = the(await deliver_once(context, record))
+        out, metadata = the(await deliver_once(fails, record))
         clock.advance(60_000)
         record = again(out)
     headers = tuple((n, value if n == name else v) for n, v in record.headers if (n, value) != (name, None))
-    calls: list[object] = []
-
-    async def handler(given: bytes) -> None:
-        calls.append(given)
-
-    turn = await deliver_once(make_context(handler), replace(record, headers=headers))
+    turn = await deliver_once(context, replace(record, headers=headers))
     dead, metadata = the(turn)
     assert (dead.topic, dead.key, dead.value, dead.headers[:2]) == ("app.orders.dlq", b"k", b"v", USER_HEADERS)
     assert (metadata.reason, metadata.attempt, metadata.origin.offset) == ("damaged", attempt, 42)
     assert name in metadata.error_message
-    assert (calls, turn.next_offset) == ([], record.offset + 1)
+    assert turn.next_offset == record.offset + 1
 
 
-async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_delivery() -> None:
+async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_delivery(context: DeliveryContext) -> None:
     """Somebody else wrote to our topic."""
-    calls: list[object] = []
-
-    async def handler(given: bytes) -> None:
-        calls.append(given)
-
     stray = replace(make_record(), topic="app.orders.redelivery")
-    dead, metadata = the(await deliver_once(make_context(handler), stray))
-    assert (dead.topic, metadata.reason, calls) == ("app.orders.dlq", "damaged", [])
+    dead, metadata = the(await deliver_once(context, stray))
+    assert (dead.topic, metadata.reason) == ("app.orders.dlq", "damaged")
 
 
 async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record() -> None:
@@ -116,8 +106,7 @@ def assert_buried(turn: Turn, topic: str) -> Outgoing:
     assert turn.source is not None
     assert (turn.source.topic, turn.next_offset) == (topic, 9)
     assert not turn.puts
-    metadata = decode_metadata(letter.headers)
-    assert metadata is not None
+    _, metadata = the(turn)
     assert metadata.reason == DeadReason.DAMAGED.value
     assert (metadata.origin.topic, metadata.origin.offset) == (topic, 6)
     assert "offsets 6 to 8" in metadata.error_message
@@ -159,11 +148,9 @@ async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     """Its headers are the user's, whatever they are called; observers hear of it."""
     headers: Headers = (("retry-attempt", b"7"), ("\udcff", b"z"))
     turn = buried(make_context(down), make_record(headers=headers))
-    (letter,) = turn.publishes
+    letter, said = the(turn)
     assert (letter.topic, letter.partition, letter.key, letter.value) == ("app.orders.dlq", 0, b"k", b"v")
     assert letter.headers[:2] == (("retry-foreign-retry-attempt", b"7"), ("retry-escaped-%FF", b"z"))
-    said = decode_metadata(letter.headers)
-    assert said is not None
     assert (said.reason, said.attempt, said.origin.text) == ("damaged", 1, "orders@kq8G0bTz/0/42")
     assert (said.error_type, said.error_message) == ("OddError", "its failure could not be encoded: OddError: ?")
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
@@ -176,9 +163,7 @@ async def test_a_redelivered_record_keeps_its_origin_and_attempt() -> None:
         await orders.send(b"v")
         (waiting,) = orders.records("app.orders.retry")
     record = Record("app.orders.redelivery", 0, 5, 6, b"k", b"", (*waiting.headers, ("retry-handler", b"twice")))
-    (letter,) = buried(make_context(down), record).publishes
-    said = decode_metadata(letter.headers)
-    assert said is not None
+    _, said = the(buried(make_context(down), record))
     assert (said.attempt, said.origin.topic, said.origin.offset) == (2, "orders", 0)
 
 
@@ -197,10 +182,8 @@ async def test_if_even_the_record_cannot_be_carried_its_coordinates_are(monkeypa
         return real(record, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(damage, "to_dead_letter", fails_on_a_value)
-    (bare,) = buried(context, make_record()).publishes
-    said = decode_metadata(bare.headers)
+    bare, said = the(buried(context, make_record()))
     assert (bare.key, bare.value) == (None, b"")
-    assert said is not None
     assert said.origin.text == "orders@kq8G0bTz/0/42"
 
 

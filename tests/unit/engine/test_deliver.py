@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 
 import pytest
@@ -14,7 +13,7 @@ from pydantic import BaseModel, field_validator
 from retryapp.core.classify import non_retryable
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin
-from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.core.verdicts import Reject
 from retryapp.engine.handler import Delivery
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import VirtualClock
@@ -96,12 +95,6 @@ async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exce
     assert [(o.event, o.reason) for o in turn.observations] == [(Event.FAILED, None), (Event.DEAD, reason)]
 
 
-async def test_retry_later_replaces_the_next_delay(clock: VirtualClock) -> None:
-    """The tier is the nearest one; the due time is what was asked for."""
-    _, metadata = the(await deliver_once(make_context(failing(RetryLater("7s"))), make_record()))
-    assert (metadata.due_at_ms, metadata.tier, metadata.attempt) == (clock.wall_ms() + 7_000, "10s", 1)
-
-
 async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_bytes() -> None:
     """The handler never sees it, and the message does not quote it."""
     calls: list[object] = []
@@ -162,18 +155,6 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(clock: Vir
     }
     assert [entry.attempt for entry in metadata.history] == [1, 2, 3, 4]
     assert metadata.first_failed_ms == seen[0].started_ms
-
-
-async def test_success_after_a_failure_is_told_on_the_events_topic(clock: VirtualClock) -> None:
-    """With attempt and lateness: a recovered record costs one event."""
-    out, _ = the(await deliver_once(make_context(failing(BankDownError())), make_record()))
-    clock.advance(1_250)
-    turn = await deliver_once(make_context(fine), again(out, offset=7))
-    (event,) = turn.publishes
-    told = json.loads(event.value or b"")
-    assert (event.topic, event.partition, event.key) == ("app.orders.events", 0, b"app/orders@kq8G0bTz/0/42")
-    assert (told["attempt"], told["lateness_ms"], told["started_ms"]) == (2, 250, clock.wall_ms())
-    assert (turn.source, turn.next_offset) == (TopicPartition("app.orders.redelivery", 0), 8)
 
 
 async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(clock: VirtualClock) -> None:

@@ -12,7 +12,7 @@ from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination
 from retryapp.engine.handler import Delivery
 from retryapp.engine.publish import Destinations
 from retryapp.ports import Event, LaneBatch, LaneReceipt
-from retryapp.testing import MemoryDestinations, MemoryLaneTransport, MemoryPartition, Step, VirtualClock
+from retryapp.testing import MemoryDestinations, MemoryLaneTransport, MemoryPartition, VirtualClock
 
 OUT = "payments"
 DAY = RetryPolicy("1d")
@@ -172,16 +172,6 @@ async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> No
         await orders.advance(1_000)
         assert (orders.waiting, topics.looked) == ({"1d": 1}, [OUT, OUT])
         assert "no such topic" in problems(orders)[0]
-
-
-async def test_a_lane_that_fails_for_another_reason_doubts_and_goes_on() -> None:
-    """The topic is as it was."""
-    async with MemoryPartition(publish, DAY) as orders:
-        await orders.send(b"1")
-        orders.transport.fail(Step.COMMIT, ConnectionError("gone"))
-        await orders.send(b"2")
-        await orders.advance(1_000)
-        assert (count(orders), problems(orders), orders.destinations.looked) == (2, [], [OUT, OUT])
 
 
 @pytest.mark.parametrize("doubted_first", [True, False])

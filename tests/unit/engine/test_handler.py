@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from deliver_once import deliver_once
-from doubles import make_context, make_record
+from doubles import make_context, make_record, the
 
-from retryapp.core.headers import decode_metadata
 from retryapp.engine.handler import Delivery, HandlerSignatureError
 
 seen: list[tuple[bytes, int | None, bool]] = []
@@ -206,8 +205,6 @@ async def nested(value: bytes) -> Any:
 async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(function: Any, error_type: str) -> None:
     """Its record is not done."""
     turn = await deliver_once(make_context(function), make_record(b"v"))
-    (out,) = turn.publishes
-    metadata = decode_metadata(out.headers)
-    assert metadata is not None
+    _, metadata = the(turn)
     assert metadata.error_type.rsplit(".", 1)[-1] == error_type
     assert seen == []

@@ -115,24 +115,6 @@ async def test_what_waits_is_bounded_in_bytes_with_headers(make_rig: MakeRig) ->
     assert rig.lane.room > 0
 
 
-async def test_room_is_what_is_left_of_the_backlog(make_rig: MakeRig) -> None:
-    """Sources are told not to bring more than that, and nothing while the lane is not open."""
-    rig = make_rig(backlog=3)
-    assert rig.lane.room == 0
-    await rig.start()
-    assert rig.lane.room == 3
-    gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("a", 1, publishes=1)
-    await rig.settle()
-    rig.submit("b", 2)
-    rig.submit("c", 3)
-    assert rig.lane.room == 1
-    gate.set()
-    await rig.settle()
-    await rig.advance(250)
-    assert rig.lane.room == 3
-
-
 async def transact(rig: Rig, ms: int) -> None:
     """Have the lane commit a turn in so many milliseconds."""
     gate = rig.transport.pause(Step.COMMIT)
@@ -188,8 +170,7 @@ async def test_an_end_does_not_wait_for_the_rest(rig: Rig) -> None:
     rig.lane.finish()
     await rig.settle()
     assert len(rig.transport.batches) == 2
-    assert rig.task is not None
-    assert rig.task.done()
+    assert rig.done
 
 
 async def test_a_rest_ends_with_its_session(rig: Rig) -> None:

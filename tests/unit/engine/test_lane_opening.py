@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from doubles import MAIN, RETRY, MakeRig, Rig
+from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.engine.transport import NotMemberError, RebalancingError
 from retryapp.ports import Event
 from retryapp.testing import Step
-
-OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
-GIVEN_UP = [Step.HOLD, Step.CLOSE]
-BACKOFF_MS = 100
 
 
 async def test_opening_holds_proves_fences_proves_again_and_reads_before_records_flow(make_rig: MakeRig) -> None:
@@ -132,8 +128,7 @@ async def test_no_member_no_lane(make_rig: MakeRig, error: Exception, before: in
     await rig.start()
     await rig.advance(3_600_000)
     assert (rig.state, rig.lane.last_error) == ("idle", str(error))
-    assert rig.task is not None
-    assert rig.task.done()
+    assert rig.done
     assert rig.transport.calls.count(Step.FENCE) == before
     assert (rig.transport.calls[-1], rig.opened, rig.closed) == (Step.CLOSE, [], 0)
 
@@ -187,20 +182,6 @@ async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
     for _ in range(3):
         await rig.advance(500)
     assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}, {MAIN: 9}, {MAIN: 10}]
-
-
-async def test_a_lane_that_falls_idle_behind_a_hand_off_asks_once_more(rig: Rig) -> None:
-    """A broker that has taken an acknowledged transaction back says so to the next one; and one is enough."""
-    rig.submit("a", 8, publishes=1)
-    await rig.settle()
-    await rig.advance(9_000)
-    await rig.advance(500)
-    assert len(rig.transport.batches) == 1
-    await rig.advance(500)
-    for _ in range(5):
-        await rig.advance(20_000)
-    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}]
-    assert rig.transport.batches[1].publishes == []
 
 
 async def test_a_lane_that_goes_on_or_moves_offsets_only_does_not_ask(rig: Rig) -> None:

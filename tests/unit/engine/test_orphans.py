@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 from deliver_once import deliver_once
-from doubles import make_context, make_record
+from doubles import Stubborn, make_context, make_record, settle, the
 
-from retryapp.core.headers import decode_metadata
-from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler import Delivery
 from retryapp.engine.orphans import MIN_ORPHANS
@@ -41,47 +37,12 @@ class Hanging:
             self.over.wait(20)
 
 
-class Stubborn:
-    """A coroutine function that swallows its cancellation until it is let go; `b"fine"` does not wait."""
-
-    def __init__(self) -> None:
-        self.begun: list[bytes] = []
-        self.over = asyncio.Event()
-
-    async def __call__(self, value: bytes) -> None:
-        """Go on."""
-        self.begun.append(value)
-        while value != b"fine" and not self.over.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.over.wait()
-        if value != b"fine":
-            raise RuntimeError("an error that nobody looks at")
-
-
 @pytest.fixture
 def hanging() -> Iterator[Hanging]:
     """A hanging function that ends with the test."""
     handler = Hanging()
     yield handler
     handler.over.set()
-
-
-@pytest.fixture
-async def stubborn() -> AsyncIterator[Stubborn]:
-    """A stubborn coroutine function that ends with the test."""
-    handler = Stubborn()
-    yield handler
-    handler.over.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-def story(turn: Any) -> RetryMetadata:
-    """Return what the one record that a turn publishes says of itself."""
-    (out,) = turn.publishes
-    metadata = decode_metadata(out.headers)
-    assert metadata is not None
-    return metadata
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -104,12 +65,11 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
     delivery = asyncio.create_task(deliver_once(context, make_record(offset=42)))
     await until(lambda: hanging.begun)
     clock.advance(29_999)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await settle()
     assert not delivery.done()
     with caplog.at_level(logging.WARNING):
         clock.advance(1)
-        metadata = story(await delivery)
+        metadata = the(await delivery)[1]
     assert metadata.error_type.endswith("HandlerTimeoutError")
     assert metadata.last_failed_ms - metadata.started_ms == 30_000
     orphans = context.handler.orphans
@@ -144,11 +104,10 @@ async def test_a_coroutine_that_cleans_up_in_time_is_no_orphan(clock: VirtualClo
     delivery = asyncio.create_task(deliver_once(context, make_record()))
     await until(lambda: clock.sleeping)
     clock.advance(30_000)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await settle()
     assert (delivery.done(), clock.sleeping) == (False, 1)
     clock.advance(1_000)
-    assert story(await delivery).error_type.endswith("HandlerTimeoutError")
+    assert the(await delivery)[1].error_type.endswith("HandlerTimeoutError")
     assert context.handler.orphans.total == 0
 
 
@@ -179,10 +138,9 @@ async def test_the_end_of_a_worker_waits_for_no_handler(
 
     context = make_context(stubborn, TIMEOUT)
     delivery = asyncio.create_task(deliver_once(context, make_record()))
-    await until(lambda: stubborn.begun)
+    await until(lambda: stubborn.started)
     delivery.cancel()
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await settle()
     assert not delivery.done()
     clock.advance(2_000)
     with pytest.raises(asyncio.CancelledError):
@@ -206,8 +164,7 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
     delivery = asyncio.create_task(deliver_once(context, make_record(b"fine")))
     await until(lambda: orphans.waiting == 1)
     clock.advance(3_600_000)
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await settle()
     assert (delivery.done(), hanging.begun) == (False, [])
     ends[3].set_exception(ValueError("nobody's"))
     turn = await delivery
@@ -260,9 +217,9 @@ async def test_coroutines_that_swallow_their_cancellation_do_not_stop_the_record
     async with MemoryPartition(stubborn, TIMEOUT, concurrency=1) as orders:
         await orders.send(b"a", b"fine")
         await orders.advance(30_000)
-        assert stubborn.begun == [b"a"]
+        assert stubborn.started == [b"a"]
         await orders.advance(2_000)
-        assert stubborn.begun == [b"a", b"fine"]
+        assert stubborn.started == [b"a", b"fine"]
         assert orders.waiting == {"5m": 1}
         assert len(orders.handler.orphans) == 1
 

@@ -117,25 +117,6 @@ async def test_observers_hear_of_each_step_with_its_facts() -> None:
         assert (put.due_at_ms, put.origin_offset) == (parked.due_at_ms, 0)
 
 
-async def test_a_redelivery_that_comes_too_soon_waits_for_its_due_time(clock: VirtualClock) -> None:
-    """Another worker's clock may run ahead of ours."""
-    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
-    started: list[int] = []
-
-    async def handler(_value: bytes) -> None:
-        started.append(clock.wall_ms())
-
-    due_ms = clock.wall_ms() + 10_000
-    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out)))
-    for ms in (0, 9_999):
-        clock.advance(ms)
-        await settle()
-        assert started == []
-    clock.advance(1)
-    await delivery
-    assert started == [due_ms]
-
-
 async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clock: VirtualClock) -> None:
     """The due time is looked at again after the wait."""
     out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))

@@ -6,21 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from deliver_once import deliver_once
+from deliver_once import Owner, deliver_once
 from doubles import BankDownError, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
 from retryapp.engine.pool import BURST, DeliveryPool
 from retryapp.engine.run import Run, RunAbortedError
 from retryapp.engine.turn import Turn
-from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
-
-
-async def test_a_time_out_of_the_handlers_own_is_its_own() -> None:
-    """Not taken for ours."""
-    _, metadata = the(await deliver_once(make_context(failing(TimeoutError("socket"))), make_record()))
-    assert (metadata.error_type, metadata.error_message) == ("TimeoutError", "socket")
 
 
 class TextExitsError(Exception):
@@ -167,22 +160,6 @@ async def test_handlers_that_never_wait_leave_room_for_others() -> None:
         assert longest <= 2 * BURST
 
 
-async def test_records_that_are_fine_at_once_are_settled_together() -> None:
-    """One turn and one observation for a row of them, and each is counted."""
-
-    async def handler(value: bytes) -> None:
-        if value == b"bad":
-            raise ValueError("bad")
-
-    async with MemoryPartition(handler, "5m") as orders:
-        await orders.send(b"a", b"b", b"bad", b"c")
-        await orders.advance(1_000)
-        told = [(o.count, o.attempt) for o in orders.observer.of(Event.SUCCEEDED)]
-        assert sum(count for count, _ in told) == 3
-        assert {attempt for _, attempt in told} == {1}
-        assert orders.waiting == {"5m": 1}
-
-
 async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> None:
     """Its runner goes on with other records: it must not be taken for one that hangs, two seconds later."""
     runs: list[Run] = []
@@ -209,20 +186,3 @@ async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> Non
         assert (len(context.handler.orphans), context.handler.orphans.total) == (0, 0)
     finally:
         await pool.stop(0.0)
-
-
-class Owner:
-    """Counts how often it hears of an end."""
-
-    ends = 0
-
-    def alive(self, _run: Run) -> bool:
-        """All count."""
-        return True
-
-    def begun(self, _run: Run) -> None:
-        """Nothing to note."""
-
-    def ended(self, _run: Run, _outcome: object, _fault: Exception | None) -> None:
-        """Count."""
-        self.ends += 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import MAIN, REDELIVERY, RETRY, BankDownError, Gate, down, fine, offsets, reopen
+from doubles import MAIN, REDELIVERY, RETRY, BankDownError, Gate, Stubborn, down, fine, offsets, reopen
 
 from retryapp.core.record import Record
 from retryapp.engine import pool as engine_pool
@@ -132,25 +132,13 @@ async def test_nothing_fires_while_the_partition_drains() -> None:
 
 
 @pytest.mark.parametrize(("grace_s", "more_s"), [(25.0, 2.0), (1.0, 1.0)])
-async def test_a_drain_takes_its_grace_once_and_little_more(grace_s: float, more_s: float) -> None:
+async def test_a_drain_takes_its_grace_once_and_little_more(stubborn: Stubborn, grace_s: float, more_s: float) -> None:
     """A handler that ignores its cancellation does not double the time that a stop takes."""
-    released = asyncio.Event()
-
-    async def stubborn(_value: bytes) -> None:
-        while not released.is_set():
-            try:
-                await released.wait()
-            except asyncio.CancelledError:
-                continue
-
     async with MemoryPartition(stubborn, "5m") as orders:
         await orders.send(b"a")
-        try:
-            draining = asyncio.create_task(orders.engine.drain(grace_s))
-            await orders.settle()
-            await orders.advance(round(grace_s * 1000))
-            assert not draining.done(), "given up, and waited for"
-            await orders.advance(round(more_s * 1000))
-            assert draining.done()
-        finally:  # or the event loop would never end
-            released.set()
+        draining = asyncio.create_task(orders.engine.drain(grace_s))
+        await orders.settle()
+        await orders.advance(round(grace_s * 1000))
+        assert not draining.done(), "given up, and waited for"
+        await orders.advance(round(more_s * 1000))
+        assert draining.done()

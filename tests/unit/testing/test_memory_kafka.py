@@ -66,12 +66,6 @@ async def test_a_pause_is_for_one_call_after_others_and_says_when_it_is_reached(
     await transport.prove()
 
 
-async def test_a_pause_that_was_let_go_before_its_call_holds_nothing_up(transport: MemoryLaneTransport) -> None:
-    """The call goes on at once."""
-    transport.pause(Step.PROVE).set()
-    await transport.prove()
-
-
 @pytest.mark.parametrize("durable", [False, True])
 async def test_a_commit_that_waits_has_taken_effect_if_it_is_durable(
     transport: MemoryLaneTransport, durable: bool
@@ -97,16 +91,6 @@ async def test_a_commit_of_a_dead_worker_arrives_late_unless_it_is_fenced(
         await transport.fence()
     pause.set()
     assert visible(transport) == ((0, 0, 0) if fenced else (1, 1, 2))
-
-
-async def test_a_fenced_commit_raises(transport: MemoryLaneTransport) -> None:
-    """As it does with a real producer."""
-    pause = transport.pause(Step.COMMIT)
-    commit = await begun(transport)
-    await transport.fence()
-    pause.set()
-    with pytest.raises(RuntimeError, match="another producer"):
-        await commit
 
 
 def test_a_step_that_cannot_wait_cannot_be_paused() -> None:
@@ -170,20 +154,3 @@ async def test_a_transport_serves_one_worker_at_a_time() -> None:
         with pytest.raises(RuntimeError, match="leave that one first"):
             async with MemoryPartition(down, transport=first.transport):
                 pass
-
-
-async def test_a_record_that_ends_worker_after_worker_is_dead_as_with_real_ones() -> None:
-    """Two crashes make it suspect, then it runs alone; the marks are the engine's own."""
-    transport, started = MemoryLaneTransport(), list[bytes]()
-
-    async def deadly(value: bytes) -> None:
-        started.append(value)
-        await asyncio.Event().wait()
-
-    transport.append(MAIN, None, b"v")
-    for _ in range(9):
-        async with MemoryPartition(deadly, "5m", transport=transport, max_crashes=3) as worker:
-            if worker.dead_letters:
-                break
-    assert [letter.reason for letter in worker.dead_letters] == ["crashed"]
-    assert len(started) == 2 + 3
