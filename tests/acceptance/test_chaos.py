@@ -17,7 +17,7 @@ from one_broker import RunBroker
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
-FAULTS = ("F2", "F3", "F6", "F9", "F10", "F12", "F14", "F18", "F19", "F22", "F24")
+FAULTS = ("F2", "F3", "F6", "F7", "F11", "F9", "F10", "F12", "F14", "F18", "F19", "F22", "F24")
 SEED = "11"
 ROOT = Path(__file__).resolve().parents[2]
 
