@@ -23,8 +23,8 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
-from retryapp.engine.handler import Delivery, Handler
-from retryapp.engine.publish import Destinations
+from retryapp.engine.handler.handler import Delivery, Handler
+from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.destinations import KafkaDestinations

@@ -26,7 +26,7 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.lane import LaneState
+from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Row
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.runtime.stores.pending import RocksPendingTable

@@ -8,7 +8,7 @@ from typing import Final
 from retryapp.core.durations import format_duration_ms
 from retryapp.doctor.cluster import ClusterFacts, ReplicaFacts
 from retryapp.doctor.findings import Finding, note, ok, problem, warning
-from retryapp.engine.lane import LaneLimits
+from retryapp.engine.lane.lane import LaneLimits
 
 SAFE_BROKERS: Final = 3
 MINUTE_MS: Final = 60_000

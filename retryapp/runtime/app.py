@@ -1,7 +1,7 @@
 """Wires a Faust app: topics, transport, agents, lanes, tables.
 
-The sensor starts first and stops last of all services. Lanes open once a rebalance is over (`engine.ownership`); after
-a revoke or SIGTERM handlers get `drain` (`grace`) to finish, then lanes commit what is done and close.
+The sensor starts first and stops last of all services. Lanes open once a rebalance is over
+(`engine.worker.ownership`); after a revoke or SIGTERM handlers get `drain` (`grace`) to finish, then lanes commit what is done and close.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing_extensions import override
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
-from retryapp.engine.handler import Handler
-from retryapp.engine.ownership import Ownership
-from retryapp.engine.partition import PartitionEngine
-from retryapp.engine.placement import Membership, Placer, Served
-from retryapp.engine.pool import DeliveryPool
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.handler.handler import Handler
+from retryapp.engine.partition.partition import PartitionEngine
+from retryapp.engine.worker.ownership import Ownership
+from retryapp.engine.worker.placement import Membership, Placer, Served
 from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings

@@ -17,7 +17,7 @@ from retryapp.core.errors import BrokerUnreachableError, DuplicateHandlerError, 
 from retryapp.core.record import short_topic_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import quick_findings
-from retryapp.engine.placement import Served
+from retryapp.engine.worker.placement import Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, fold_changelog
 from retryapp.ports import Clock
 from retryapp.runtime.clients.security import prove_login

@@ -1,4 +1,4 @@
-"""A lane's transport on aiokafka and RocksDB: the primitives of `engine.transport.LaneProtocol`.
+"""A lane's transport on aiokafka and RocksDB: the primitives of `engine.lane.transport.LaneProtocol`.
 
 The heartbeat carries the generation and member id *of the assignment*, through the consumer's own connection.
 """
@@ -28,10 +28,10 @@ from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
-from retryapp.engine.partition import PartitionEngine
-from retryapp.engine.placement import Served
-from retryapp.engine.site import LaneSite
-from retryapp.engine.transport import LaneProtocol
+from retryapp.engine.lane.site import LaneSite
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.partition.partition import PartitionEngine
+from retryapp.engine.worker.placement import Served
 from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.runtime.clients.batches import Sent, send_all
 from retryapp.runtime.clients.lifecycle import ClientSettings, end, reconnect_slowly

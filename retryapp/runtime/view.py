@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Record
-from retryapp.engine.lane import LaneState
-from retryapp.engine.placement import Placed
+from retryapp.engine.lane.lane import LaneState
+from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import read_record
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition, WorkerView
 from retryapp.runtime.app import Runtime

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from retryapp.engine.handler import HandlerFunction
+from retryapp.engine.handler.handler import HandlerFunction
 from retryapp.testing.partition import MemoryPartition
 
 StartPartition = Callable[..., Awaitable[MemoryPartition]]

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, Record
-from retryapp.engine.site import LaneSite
-from retryapp.engine.transport import LaneProtocol
+from retryapp.engine.lane.site import LaneSite
+from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.ports import Acks, Committed, LaneBatch, LaneReceipt, Sink, Standing, TopicPartition, TopicReader
 from retryapp.testing.broker import MemoryBroker
 from retryapp.testing.clock import VirtualClock
@@ -31,7 +31,7 @@ Request = Callable[[str, Callable[[], Any]], asyncio.Future[Any]]
 
 
 class Step(StrEnum):
-    """A step of a lane; see `engine.lane` for their order."""
+    """A step of a lane; see `engine.lane.lane` for their order."""
 
     PROVE = "prove"
     FENCE = "fence"

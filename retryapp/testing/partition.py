@@ -28,13 +28,13 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.handler import Handler, HandlerFunction
-from retryapp.engine.lane import Lane, LaneLimits
-from retryapp.engine.partition import PartitionEngine
-from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.publish import Destinations
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.site import LaneSite
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.handler.handler import Handler, HandlerFunction
+from retryapp.engine.handler.publish import Destinations
+from retryapp.engine.lane.lane import Lane, LaneLimits
+from retryapp.engine.lane.site import LaneSite
+from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.destinations import MemoryDestinations

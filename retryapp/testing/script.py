@@ -9,7 +9,7 @@ from typing import Any
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.verdicts import Reject, RetryLater
-from retryapp.engine.handler import Delivery
+from retryapp.engine.handler.handler import Delivery
 
 
 @dataclass(frozen=True, slots=True)

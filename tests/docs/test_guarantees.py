@@ -130,7 +130,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     """And the errors are there to be imported."""
     from retryapp.core import errors
     from retryapp.core.publication import FRESH_S
-    from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS
+    from retryapp.engine.handler.publish import MAX_BYTES, MAX_RECORDS
 
     assert f"{MAX_RECORDS:,} records, and {MAX_BYTES >> 20} MiB" in TEXT.replace("\n", " ")
     assert FRESH_S == 300.0

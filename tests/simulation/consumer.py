@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from retryapp.core.record import Record
-from retryapp.engine.intake import Stamped
+from retryapp.engine.worker.intake import Stamped
 from retryapp.ports import Flow, Standing, TopicPartition
 from retryapp.testing.broker import OutOfRangeError
 from simulation.broker import SESSION_S

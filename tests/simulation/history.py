@@ -23,8 +23,8 @@ from retryapp.core.publication import TopicLook
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
-from retryapp.engine.handler import Delivery, Handler
-from retryapp.engine.publish import Destinations
+from retryapp.engine.handler.handler import Delivery, Handler
+from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Event, Observation, TopicPartition
 from simulation.broker import Broker
 from simulation.counts import check_counts

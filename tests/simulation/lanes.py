@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class SimLane(MemoryLane):
-    """`engine.transport.LaneProtocol` of a simulated worker."""
+    """`engine.lane.transport.LaneProtocol` of a simulated worker."""
 
     worker: SimWorker
     fenced_ms: float = 0.0

@@ -15,14 +15,16 @@ from unittest.mock import patch
 from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
 from retryapp.core.marks import Mark
-from retryapp.engine import deliver, firing, pool, suspects, transport
-from retryapp.engine.duplicates import Duplicates
-from retryapp.engine.lane import Lane
-from retryapp.engine.placement import Placer
-from retryapp.engine.progress import Counting, OffsetWindow
-from retryapp.engine.run import Run
-from retryapp.engine.transport import LaneProtocol
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery import deliver, pool
+from retryapp.engine.delivery.run import Run
+from retryapp.engine.lane import transport
+from retryapp.engine.lane.lane import Lane
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition import firing, suspects
+from retryapp.engine.partition.duplicates import Duplicates
+from retryapp.engine.partition.progress import Counting, OffsetWindow
+from retryapp.engine.worker.placement import Placer
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, TopicPartition
 from retryapp.testing import MemoryPendingTable
 from simulation.consumer import SimConsumer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from retryapp.engine.lane import LaneState
+from retryapp.engine.lane.lane import LaneState
 from retryapp.testing.tables import MemorySeenTable
 from simulation.lanes import SimLane
 from simulation.story import Opening

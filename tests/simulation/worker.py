@@ -12,12 +12,12 @@ from typing import Any
 from typing_extensions import override
 
 from retryapp.core.skew import BrokerSkew
-from retryapp.engine.handler import Handler
-from retryapp.engine.ownership import Ownership
-from retryapp.engine.partition import PartitionEngine
-from retryapp.engine.placement import Membership, Placer, Served
-from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.site import LaneSite
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.handler.handler import Handler
+from retryapp.engine.lane.site import LaneSite
+from retryapp.engine.partition.partition import PartitionEngine
+from retryapp.engine.worker.ownership import Ownership
+from retryapp.engine.worker.placement import Membership, Placer, Served
 from retryapp.ports import Clock, Committed, Observation, Observer, TopicPartition, Way
 from retryapp.testing.lane import MemoryReader
 from simulation.broker import Broker

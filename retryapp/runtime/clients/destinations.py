@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
 from retryapp.core.publication import TopicLook
-from retryapp.engine.threads import Threads
+from retryapp.engine.handler.threads import Threads
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection
 from retryapp.ports import DestinationReader
 

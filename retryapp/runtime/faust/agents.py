@@ -11,7 +11,7 @@ from mode.utils.queues import FlowControlEvent, ThrowableQueue
 from typing_extensions import override
 
 from retryapp.core.record import Damage, Record
-from retryapp.engine.feed import Batch
+from retryapp.engine.worker.feed import Batch
 from retryapp.runtime.clients.unreadable import Unreadable
 
 

@@ -31,7 +31,7 @@ from faust.types import TP
 from mode import Service
 from mode.utils.logging import get_logger
 
-from retryapp.engine.intake import Intake
+from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients import unreadable
 from retryapp.runtime.faust.consumer_thread import RetryConsumerThread, listen, look_for_topics

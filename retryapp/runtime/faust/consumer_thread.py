@@ -13,7 +13,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 from mode.utils.logging import get_logger
 
-from retryapp.engine.intake import Stamped
+from retryapp.engine.worker.intake import Stamped
 from retryapp.ports import TopicPartition
 from retryapp.runtime.machine.clock import counted_s
 

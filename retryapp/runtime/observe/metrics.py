@@ -107,7 +107,7 @@ class Sources:
 
     partitions: Callable[[], Mapping[str, Sequence[PartitionInfo]]]
     orphans: Callable[[], Mapping[str, int]] = dict
-    """Runs that go on although they were given up (``engine.orphans``)."""
+    """Runs that go on although they were given up (``engine.handler.orphans``)."""
     skew: BrokerSkew = field(default_factory=BrokerSkew)
     rebalancing_s: Callable[[], float] = float
     retentions: Callable[[], Mapping[str, Retention]] = dict

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from retryapp.core.errors import RetryAppError
-from retryapp.engine.placement import Served
-from retryapp.engine.threads import NoThreadError, Threads
+from retryapp.engine.handler.threads import NoThreadError, Threads
+from retryapp.engine.worker.placement import Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, TopicState
 from retryapp.runtime.observe.metrics import Retention
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.engine.lane import LaneState
+from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, Row
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity

@@ -185,7 +185,7 @@ def test_a_fingerprint_ignores_line_numbers_and_machinery() -> None:
     bare = classify(ValueError("x")).fingerprint
     assert bare == fingerprint("", "faust.agents", "/lib/faust/agents.py")
     assert bare == fingerprint("", "asyncio.tasks", "/lib/asyncio/tasks.py")
-    assert bare == fingerprint("", "retryapp.engine.deliver", "/lib/retryapp/engine/deliver.py")
+    assert bare == fingerprint("", "retryapp.engine.delivery.deliver", "/lib/retryapp/engine/deliver.py")
     assert bare != fingerprint("", "retryapp.demo.handler", "/lib/retryapp/demo/handler.py")
     assert bare != fingerprint("", "billing", "/venv/site-packages/billing.py"), "an installed app is still the user's"
 

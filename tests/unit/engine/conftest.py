@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from doubles import MakeRig, Rig, Stubborn, running_clock, settle
 
-from retryapp.engine.lane import LaneLimits
+from retryapp.engine.lane.lane import LaneLimits
 from retryapp.testing import VirtualClock
 
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from retryapp.core.record import Record
-from retryapp.engine.pool import CANCEL_WAIT_S, DeliveryPool
-from retryapp.engine.run import DeliveryContext, Outcome, Run, RunAbortedError
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool
+from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run, RunAbortedError
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import TopicPartition
 
 

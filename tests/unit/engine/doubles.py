@@ -14,11 +14,11 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.handler import Handler, HandlerFunction
-from retryapp.engine.lane import Lane, LaneLimits
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.site import LaneSite
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.handler.handler import Handler, HandlerFunction
+from retryapp.engine.lane.lane import Lane, LaneLimits
+from retryapp.engine.lane.site import LaneSite
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, ScriptedRandom, Step, VirtualClock
 

@@ -15,10 +15,10 @@ from doubles import (
     offsets,
 )
 
-from retryapp.engine.lane import LaneLimits
-from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.progress import OffsetWindow
-from retryapp.engine.run import RunAbortedError
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.run import RunAbortedError
+from retryapp.engine.lane.lane import LaneLimits
+from retryapp.engine.partition.progress import OffsetWindow
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition, Step, VirtualClock
 

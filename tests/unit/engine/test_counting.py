@@ -6,7 +6,7 @@ import pytest
 from doubles import MAIN, Rig
 
 from retryapp.core.lifecycle import Progress, decode_event
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.turn import Turn
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 
 Said = tuple[int, int, int, int, int]

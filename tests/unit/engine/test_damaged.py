@@ -15,13 +15,13 @@ from retryapp.core.hops import Outgoing, record_size
 from retryapp.core.record import Damage, Headers, Record
 from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.core.verdicts import Reject
-from retryapp.engine import damage
-from retryapp.engine.damage import last_resort
-from retryapp.engine.firing import fire
-from retryapp.engine.handler import Delivery
-from retryapp.engine.park import park, waiting_metadata
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery import damage
+from retryapp.engine.delivery.damage import last_resort
+from retryapp.engine.delivery.park import park, waiting_metadata
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.firing import fire
 from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
 

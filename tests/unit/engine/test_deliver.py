@@ -14,7 +14,7 @@ from retryapp.core.classify import non_retryable
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin
 from retryapp.core.verdicts import Reject
-from retryapp.engine.handler import Delivery
+from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import VirtualClock
 

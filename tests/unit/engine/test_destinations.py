@@ -9,8 +9,8 @@ from doubles import BankDownError
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook
-from retryapp.engine.handler import Delivery
-from retryapp.engine.publish import Destinations
+from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Event, LaneBatch, LaneReceipt
 from retryapp.testing import MemoryDestinations, MemoryLaneTransport, MemoryPartition, VirtualClock
 

@@ -11,8 +11,8 @@ import pytest
 from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen
 from retryapp.core.errors import NewerRowError
 from retryapp.core.lifecycle import Skipped, decode_event
-from retryapp.engine.lane import LaneLimits
-from retryapp.engine.recovery import recover_seen
+from retryapp.engine.lane.lane import LaneLimits
+from retryapp.engine.lane.recovery import recover_seen
 from retryapp.ports import Event, TopicPartition, TopicReader
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 from retryapp.testing.tables import MemorySeenTable

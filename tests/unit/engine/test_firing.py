@@ -8,10 +8,10 @@ import pytest
 from doubles import REDELIVERY, BankDownError, Gate, down, failing_first, fine, make_context, offsets
 
 from retryapp.core.rows import row_key
-from retryapp.engine import firing as engine_firing
-from retryapp.engine.firing import MAX_SLEEP_S, fire
-from retryapp.engine.lane import LaneLimits
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.lane import LaneLimits
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition import firing as engine_firing
+from retryapp.engine.partition.firing import MAX_SLEEP_S, fire
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, Step
 
@@ -129,7 +129,7 @@ async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytes
             raise faults.pop()
         return fire(*arguments, **more)
 
-    monkeypatch.setattr("retryapp.engine.firing.fire", faulty)
+    monkeypatch.setattr("retryapp.engine.partition.firing.fire", faulty)
     async with MemoryPartition(failing_first(1, started, int), "1s") as partition:
         await partition.send(b"x")
         await partition.advance(1_000)

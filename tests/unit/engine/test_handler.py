@@ -12,7 +12,7 @@ import pytest
 from deliver_once import deliver_once
 from doubles import make_context, make_record, the
 
-from retryapp.engine.handler import Delivery, HandlerSignatureError
+from retryapp.engine.handler.handler import Delivery, HandlerSignatureError
 
 seen: list[tuple[bytes, int | None, bool]] = []
 """Value, attempt, and whether it ran in the event loop's thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from doubles import MAIN, REDELIVERY, RETRY, MakeRig, Rig, down
 
 from retryapp.core.hops import Outgoing
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Removal, Row
 from retryapp.testing import MemoryPartition, Step
 

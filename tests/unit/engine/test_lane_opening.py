@@ -6,7 +6,7 @@ import pytest
 from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
-from retryapp.engine.transport import NotMemberError, RebalancingError
+from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.ports import Event
 from retryapp.testing import Step
 

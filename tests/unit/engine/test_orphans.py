@@ -12,9 +12,9 @@ from deliver_once import deliver_once
 from doubles import Stubborn, make_context, make_record, settle, the
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.engine.handler import Delivery
-from retryapp.engine.orphans import MIN_ORPHANS
-from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.delivery.run import Run, RunAbortedError
+from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.handler.orphans import MIN_ORPHANS
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
 

@@ -25,7 +25,7 @@ from doubles import (
 
 from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
 from retryapp.core.verdicts import RetryLater
-from retryapp.engine.run import Run, RunAbortedError
+from retryapp.engine.delivery.run import Run, RunAbortedError
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
 

@@ -18,8 +18,8 @@ from retryapp.core.errors import LatePublishError, PublishRefusedError
 from retryapp.core.lifecycle import Progress, Succeeded, decode_event
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import TopicLook, partition_of
-from retryapp.engine.handler import Delivery
-from retryapp.engine.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
+from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.handler.publish import MAX_BYTES, MAX_RECORDS, Destinations, Outbox
 from retryapp.ports import Event
 from retryapp.testing import MemoryDestinations, MemoryPartition, VirtualClock
 

@@ -10,9 +10,9 @@ from deliver_once import Owner, deliver_once
 from doubles import BankDownError, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
-from retryapp.engine.pool import BURST, DeliveryPool
-from retryapp.engine.run import Run, RunAbortedError
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery.pool import BURST, DeliveryPool
+from retryapp.engine.delivery.run import Run, RunAbortedError
+from retryapp.engine.lane.turn import Turn
 from retryapp.testing import MemoryPartition, VirtualClock
 
 

@@ -10,7 +10,7 @@ import pytest
 from doubles import MAIN, REDELIVERY, RETRY, BankDownError, Gate, Stubborn, down, fine, offsets, reopen
 
 from retryapp.core.record import Record
-from retryapp.engine import pool as engine_pool
+from retryapp.engine.delivery import pool as engine_pool
 from retryapp.testing import MemoryPartition, Step
 
 

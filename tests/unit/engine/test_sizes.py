@@ -12,10 +12,10 @@ from doubles import failing, make_context, make_record, the
 from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.record import Record
 from retryapp.core.rows import decode_row
-from retryapp.engine.firing import fire
-from retryapp.engine.park import park
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery.park import park
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.firing import fire
 from retryapp.ports import Event, Removal, Row
 from retryapp.testing import MemoryPartition, VirtualClock
 

@@ -10,8 +10,8 @@ import pytest
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.marks import Suspected
-from retryapp.engine.handler import Delivery
-from retryapp.engine.transport import LaneProtocol
+from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from retryapp.engine.threads import Ended, Threads
+from retryapp.engine.handler.threads import Ended, Threads
 
 
 def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:

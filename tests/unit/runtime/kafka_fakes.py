@@ -18,7 +18,7 @@ from faust.types import TP
 from retryapp.core import marks
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers
-from retryapp.engine.intake import Stamped
+from retryapp.engine.worker.intake import Stamped
 from retryapp.ports import LaneBatch, Removal, Row, TopicPartition
 from retryapp.runtime.clients.unreadable import Unreadable
 from retryapp.runtime.faust.consumer import RetryConsumer

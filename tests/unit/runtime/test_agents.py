@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retryapp.core.record import Damage
-from retryapp.engine.feed import Batch
+from retryapp.engine.worker.feed import Batch
 from retryapp.ports import TopicPartition
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.unreadable import Unreadable

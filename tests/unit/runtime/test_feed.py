@@ -9,10 +9,10 @@ import pytest
 from kafka_fakes import stuck
 
 from retryapp.core.errors import UnreadableTopicError
-from retryapp.engine.feed import Feed
-from retryapp.engine.intake import Intake
-from retryapp.engine.progress import OffsetWindow
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.progress import OffsetWindow
+from retryapp.engine.worker.feed import Feed
+from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
 from retryapp.runtime.faust.agents import to_record
 

@@ -8,8 +8,8 @@ import pytest
 from faust.types import TP
 from kafka_fakes import stuck
 
-from retryapp.engine import intake as module
-from retryapp.engine.intake import Intake
+from retryapp.engine.worker import intake as module
+from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
 
 ORDERS = TopicPartition("orders", 0)

@@ -19,7 +19,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.engine.dead_keeper import DeadLetterKeeper
+from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row
 from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock

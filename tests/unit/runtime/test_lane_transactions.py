@@ -19,7 +19,7 @@ from kafka_fakes import BATCH, LOGGED, MAIN, PUBLISHED, RETRY, WRITTEN_DOWN, Kaf
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import Destination, Publication, TopicLook
-from retryapp.engine.transport import NotMemberError, RebalancingError
+from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime.transport import KafkaTransport
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from retryapp.engine import placement as module
-from retryapp.engine.lane import LaneState
-from retryapp.engine.placement import Membership, Placer
+from retryapp.engine.lane.lane import LaneState
+from retryapp.engine.worker import placement as module
+from retryapp.engine.worker.placement import Membership, Placer
 from retryapp.ports import Event, TopicPartition
 from retryapp.runtime.app import Runtime, end_process
 from retryapp.runtime.transport import KafkaTransport, lane_place

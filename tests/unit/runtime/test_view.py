@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retryapp.engine.lane import LaneState
+from retryapp.engine.lane.lane import LaneState
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.view import RuntimeView
 

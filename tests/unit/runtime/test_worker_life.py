@@ -11,10 +11,10 @@ import faust
 import pytest
 from faust.types import TP
 
-from retryapp.engine import ownership
-from retryapp.engine.lane import LaneState
-from retryapp.engine.placement import Placed, Placer
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.lane import LaneState
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.worker import ownership
+from retryapp.engine.worker.placement import Placed, Placer
 from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime

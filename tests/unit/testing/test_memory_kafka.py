@@ -8,8 +8,8 @@ import pytest
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.rows import row_key
-from retryapp.engine.handler import Delivery
-from retryapp.engine.site import LaneSite
+from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 

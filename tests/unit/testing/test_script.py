@@ -6,7 +6,7 @@ import pytest
 
 from retryapp import RetryPolicy, testing
 from retryapp.core.errors import InvalidDurationError
-from retryapp.engine.handler import Delivery
+from retryapp.engine.handler.handler import Delivery
 from retryapp.testing import MemoryPartition, Script
 from retryapp.testing.fixtures import StartPartition, start_partition
 

@@ -17,8 +17,8 @@ from retryapp.core.hops import arriving, to_dead_letter, too_large_to_wait
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.salvage import last_words, salvage
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.turn import Turn, observed, settling
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.lane.turn import Turn, observed, settling
 from retryapp.ports import Event
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.core.marks import Mark, Suspected
-from retryapp.engine.deliver import crashed
-from retryapp.engine.lane import Lane
-from retryapp.engine.run import DeliveryContext, Run
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery.deliver import crashed
+from retryapp.engine.delivery.run import DeliveryContext, Run
+from retryapp.engine.lane.lane import Lane
+from retryapp.engine.lane.turn import Turn
 
 
 class Suspects:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
-from retryapp.engine.handler import Handler
-from retryapp.engine.lane import Lane, LaneState
-from retryapp.engine.limits import LaneLimits
-from retryapp.engine.partition import PROGRESS_MS, PartitionEngine
-from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.transport import LaneProtocol
-from retryapp.engine.turn import Turn, to_event
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.handler.handler import Handler
+from retryapp.engine.lane.lane import Lane, LaneState
+from retryapp.engine.lane.limits import LaneLimits
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.partition import PROGRESS_MS, PartitionEngine
 from retryapp.ports import Clock, Observer, Random, TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Origin, idempotency_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import keyword_value_type
-from retryapp.engine.orphans import MIN_ORPHANS, Orphans
-from retryapp.engine.publish import Destinations, Publishing
-from retryapp.engine.threads import Ended, Threads
+from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
+from retryapp.engine.handler.publish import Destinations, Publishing
+from retryapp.engine.handler.threads import Ended, Threads
 
 logger = logging.getLogger("retryapp.events")
 

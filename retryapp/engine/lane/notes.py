@@ -4,12 +4,12 @@ source           what
 ===============  ================================================================================================
 main             a mark of who works behind the offset (`core.marks`), and what was counted before it (`core.marks`)
 redelivery       a mark
-retry topics     whose changelog has the rows of what is before it (`engine.recovery.check_changelog`)
+retry topics     whose changelog has the rows of what is before it (`engine.lane.recovery.check_changelog`)
 ===============  ================================================================================================
 =======
 * main: a mark of who works after the offset (`core.marks`), and what was counted before it (`core.marks`);
 * redelivery: a mark;
-* retry topics: the id of the changelog that has the rows of what is before it (`engine.recovery.check_changelog`).
+* retry topics: the id of the changelog that has the rows of what is before it (`engine.lane.recovery.check_changelog`).
 
 It moves with the offset. A commit that does not move an offset keeps our own mark there: it is about the record after
 it, which may be running.
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from retryapp.core.marks import Mark, Note, Suspected, Tally, parse_mark, parse_tally, split_note, suspicion
-from retryapp.engine.site import LaneSite
+from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import Committed, LaneBatch, TopicPartition
 
 

@@ -13,9 +13,9 @@ from retryapp.core.headers import RETRY_DUE_MS, RetryMetadata, decode_metadata, 
 from retryapp.core.hops import to_redelivery, waiting_size
 from retryapp.core.record import Record
 from retryapp.core.rows import encode_row, row_key, row_of
-from retryapp.engine.damage import bury_damaged, bury_too_large, unreadable
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.turn import Turn, observed, settling
+from retryapp.engine.delivery.damage import bury_damaged, bury_too_large, unreadable
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.lane.turn import Turn, observed, settling
 from retryapp.ports import Event, Row
 
 

@@ -32,13 +32,13 @@ from retryapp.core.hops import (
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.publication import Publication
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.engine.damage import bury_damaged, last_resort, unreadable
-from retryapp.engine.handler import Delivery, Handler, call
-from retryapp.engine.park import waiting_metadata
-from retryapp.engine.publish import Outbox, announced, give_up
-from retryapp.engine.run import Outcome, Run, RunAbortedError
-from retryapp.engine.threads import NoThreadError
-from retryapp.engine.turn import Turn, observed, settling, to_event
+from retryapp.engine.delivery.damage import bury_damaged, last_resort, unreadable
+from retryapp.engine.delivery.park import waiting_metadata
+from retryapp.engine.delivery.run import Outcome, Run, RunAbortedError
+from retryapp.engine.handler.handler import Delivery, Handler, call
+from retryapp.engine.handler.publish import Outbox, announced, give_up
+from retryapp.engine.handler.threads import NoThreadError
+from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.ports import Event, Observation
 
 

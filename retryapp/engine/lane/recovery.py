@@ -16,7 +16,7 @@ from retryapp.core import marks
 from retryapp.core.deduplicate import live_rows
 from retryapp.core.errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
 from retryapp.core.rows import ROW_KEY_BYTES
-from retryapp.engine.site import LaneSite
+from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)

@@ -23,11 +23,11 @@ from retryapp.core.headers import Waiting, decode_waiting
 from retryapp.core.hops import Outgoing, to_redelivery, waiting_size
 from retryapp.core.record import Record
 from retryapp.core.rows import PendingRow, decode_row, parse_row_key
-from retryapp.engine.damage import bury_damaged, bury_too_large
-from retryapp.engine.lane import Lane
-from retryapp.engine.park import waiting_metadata
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery.damage import bury_damaged, bury_too_large
+from retryapp.engine.delivery.park import waiting_metadata
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.lane.lane import Lane
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Observation, PendingTable, Removal
 
 FIRE_LIMIT = 500

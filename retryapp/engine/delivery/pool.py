@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from retryapp.engine.deliver import deliver, delivery_of, timed_out
-from retryapp.engine.handler import abandon
-from retryapp.engine.run import GivenUpError, Run, RunAbortedError, RunOwner, Watch
+from retryapp.engine.delivery.deliver import deliver, delivery_of, timed_out
+from retryapp.engine.delivery.run import GivenUpError, Run, RunAbortedError, RunOwner, Watch
+from retryapp.engine.handler.handler import abandon
 
 CANCEL_WAIT_S: Final = 2.0
 """How long a cancelled handler may clean up before it becomes an orphan."""

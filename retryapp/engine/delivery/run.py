@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
-from retryapp.engine.handler import Delivery, Handler
-from retryapp.engine.publish import Outbox
-from retryapp.engine.turn import Turn
+from retryapp.engine.handler.handler import Delivery, Handler
+from retryapp.engine.handler.publish import Outbox
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Clock, Random
 
 Outcome = Turn | int

@@ -26,10 +26,10 @@ from retryapp.core import marks
 from retryapp.core.errors import OffsetsGoneError, RetryAppError
 from retryapp.core.hops import Outgoing
 from retryapp.core.marks import Suspected, Tally
-from retryapp.engine.dead_keeper import DeadLetterKeeper, dead_rows
-from retryapp.engine.notes import Notes
-from retryapp.engine.recovery import apply_seen, catch_up, check_changelog, recover_seen, written_down
-from retryapp.engine.site import LaneSite
+from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
+from retryapp.engine.lane.notes import Notes
+from retryapp.engine.lane.recovery import apply_seen, catch_up, check_changelog, recover_seen, written_down
+from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import (
     Acks,
     Clock,

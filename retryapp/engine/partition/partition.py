@@ -18,16 +18,16 @@ from retryapp.core.errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import parse_row_key
-from retryapp.engine.duplicates import TURN_ROWS, Duplicates
-from retryapp.engine.firing import Firing
-from retryapp.engine.lane import Lane
-from retryapp.engine.park import park
-from retryapp.engine.pool import DeliveryPool
-from retryapp.engine.progress import Counting, OffsetWindow
-from retryapp.engine.run import DeliveryContext, Outcome, Run, RunOwner
-from retryapp.engine.suspects import Suspects
-from retryapp.engine.transport import LaneProtocol
-from retryapp.engine.turn import Turn
+from retryapp.engine.delivery.park import park
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run, RunOwner
+from retryapp.engine.lane.lane import Lane
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.duplicates import TURN_ROWS, Duplicates
+from retryapp.engine.partition.firing import Firing
+from retryapp.engine.partition.progress import Counting, OffsetWindow
+from retryapp.engine.partition.suspects import Suspects
 from retryapp.ports import Event, Observation, SeenTable, TopicPartition
 
 ABORT_WAIT_S = 2.0

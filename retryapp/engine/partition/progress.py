@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from retryapp.core.lifecycle import Progress
 from retryapp.core.marks import Tally
-from retryapp.engine.handler import Handler
-from retryapp.engine.turn import Turn, to_event
+from retryapp.engine.handler.handler import Handler
+from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.ports import TopicPartition
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Counting:
     """Counts what one session settles of a partition of the main topic, for `progress` events.
 
     Each turn carries the tally after it; the turn of an event, an empty one. The lane commits it with the offset
-    (`engine.notes`), and the next session continues from there.
+    (`engine.lane.notes`), and the next session continues from there.
     """
 
     def __init__(self, handler: Handler, main: TopicPartition, tally: Tally, next_offset: int) -> None:

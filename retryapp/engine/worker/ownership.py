@@ -2,7 +2,7 @@
 
 1. Assignment: one engine and one lane for each number of which this worker has *all* the handler's topics (rule 1); any
    other number stays paused, and that is reported. Lanes open once the rebalance is over.
-2. Records go from the intake to the engines (`engine.feed`).
+2. Records go from the intake to the engines (`engine.worker.feed`).
 3. Revoke or end of the process: handlers get some time to finish, lanes commit what is done and close.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 from retryapp.core import marks
 from retryapp.core.errors import PositionGoneError
 from retryapp.core.record import Record
-from retryapp.engine.feed import Feed
-from retryapp.engine.intake import Intake
-from retryapp.engine.lane import LaneState
-from retryapp.engine.placement import Membership, Placed, Placer, Served
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.lane import LaneState
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.worker.feed import Feed
+from retryapp.engine.worker.intake import Intake
+from retryapp.engine.worker.placement import Membership, Placed, Placer, Served
 from retryapp.ports import Clock, Event, Observation, Observer, TopicPartition
 
 _FINISH_S = 5.0

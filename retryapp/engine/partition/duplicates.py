@@ -2,7 +2,7 @@
 
 1. The first record of an event id is in the table, or still in flight; another record with that id is a duplicate. The
    record that the table names is none: it is read again after a crash.
-2. A duplicate is settled at once, by a turn with a `skipped` event. The window (`engine.progress`) holds that turn back
+2. A duplicate is settled at once, by a turn with a `skipped` event. The window (`progress`) holds that turn back
    until everything before it has an outcome: if the first record's is lost, both are read again.
 3. The turn that settles a first delivery, whatever its outcome, also publishes the row to the table's changelog: one
    transaction with the offset.
@@ -18,8 +18,8 @@ from retryapp.core.deduplicate import Deduplicate, Seen, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import Skipped
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.engine.run import DeliveryContext
-from retryapp.engine.turn import Turn, observed, settling, to_event
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.ports import Event, SeenTable, TopicPartition
 
 logger = logging.getLogger("retryapp.events")

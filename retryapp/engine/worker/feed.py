@@ -13,9 +13,9 @@ from typing import Any
 
 from retryapp.core.errors import LaneClosedError, UnreadableTopicError
 from retryapp.core.record import Record
-from retryapp.engine.intake import Intake
-from retryapp.engine.placement import Placed
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.worker.intake import Intake
+from retryapp.engine.worker.placement import Placed
 from retryapp.ports import Passage, TopicPartition, Way
 
 logger = logging.getLogger(__name__)

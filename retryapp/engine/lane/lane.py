@@ -23,10 +23,10 @@ from contextlib import suppress
 from enum import StrEnum
 
 from retryapp.core.errors import LaneClosedError
-from retryapp.engine.limits import LaneLimits as LaneLimits
-from retryapp.engine.limits import within
-from retryapp.engine.transport import LaneProtocol, NotMemberError, RebalancingError
-from retryapp.engine.turn import Turn
+from retryapp.engine.lane.limits import LaneLimits as LaneLimits
+from retryapp.engine.lane.limits import within
+from retryapp.engine.lane.transport import LaneProtocol, NotMemberError, RebalancingError
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, Observation, Observer, TopicPartition
 
 

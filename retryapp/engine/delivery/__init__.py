@@ -1,0 +1,1 @@
+"""Deliveries: one run of a handler becomes one turn."""

@@ -1,0 +1,1 @@
+"""The user's function: how it is called, and what it publishes."""

@@ -1,0 +1,1 @@
+"""The lane: turns of one handler and partition become transactions, in order."""

@@ -1,0 +1,1 @@
+"""What a worker owns: intake, placement, and feeding its partitions."""
