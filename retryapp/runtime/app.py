@@ -1,7 +1,8 @@
 """Wires a Faust app: topics, transport, agents, lanes, tables.
 
 The sensor starts first and stops last of all services. Lanes open once a rebalance is over
-(`engine.worker.ownership`); after a revoke or SIGTERM handlers get `drain` (`grace`) to finish, then lanes commit what is done and close.
+(`engine.worker.ownership`); after a revoke or SIGTERM handlers get `drain` (`grace`) to finish, then lanes commit what
+is done and close.
 """
 
 from __future__ import annotations
