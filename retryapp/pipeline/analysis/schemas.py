@@ -160,7 +160,7 @@ COST: Final = of_handlers("""
 
 RETENTION: Final = of_handlers("""
     topic string dead-letter topic
-    retention_ms long how long it keeps records; null: for ever, or not known
+    retention_ms long how long it keeps records; null: unlimited, or unknown
     dead long records that lie on it as dead
     gone long of these, past their retention: the archive may be all that is left
     within_day long of these, past it within 24 hours
