@@ -264,7 +264,13 @@ class Act:
         return worker.log.count("retryapp.lane_opened")
 
     def verdict(self) -> dict[str, Any]:
-        """Have the verifier judge, in a process of its own; add what the ledger says."""
+        """Have the verifier judge, in a process of its own; add what the ledger says.
+
+        Copies are excused where the broker itself says that it dropped markers of commits it had acknowledged.
+        """
+        if dropped := self.ground.dropped_markers(self.stage.group):
+            self.copied = True
+            self.notes["transactions whose markers the broker dropped"] = dropped
         topology = self.stage.topology(self.topic)
         (retry,) = topology.retry_topics
         facts = {

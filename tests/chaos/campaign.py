@@ -128,7 +128,7 @@ class Campaign:
                 assert fault.crowd is not None
                 if fault.disk_mb:
                     stack.enter_context(small_disk(folder / "broker", fault.disk_mb))
-                ground = stack.enter_context(Ground(self.cache_dir, folder / "broker"))
+                ground = stack.enter_context(Ground(self.cache_dir, folder / "broker", settings=fault.broker))
                 acts = [
                     stack.enter_context(self._act(ground, folder / f"group{n}", each.seed + n, fault))
                     for n in range(fault.groups)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from chaos.proxy import Link
@@ -23,16 +24,28 @@ SETTINGS = {
     "log.segment.delete.delay.ms": "1000",
     "group.max.size": "64",
 }
+LONG_SESSION = {"broker.session.timeout.ms": "90000"}
+"""For a broker that is paused: one that is shut out of its cluster has no leaders, and drops commit markers."""
+_DROPPED = "while trying to send transaction markers for {group}."
 
 
 class Ground:
     """A broker and its links. As a context manager it is started and closed."""
 
-    def __init__(self, cache_dir: Path, folder: Path, *, links: int = 0, heap_mb: int = 768) -> None:
+    def __init__(
+        self,
+        cache_dir: Path,
+        folder: Path,
+        *,
+        links: int = 0,
+        heap_mb: int = 768,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         plain, controller, *ports = free_ports(2 + 2 * links)
         pairs = list(zip(ports[:links], ports[links:], strict=True))
+        listeners = _listeners(plain, controller, pairs)
         self.broker = Broker(
-            cache_dir, port=plain, data=folder, heap_mb=heap_mb, settings=_settings(plain, controller, pairs)
+            cache_dir, port=plain, data=folder, heap_mb=heap_mb, settings={**SETTINGS, **listeners, **settings}
         )
         self._links = [Link(front, behind) for front, behind in pairs]
         self._free: queue.SimpleQueue[Link] = queue.SimpleQueue()
@@ -42,6 +55,14 @@ class Ground:
     def bootstrap(self) -> str:
         """Address without a link: for the campaign's own clients, and workers without network faults."""
         return self.broker.bootstrap
+
+    def dropped_markers(self, group: str) -> int:
+        """Return how often the broker's log says that it dropped commit markers of a group, for want of a leader.
+
+        It has acknowledged these commits, and takes them back: docs/reliability.md, "What no client can prevent".
+        """
+        line = _DROPPED.format(group=group)
+        return sum(log.read_text(errors="replace").count(line) for log in self.broker.log.parent.glob("broker.log*"))
 
     @contextmanager
     def link(self) -> Iterator[Link]:
@@ -66,13 +87,12 @@ class Ground:
         self._running.close()
 
 
-def _settings(plain: int, controller: int, links: list[tuple[int, int]]) -> dict[str, str]:
+def _listeners(plain: int, controller: int, links: list[tuple[int, int]]) -> dict[str, str]:
     names = [f"LINK{number}" for number in range(len(links))]
     inside = [f"{name}://{LOOPBACK}:{behind}" for name, (_, behind) in zip(names, links, strict=True)]
     shown = [f"{name}://{LOOPBACK}:{front}" for name, (front, _) in zip(names, links, strict=True)]
     own = f"PLAINTEXT://{LOOPBACK}:{plain}"
     return {
-        **SETTINGS,
         "listeners": ",".join([own, *inside, f"CONTROLLER://{LOOPBACK}:{controller}"]),
         "advertised.listeners": ",".join([own, *shown]),
         "controller.quorum.voters": f"{NODE_ID}@{LOOPBACK}:{controller}",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from chaos import clocks, crashes, disks, mixed, network, processes, records, topics
 from chaos.act import Act
+from chaos.ground import LONG_SESSION
 
 LIVES = 10
 WIDE = {"partitions": 4}
 PAUSES_S = ((2.0, 5.0, 12.0), (3.0, 60.0))
-
-KNOWN_STOP = "The only broker may take commits back when it is stopped: see what no client can prevent."
 
 KNOWN_BAR = (
     "The first kill of a round is the slow one: the other worker has no store of those partitions and reads 100,000 "
@@ -44,6 +43,8 @@ class Fault:
     """Workers may go through a link."""
     groups: int = 3
     """For a crowd: how many."""
+    broker: Mapping[str, str] = field(default_factory=dict)
+    """For a crowd: settings of the broker."""
     disk_mb: int = 0
     """For a crowd: size of a file system in memory that the broker writes to; 0 for the usual disk."""
     act: dict[str, Any] = field(default_factory=dict)
@@ -71,12 +72,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "F4", "broker restarts",
         "a broker of its own with three groups ends in good order or by SIGKILL, also while workers start",
-        crowd=lambda acts, _: network.restart_broker(acts, 8), rounds=6, known=KNOWN_STOP,
+        crowd=lambda acts, _: network.restart_broker(acts, 8), rounds=6,
     ),
     Fault(
         "F5", "broker stands still",
         "SIGSTOP for 2 to 60 s with three groups on it",
-        crowd=lambda acts, n: network.pause_broker(acts, PAUSES_S[n % 2]), rounds=6,
+        crowd=lambda acts, n: network.pause_broker(acts, PAUSES_S[n % 2]), rounds=6, broker=LONG_SESSION,
     ),
     Fault(
         "F6", "network between workers and broker",
