@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,15 +14,13 @@ import pytest
 
 from retryapp.jvm import MINIMUM_JAVA, kafka_jars, spark_jars
 
+LoadTool = Callable[[str], ModuleType]
+
 
 @pytest.fixture
-def tool(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tool(load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, for a project in a temporary folder; it installs nothing."""
-    spec = importlib.util.spec_from_file_location("environment_tool", project_root / "tools" / "environment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool("environment")
     (tmp_path / "pyproject.toml").write_text("[project]")
     (tmp_path / "constraints.txt").write_text("click==8.3.3")
     monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -183,14 +182,10 @@ def test_a_failed_install_is_tried_again(
     ("said", "found"), [('version "17.0.15"', True), ('version "11.0.2"', False), ("nonsense", False)]
 )
 def test_only_a_java_that_is_new_enough_counts(
-    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
+    load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
 ) -> None:
     """The same age as the package itself asks for."""
-    spec = importlib.util.spec_from_file_location("environment_tool", project_root / "tools" / "environment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool("environment")
     assert module.MINIMUM_JAVA == MINIMUM_JAVA
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"

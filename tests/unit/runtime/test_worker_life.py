@@ -128,15 +128,11 @@ async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(
     assert (runtime.placed, runtime.feed.placed, runtime.assigned) == ({}, {}, False)
 
 
+@pytest.mark.usefixtures("no_fausts_part")
 async def test_a_revoke_forgets_what_waits_here_and_what_was_put_off(
-    consumer: RetryConsumer, thread: Any, records: Any, monkeypatch: pytest.MonkeyPatch
+    consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """Others read it from what is committed; and whether a partition may flow is for the next assignment to say."""
-
-    async def nothing(*_: Any) -> None:
-        pass
-
-    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_revoked", nothing)
     ours, users = TP(MAIN, 0), TP("clicks", 0)
     consumer.intake.put({ours: records(ours, 3)}, {})
     consumer.settled = False
