@@ -22,7 +22,7 @@ from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.testing import MemoryPendingTable
 from retryapp.testing.tables import Disk
 
-DUE_MS = st.integers(0, 30)
+DUE_MS = st.integers(0, 15)
 OFFSETS = st.integers(0, 6)
 TIERS = st.sampled_from(["1m", "1h"])
 PURGE_ROWS = pending._PURGE_ROWS
@@ -44,15 +44,16 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
     written = Bundle("written")
     table: PendingTable
 
-    @initialize(purge_rows=st.sampled_from([1, 2, PURGE_ROWS]))
-    def start(self, purge_rows: int) -> None:
-        """Begin with nothing on the disk; removed rows are purged after so many."""
+    @initialize(purge_rows=st.sampled_from([1, 2, PURGE_ROWS]), rows=st.lists(ROWS, min_size=3, max_size=8))
+    def start(self, purge_rows: int, rows: list[Row]) -> None:
+        """Begin with a few rows; removed ones are purged after so many."""
         pending._PURGE_ROWS = purge_rows
         self.folder, self.disk = Path(tempfile.mkdtemp()), Disk()
         self.model: dict[bytes, Row] = {}
         self.latest: dict[int, bytes] = {}
         self.changelog = 0
         self.open()
+        self.write(rows, [])
 
     def open(self) -> None:
         """Open the table."""
@@ -118,7 +119,7 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         if claim.random() < 0.7:
             self.write([], due)
 
-    @rule(after=st.none() | KEYS, limit=st.integers(0, 5))
+    @rule(after=st.none() | KEYS | written, limit=st.integers(0, 5))
     def page(self, after: bytes | None, limit: int) -> None:
         """Any page."""
         keys = sorted(key for key in self.model if after is None or key > after)[:limit]
@@ -187,10 +188,6 @@ class Memory(PendingTableAgainstDict):
 
 TestRocks = Rocks.TestCase
 TestMemory = Memory.TestCase
-TestRocks.settings = TestMemory.settings = settings(
-    max_examples=60,
-    stateful_step_count=30,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],  # each step is a file system's work: shrinking would take minutes
-)
+TestMemory.settings = settings(max_examples=100, stateful_step_count=30, phases=[Phase.generate])
+# each step is a file system's work: shrinking would take minutes
+TestRocks.settings = settings(TestMemory.settings, max_examples=60)
