@@ -74,8 +74,12 @@ def test_the_demo_needs_no_development_tools_and_without_a_report_no_spark(
     assert tool.main(["demo-without-report"]) == 0
     assert installed_extras(tool) == ["demo"]
     assert "Spark" not in capsys.readouterr().out
+    tool.commands.clear()
     assert tool.main(["demo"]) == 0
     assert installed_extras(tool) == ["demo", "spark"]
+    assert tool.main(["dev"]) == 0
+    assert installed_extras(tool) == ["demo", "dev", "spark"]
+    assert not any("venv" in command for command in tool.commands), "not anew"
 
 
 def test_the_demo_goes_on_where_spark_cannot_be_installed(
@@ -97,15 +101,6 @@ def test_the_demo_goes_on_where_spark_cannot_be_installed(
     monkeypatch.setattr(tool, "_run", run)
     assert tool.main(["demo"]) == 0
     assert installed_extras(tool) == ["demo", "spark"]
-
-
-def test_what_was_there_stays_when_more_is_wanted(tool: ModuleType) -> None:
-    """Demo first, development later: into the same environment, not anew."""
-    tool.main(["demo"])
-    tool.commands.clear()
-    tool.main(["dev"])
-    assert installed_extras(tool) == ["demo", "dev", "spark"]
-    assert not any("venv" in command for command in tool.commands)
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])

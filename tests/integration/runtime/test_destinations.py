@@ -73,7 +73,10 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
                 await (await send_all(producer, records(1, *sizes))).offsets()
             await asyncio.sleep(0)
         assert destination.batch_bytes == 0
-        assert destination.objection(None, None, records(1, 5_000)[0].size) is not None
-        assert destination.objection(None, None, records(1, 400)[0].size) is None
+        refused, fits = records(1, 5_000, 400)
+        assert destination.max_bytes == refused.size - 1
+        assert destination.objection(None, None, refused.size) is not None
+        assert destination.objection(None, None, fits.size) is None
+        assert await (await send_all(producer, records(0, *[400] * 3))).offsets() == [5, 6, 7], "each by itself"
     finally:
         await producer.stop()
