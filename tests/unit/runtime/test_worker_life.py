@@ -10,6 +10,7 @@ from typing import Any
 import faust
 import pytest
 from faust.types import TP
+from kafka_fakes import until
 
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.lane.turn import Turn
@@ -187,9 +188,7 @@ async def test_a_worker_that_doubts_its_clock_asks_again_and_again(
     assert not turns, "its lane is not open"
     placed.lane.state = LaneState.OPEN
     asking = asyncio.create_task(runtime._catch_up_regularly())
-    async with asyncio.timeout(5):
-        while len(turns) < 3:  # noqa: ASYNC110 - a task makes it true
-            await asyncio.sleep(0)
+    await until(lambda: len(turns) >= 3)
     asking.cancel()
     for _ in range(2):
         runtime.clock.anchor(sent_ms=now_ms, acked_ms=now_ms + 1, appended_ms=now_ms + 60_000)
