@@ -1,8 +1,10 @@
-"""What only a table on disk has to do: survive a restart, and be dropped when it cannot be trusted."""
+"""What only a table on disk has to do: be dropped when it cannot be trusted, and do little work."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import PendingRow, encode_row
+from retryapp.core.rows import PendingRow, encode_row, parse_row_key
 from retryapp.ports import Removal, Row
 from retryapp.runtime.stores.pending import RocksPendingTable, tier_of
 from retryapp.runtime.stores.store import Store, StoreIdentity
@@ -33,21 +35,6 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     yield open_
     for table in tables:
         table.close()
-
-
-def test_reopening_keeps_rows_look_up_counts_and_next_offset(opened: Open, make_row: MakeRow) -> None:
-    """A restart reads only the tail of the changelog."""
-    table = opened()
-    rows = [make_row(100, 1), make_row(200, 2, "1h"), make_row(50, 3)]
-    table.write(rows[:2], [], 6)
-    table.write(rows[2:], [Removal(rows[0].key, "1m")], 8)
-    table.close()
-    again = opened()
-    assert again.dropped is None
-    assert again.next_offset == 9
-    assert dict(again.counts()) == {"1m": 1, "1h": 1}
-    assert again.due(1_000, 10)[0] == [(rows[2].key, rows[2].value), (rows[1].key, rows[1].value)]
-    assert (again.find(2), again.find(1)) == (rows[1].key, None)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +97,40 @@ def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open, ma
     table.write([make_row(2, 2)], [], 6)
     table.close()
     assert dict(opened().counts()) == {"1m": 2}
+
+
+HOLD = """
+import sys
+from rocksdict import Options, Rdict
+db = Rdict(sys.argv[1], options=Options(raw_mode=True))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_of_another_process_is_to_be_left_alone(opened: Open, tmp_path: Path) -> None:
+    """Stop that process, or choose another folder; with the process gone it can be used, as it was."""
+    opened().close()
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "data" / "3")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"open\n"
+            with pytest.raises(StoreBrokenError, match="Another process has it open") as caught:
+                opened()
+        finally:
+            other.kill()
+    assert "stop that one, or give this worker a data directory of its own" in str(caught.value)
+    assert "remove" not in str(caught.value)
+    assert opened().dropped is None
+
+
+def test_a_store_that_is_broken_may_be_removed(opened: Open, tmp_path: Path) -> None:
+    """A file in place of the folder, say: nobody uses it."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "3").write_text("in the way")
+    with pytest.raises(StoreBrokenError, match="remove the directory, and it is rebuilt"):
+        opened()
 
 
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])
@@ -182,21 +203,6 @@ def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, make_row: M
     assert opened().page(None, 1) == []
 
 
-def test_a_recovery_that_was_interrupted_has_counted_what_it_applied(opened: Open, make_row: MakeRow) -> None:
-    """Nobody counts afterwards: the tail of the changelog may be empty at the next start, and the table large."""
-    rows = [make_row(100 + n, n, "1h" if n % 2 else "1m") for n in range(6)]
-    table = opened()
-    table.write([rows[0]], [], 0)
-    table.recover([(row.key, row.value) for row in rows[:5]], 6)
-    table.recover([(rows[0].key, None), (rows[1].key, None), (rows[1].key, None)], 9)
-    assert dict(table.counts()) == {"1m": 2, "1h": 1}
-    table.close()
-    again = opened()
-    assert (dict(again.counts()), again.next_offset) == ({"1m": 2, "1h": 1}, 9)
-    again.recover([(rows[5].key, rows[5].value), (rows[2].key, None)], 11)
-    assert dict(again.counts()) == {"1m": 1, "1h": 2}
-
-
 def test_counting_a_recovery_reads_no_row_but_those_it_applies(
     opened: Open, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,3 +260,21 @@ def test_a_scan_does_not_walk_over_what_was_removed_before(opened: Open, make_ro
     assert table._low == rows[40].key
     table.write([make_row(1, 99)], [], 2)
     assert table._low == make_row(1, 99).key
+
+
+@pytest.mark.parametrize("purge_rows", [1, 2, 5_000])
+def test_removals_never_take_a_row_that_came_in_late(
+    opened: Open, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cheap removal of everything below the low mark spares rows of its own batch and of later ones."""
+    monkeypatch.setattr("retryapp.runtime.stores.pending._PURGE_ROWS", purge_rows)
+    table = opened()
+    table.write([make_row(1_000 + n, n) for n in range(10)], [], 0)
+    for batch in range(5):  # scan, remove the head, and put a row far below, in turns
+        (head, _), *_ = table.due(5_000, 100)[0][-1:]
+        late = make_row(10 + batch, 100 + batch)
+        table.write([late], [Removal(head, "1m")], batch + 1)
+        assert table.get(late.key) == late.value
+    found = [parse_row_key(key).origin_offset for key, _ in table.page(None, 100)]
+    assert found == [100, 101, 102, 103, 104, 0, 1, 2, 3, 4]
+    assert sum(table.counts().values()) == 10

@@ -64,17 +64,6 @@ def test_topics_outlive_a_stop_and_a_kill(cache_dir: Path, kept_data: Path) -> N
         broker.close()
 
 
-@pytest.mark.extended
-def test_an_ephemeral_broker_leaves_nothing(cache_dir: Path) -> None:
-    """Its folder and process are gone after the block."""
-    with Broker(cache_dir) as broker:
-        folder, pid = broker.data, broker.pid
-        assert folder.is_dir()
-    assert not folder.exists()
-    assert pid is not None
-    assert not psutil.pid_exists(pid)
-
-
 @pytest.mark.parametrize("seen", [True, pytest.param(False, marks=pytest.mark.extended)])
 def test_a_taken_port_is_named(cache_dir: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
     """Before anything is started; if somebody was quicker, by Kafka's own message."""

@@ -11,10 +11,7 @@ from retryapp.core import foreign
 from retryapp.core import headers as h
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.hops import (
-    record_size,
-    to_dead_letter,
-)
+from retryapp.core.hops import record_size, to_dead_letter
 from retryapp.core.metadata import (
     MAX_EPOCH_MS,
     MAX_HISTORY,

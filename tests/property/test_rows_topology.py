@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 
 from retryapp.core.errors import DamagedRowError, InvalidTopicNameError
 from retryapp.core.foreign import name_bytes
-from retryapp.core.rows import (
-    PendingRow,
-    RowKey,
-    decode_row,
-    due_bound,
-    encode_row,
-    parse_row_key,
-    row_header,
-    row_key,
-)
+from retryapp.core.rows import PendingRow, RowKey, decode_row, due_bound, encode_row, parse_row_key, row_header, row_key
 from retryapp.core.topology import HandlerTopology, Tiers, check_name, topic_specs
 
 u64 = st.integers(0, 2**64 - 1)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,15 +14,13 @@ import pytest
 
 from retryapp.jvm import MINIMUM_JAVA, kafka_jars, spark_jars
 
+LoadTool = Callable[[str], ModuleType]
+
 
 @pytest.fixture
-def tool(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tool(load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, for a project in a temporary folder; it installs nothing."""
-    spec = importlib.util.spec_from_file_location("environment_tool", project_root / "tools" / "environment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool("environment")
     (tmp_path / "pyproject.toml").write_text("[project]")
     (tmp_path / "constraints.txt").write_text("click==8.3.3")
     monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -75,8 +74,12 @@ def test_the_demo_needs_no_development_tools_and_without_a_report_no_spark(
     assert tool.main(["demo-without-report"]) == 0
     assert installed_extras(tool) == ["demo"]
     assert "Spark" not in capsys.readouterr().out
+    tool.commands.clear()
     assert tool.main(["demo"]) == 0
     assert installed_extras(tool) == ["demo", "spark"]
+    assert tool.main(["dev"]) == 0
+    assert installed_extras(tool) == ["demo", "dev", "spark"]
+    assert not any("venv" in command for command in tool.commands), "not anew"
 
 
 def test_the_demo_goes_on_where_spark_cannot_be_installed(
@@ -98,15 +101,6 @@ def test_the_demo_goes_on_where_spark_cannot_be_installed(
     monkeypatch.setattr(tool, "_run", run)
     assert tool.main(["demo"]) == 0
     assert installed_extras(tool) == ["demo", "spark"]
-
-
-def test_what_was_there_stays_when_more_is_wanted(tool: ModuleType) -> None:
-    """Demo first, development later: into the same environment, not anew."""
-    tool.main(["demo"])
-    tool.commands.clear()
-    tool.main(["dev"])
-    assert installed_extras(tool) == ["demo", "dev", "spark"]
-    assert not any("venv" in command for command in tool.commands)
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -183,14 +177,10 @@ def test_a_failed_install_is_tried_again(
     ("said", "found"), [('version "17.0.15"', True), ('version "11.0.2"', False), ("nonsense", False)]
 )
 def test_only_a_java_that_is_new_enough_counts(
-    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
+    load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
 ) -> None:
     """The same age as the package itself asks for."""
-    spec = importlib.util.spec_from_file_location("environment_tool", project_root / "tools" / "environment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool("environment")
     assert module.MINIMUM_JAVA == MINIMUM_JAVA
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"

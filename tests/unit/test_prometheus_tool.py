@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -14,20 +14,12 @@ import pytest
 
 
 @pytest.fixture
-def tool(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tool(load_tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, with a cache of its own, on a machine that has nothing."""
-    spec = importlib.util.spec_from_file_location("prometheus_tool", project_root / "tools" / "prometheus.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module: ModuleType = load_tool("prometheus")
     monkeypatch.setattr(module, "folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(module, "shutil", SimpleNamespace(which=lambda _name: None, copyfileobj=_copy))
+    monkeypatch.setattr(module, "shutil", SimpleNamespace(which=lambda _name: None, copyfileobj=shutil.copyfileobj))
     return module
-
-
-def _copy(source: Any, into: Any) -> None:
-    into.write(source.read())
 
 
 def package() -> bytes:

@@ -41,11 +41,21 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = retryapp.nope  # type: ignore[attr-defined]
 
 
+SPARK = {"pyspark", "py4j", "pyarrow", "pandas"}
+CLIENTS = {"faust", "mode", "aiokafka", "confluent_kafka", "rocksdict", "jgo"}
+
+
 @pytest.mark.parametrize(
-    "statement", ["import retryapp.core.errors", "from retryapp import RetryAppError", "import retryapp.cli.main"]
+    ("statement", "left_out"),
+    [
+        ("import retryapp.core.errors", SPARK | CLIENTS),
+        ("from retryapp import RetryAppError", SPARK | CLIENTS),
+        ("import retryapp.cli.main", SPARK | CLIENTS),
+        ("import retryapp.cli.pipeline, retryapp.pipeline", SPARK),
+    ],
 )
-def test_light_imports_load_no_faust_and_no_clients(statement: str) -> None:
-    """The pure core and the command line's frame stay quick to import."""
+def test_light_imports_load_no_faust_and_no_clients(statement: str, left_out: set[str]) -> None:
+    """The pure core and the command line's frame stay quick to import, and Spark is only where a pipeline runs."""
     code = f"import sys; {statement}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"faust", "mode", "aiokafka", "confluent_kafka", "rocksdict", "pyspark", "jgo"} & set(loaded)
+    assert not left_out & set(loaded)

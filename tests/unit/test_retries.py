@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import faust
 import pytest
 
@@ -18,6 +20,11 @@ from retryapp.runtime.options import SETTINGS
 POLICY = RetryPolicy("1s")
 
 
+def new_app(**options: Any) -> faust.App:
+    """Return an app of no broker's."""
+    return faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", **options)
+
+
 async def charge(_value: bytes) -> None:
     """Handle a record."""
 
@@ -29,7 +36,7 @@ async def refund(_value: bytes) -> None:
 @pytest.fixture
 async def retries() -> Retries:
     """An app with a handler for `orders`."""
-    made = Retries(faust.App("app", broker="kafka://127.0.0.1:1", store="memory://"))
+    made = Retries(new_app())
     made.handler("orders", policy=POLICY)(charge)
     return made
 
@@ -66,7 +73,7 @@ async def test_an_app_has_one_retries(retries: Retries) -> None:
 
 async def test_fausts_own_transactions_are_refused() -> None:
     """They lose records, and would not move with ours."""
-    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", processing_guarantee="exactly_once")
+    app = new_app(processing_guarantee="exactly_once")
     Retries(app)
     with pytest.raises(InvalidSettingError, match="processing_guarantee"):
         app.finalize()
@@ -74,7 +81,7 @@ async def test_fausts_own_transactions_are_refused() -> None:
 
 async def test_what_the_user_has_set_stays() -> None:
     """Faust's defaults are changed only where nobody has decided."""
-    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", broker_session_timeout=21.0)
+    app = new_app(broker_session_timeout=21.0)
     Retries(app)
     app.finalize()
     assert app.conf.broker_session_timeout == 21.0
@@ -92,7 +99,7 @@ async def test_what_the_user_has_set_stays() -> None:
 )
 async def test_a_short_session_has_several_heartbeats(given: dict[str, float], interval_s: float) -> None:
     """One may get lost; what the user has decided stays."""
-    app = faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", **given)
+    app = new_app(**given)
     Retries(app)
     app.finalize()
     assert app.conf.broker_heartbeat_interval == interval_s
@@ -100,27 +107,16 @@ async def test_a_short_session_has_several_heartbeats(given: dict[str, float], i
 
 async def test_a_session_without_a_heartbeat_is_refused() -> None:
     """The group would take every worker for dead, and none would start a record."""
-    app = faust.App(
-        "app",
-        broker="kafka://127.0.0.1:1",
-        store="memory://",
-        broker_session_timeout=6.0,
-        broker_heartbeat_interval=6.0,
-    )
+    app = new_app(broker_session_timeout=6.0, broker_heartbeat_interval=6.0)
     Retries(app)
     with pytest.raises(InvalidSettingError, match="a third is usual"):
         app.finalize()
 
 
-async def test_neighbours_are_welcome(retries: Retries) -> None:
-    """A handler for each of several topics."""
-    retries.handler("refunds", policy=POLICY)(refund)
-    assert [handler.main for handler in retries.handlers] == ["orders", "refunds"]
-
-
 async def test_handlers_publish_to_topics_that_no_handler_owns(retries: Retries) -> None:
     """Also not to those of another handler of the app; a main topic is the user's."""
     retries.handler("refunds", policy=POLICY)(refund)
+    assert [handler.main for handler in retries.handlers] == ["orders", "refunds"]
     (destinations,) = {handler.destinations for handler in retries.handlers}
     assert destinations is not None
     for topic in ("app.orders.retry", "app.refunds.dlq", "app.refunds.pending.changelog"):

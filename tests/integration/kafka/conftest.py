@@ -1,4 +1,4 @@
-"""Fresh names and writers for one test."""
+"""A handler with fresh names, and writers."""
 
 from __future__ import annotations
 
@@ -9,38 +9,12 @@ import pytest
 from confluent_kafka import Producer
 
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection
-
-
-@pytest.fixture
-def connection(bootstrap: str) -> KafkaConnection:
-    """The test session's broker."""
-    return KafkaConnection(bootstrap)
-
-
-@pytest.fixture
-def admin(connection: KafkaConnection) -> KafkaAdmin:
-    """An administrator of that broker."""
-    return KafkaAdmin(connection)
 
 
 @pytest.fixture
 def topology() -> HandlerTopology:
     """A handler with names that no other test has."""
     return HandlerTopology(group=f"g{uuid.uuid4().hex[:8]}", main="orders", delays_ms=(1_000, 60_000))
-
-
-@pytest.fixture
-def main_topic(admin: KafkaAdmin) -> Callable[..., str]:
-    """Make a user's topic with a name of its own."""
-
-    def make(partitions: int = 2, name: str | None = None) -> str:
-        topic = name or f"t{uuid.uuid4().hex[:8]}"
-        admin.create_main_topic(topic, partitions=partitions)
-        admin.wait_for_topics([topic])
-        return topic
-
-    return make
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import concurrent.futures
 import dataclasses
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
-from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.errors import TopicMismatchError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import (
     Action,
@@ -23,18 +22,9 @@ from retryapp.kafka.errors import OwnerMismatchError
 
 
 @pytest.fixture
-def topology(topology, main_topic) -> HandlerTopology:
+def topology(topology, make_topic) -> HandlerTopology:
     """A handler whose main topic exists, with 3 partitions."""
-    return dataclasses.replace(topology, main=main_topic(3))
-
-
-def make(bootstrap: str, name: str, partitions: int = 3, **config: str) -> None:
-    """Create a topic with settings of its own (``_`` stands for ``.``)."""
-    client = AdminClient({"bootstrap.servers": bootstrap})
-    settings = {key.replace("_", "."): value for key, value in config.items()}
-    client.create_topics([NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)])[
-        name
-    ].result(10)
+    return dataclasses.replace(topology, main=make_topic(3))
 
 
 def test_topics_are_planned_made_and_then_fine(admin: KafkaAdmin, topology):
@@ -56,16 +46,6 @@ def test_topics_are_planned_made_and_then_fine(admin: KafkaAdmin, topology):
     assert ensure_topics(admin, [topology]).ok
 
 
-def test_a_missing_main_topic_is_an_error_with_a_remedy(admin, topology):
-    """The plan shows it and what it blocks; nothing is made; it is not a silent wait."""
-    topology = dataclasses.replace(topology, main=topology.main + "x")
-    plan = plan_topics(admin, [topology])
-    assert [step.action for step in plan.steps] == [Action.MISSING] + [Action.BLOCKED] * len(topology.owned)
-    with pytest.raises(TopicMissingError, match="--create-main"):
-        ensure_topics(admin, [topology])
-    assert admin.describe_topics([topology.main, *topology.owned]) == {}
-
-
 @pytest.mark.parametrize(
     ("suffix", "settings", "what"),
     [
@@ -76,12 +56,11 @@ def test_a_missing_main_topic_is_an_error_with_a_remedy(admin, topology):
         ("events", {"partitions": 1}, "partitions"),
     ],
 )
-def test_a_topic_that_does_not_serve_is_refused(admin, bootstrap, topology, suffix, settings, what):
+def test_a_topic_that_does_not_serve_is_refused(admin, make_topic, topology, suffix, settings, what):
     """The error names topic, setting, both values and the remedy; nothing else is made."""
     spec = next(s.spec for s in plan_topics(admin, [topology]).steps if s.topic == f"{topology.prefix}.{suffix}")
     good = {key.replace(".", "_"): value for key, value in spec.config.items()}
-    make(bootstrap, spec.name, **{"partitions": 3, **good, **settings})
-    admin.wait_for_topics([spec.name])
+    make_topic(**{"name": spec.name, "partitions": 3, **good, **settings})
     with pytest.raises(TopicMismatchError, match=rf"{spec.name}.*{what}=.*--alter|partitions") as caught:
         ensure_topics(admin, [topology])
     assert caught.value.what == what
@@ -96,11 +75,11 @@ def test_many_workers_at_once_make_one_set_of_topics(connection, topology):
     assert read_owner_mark(connection, topology.pending_changelog) == OwnerMark(topology.group, topology.main)
 
 
-def test_names_that_join_alike_are_told_apart(admin, main_topic, topology):
+def test_names_that_join_alike_are_told_apart(admin, make_topic, topology):
     """Group ``a.b`` with ``c`` and group ``a`` with ``b.c`` make the same names: the second one is refused."""
     group = topology.group
-    first = HandlerTopology(group=f"{group}.b", main=main_topic(3, f"{group}c"))
-    second = HandlerTopology(group=group, main=main_topic(3, f"b.{group}c"))
+    first = HandlerTopology(group=f"{group}.b", main=make_topic(3, f"{group}c"))
+    second = HandlerTopology(group=group, main=make_topic(3, f"b.{group}c"))
     assert first.owned == second.owned
     ensure_topics(admin, [first])
     with pytest.raises(OwnerMismatchError, match=rf"{group}\.b\+{group}c.*{group}\+b\.{group}c"):
@@ -109,9 +88,9 @@ def test_names_that_join_alike_are_told_apart(admin, main_topic, topology):
     assert ensure_topics(admin, [first]).ok
 
 
-def test_rivals_at_the_same_moment_have_one_winner(connection, main_topic):
+def test_rivals_at_the_same_moment_have_one_winner(connection, make_topic):
     """The mark with the lowest offset decides, for all and for ever."""
-    topic = main_topic(1)
+    topic = make_topic(1)
     rivals = [OwnerMark("a.b", "c"), OwnerMark("a", "b.c")] * 3
 
     def claim(mark: OwnerMark) -> bool:

@@ -11,9 +11,9 @@ def values(connection, topic, **kwargs):
     return sorted(record.value for record in read_topic(connection, topic, **kwargs))
 
 
-def test_a_record_is_read_byte_for_byte(connection, main_topic, publish):
+def test_a_record_is_read_byte_for_byte(connection, make_topic, publish):
     """Null and empty differ, headers keep order and duplicates."""
-    topic = main_topic(1)
+    topic = make_topic(1)
     publish(topic, 0, None, b"", [("a", b"\xff\x00"), ("a", None), ("b", b"")])
     publish(topic, 0, b"", None)
     first, second = read_topic(connection, topic)
@@ -23,9 +23,9 @@ def test_a_record_is_read_byte_for_byte(connection, main_topic, publish):
     assert first.timestamp_ms > 1_600_000_000_000
 
 
-def test_aborted_records_are_not_seen(connection, main_topic, transact):
+def test_aborted_records_are_not_seen(connection, make_topic, transact):
     """A committed reader passes over aborted transactions, before, between and at the end."""
-    topic = main_topic(2)
+    topic = make_topic(2)
     transact(topic, 0, [b"lost-1"], end="abort")
     transact(topic, 0, [b"kept-1", b"kept-2"])
     transact(topic, 1, [b"kept-3"])
@@ -33,18 +33,18 @@ def test_aborted_records_are_not_seen(connection, main_topic, transact):
     assert values(connection, topic) == [b"kept-1", b"kept-2", b"kept-3"]
 
 
-def test_an_open_transaction_does_not_hold_up_the_reader(connection, main_topic, transact):
+def test_an_open_transaction_does_not_hold_up_the_reader(connection, make_topic, transact):
     """The end is the last stable offset: what is still open is not waited for."""
-    topic = main_topic(1)
+    topic = make_topic(1)
     transact(topic, 0, [b"kept"])
     producer = transact(topic, 0, [b"open"], end="leave")
     assert values(connection, topic) == [b"kept"]
     producer.abort_transaction(10)
 
 
-def test_start_stop_and_partitions_bound_the_reading(connection, main_topic, transact):
+def test_start_stop_and_partitions_bound_the_reading(connection, make_topic, transact):
     """Stop is exclusive; offsets out of range are cut to what is there."""
-    topic = main_topic(2)
+    topic = make_topic(2)
     transact(topic, 0, [b"0", b"1", b"2", b"3"])
     transact(topic, 1, [b"other"])
     assert values(connection, topic, partitions=[0], start={0: 1}, stop={0: 3}) == [b"1", b"2"]
@@ -53,9 +53,9 @@ def test_start_stop_and_partitions_bound_the_reading(connection, main_topic, tra
     assert values(connection, topic, partitions=[0], start={0: 10_000}) == []
 
 
-def test_one_record_by_its_offset(connection, main_topic, transact):
+def test_one_record_by_its_offset(connection, make_topic, transact):
     """A transaction marker, an aborted record and an offset beyond the end are no records."""
-    topic = main_topic(1)
+    topic = make_topic(1)
     transact(topic, 0, [b"a", b"b"])  # offsets 0, 1, marker 2
     transact(topic, 0, [b"lost"], end="abort")  # offset 3, marker 4
     found = read_record(connection, topic, 0, 1)
@@ -64,9 +64,9 @@ def test_one_record_by_its_offset(connection, main_topic, transact):
     assert [read_record(connection, topic, 0, offset) for offset in (2, 3, 4, 99)] == [None] * 4
 
 
-def test_the_changelog_adds_up(connection, main_topic, publish):
+def test_the_changelog_adds_up(connection, make_topic, publish):
     """Puts less removals; the last put of a key counts; records that are no rows are passed over."""
-    topic = main_topic(2)
+    topic = make_topic(2)
     gone, kept, other = row_key(1_000, 0, 1), row_key(2_000, 0, 2), row_key(1_500, 1, 1)
     row = PendingRow(b"k", b"v", (("h", b"1"),), 5)
     newer = PendingRow(b"k", None, (), 6)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import NewPartitions
 
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.kafka import KafkaAdmin, KafkaConnection
@@ -21,13 +21,13 @@ MakeTopic = Callable[..., str]
 
 
 @pytest.fixture
-def reader(bootstrap: str) -> KafkaDestinations:
+def reader(connection: KafkaConnection) -> KafkaDestinations:
     """A reader of the test session's broker."""
-    return KafkaDestinations(lambda: KafkaConnection(bootstrap))
+    return KafkaDestinations(lambda: connection)
 
 
 async def test_a_topic_is_seen_with_its_limits(
-    bootstrap: str, make_topic: MakeTopic, reader: KafkaDestinations
+    admin: KafkaAdmin, make_topic: MakeTopic, reader: KafkaDestinations
 ) -> None:
     """Partitions, largest record, and whether it wants keys; one that is not there is not made by the question."""
     plain = make_topic(3, max_message_bytes="12345")
@@ -36,11 +36,11 @@ async def test_a_topic_is_seen_with_its_limits(
     assert await reader.look(compacted) == TopicLook(1, max_bytes=5_000, compacted=True)
     for _ in range(2):
         assert await reader.look(f"{plain}-not") is None
-    assert f"{plain}-not" not in KafkaAdmin(KafkaConnection(bootstrap)).topic_names()
+    assert f"{plain}-not" not in admin.topic_names()
 
 
 async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
-    bootstrap: str, make_topic: MakeTopic, reader: KafkaDestinations, settings: ClientSettings
+    admin: KafkaAdmin, make_topic: MakeTopic, reader: KafkaDestinations, settings: ClientSettings
 ) -> None:
     """A partition that its producer has never seen, batches of no more than the limit, a limit that nobody tells."""
     topic = make_topic(1, max_message_bytes="1000")
@@ -53,7 +53,7 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
 
     producer = AIOKafkaProducer(
         enable_idempotence=True,
-        bootstrap_servers=bootstrap,
+        bootstrap_servers=admin.connection.bootstrap,
         max_batch_size=settings.max_batch_size,
         compression_type=settings.compression_type,
     )
@@ -61,9 +61,8 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
     try:
         sent = await send_all(producer, records(0, *[400] * 5))
         assert await sent.offsets() == [0, 1, 2, 3, 4]
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
-        KafkaAdmin(KafkaConnection(bootstrap)).wait_for_topics([topic])
+        admin._client.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
+        admin.wait_for_topics([topic])
         destination.see(await reader.look(topic), 0.0)
         assert destination.partitions == 3
         assert await (await send_all(producer, records(2, 10))).offsets() == [0]
@@ -74,7 +73,10 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
                 await (await send_all(producer, records(1, *sizes))).offsets()
             await asyncio.sleep(0)
         assert destination.batch_bytes == 0
-        assert destination.objection(None, None, records(1, 5_000)[0].size) is not None
-        assert destination.objection(None, None, records(1, 400)[0].size) is None
+        refused, fits = records(1, 5_000, 400)
+        assert destination.max_bytes == refused.size - 1
+        assert destination.objection(None, None, refused.size) is not None
+        assert destination.objection(None, None, fits.size) is None
+        assert await (await send_all(producer, records(0, *[400] * 3))).offsets() == [5, 6, 7], "each by itself"
     finally:
         await producer.stop()

@@ -8,34 +8,31 @@ import uuid
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from harness import wait_for
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics
+from retryapp.kafka import KafkaAdmin, PlanOptions, ensure_topics
 from retryapp.runtime.observe.retentions import RetentionWatch
 
 WEEK_AND_HOUR_S = 7 * 86_400 + 3_600
 
 
-def set_retention(bootstrap: str, topic: str, retention_ms: int) -> None:
+def set_retention(admin: KafkaAdmin, topic: str, retention_ms: int) -> None:
     """Change a topic as an operator would."""
     entry = ConfigEntry("retention.ms", str(retention_ms), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.incremental_alter_configs([resource])[resource].result(10)
+    admin._client.incremental_alter_configs([resource])[resource].result(10)
 
 
-async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(bootstrap: str) -> None:
+async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(admin: KafkaAdmin) -> None:
     """Shorter, for ever, and what cannot be asked any more."""
     policy = RetryPolicy("5m 1h")
     topology = HandlerTopology(f"g{uuid.uuid4().hex[:8]}", "orders", delays_ms=policy.schedule.nominal_delays_ms)
-    connection = KafkaConnection(bootstrap)
-    admin = KafkaAdmin(connection)
     plan = ensure_topics(admin, [topology], PlanOptions(create_main_partitions=1))
     served: Any = {"orders": SimpleNamespace(handler=SimpleNamespace(topology=topology, policy=policy))}
-    watch = RetentionWatch(served, lambda: connection)
+    watch = RetentionWatch(served, lambda: admin.connection)
     assert watch.retentions() == {}, "nothing was looked at"
     watch.learn(plan)
     (retry,) = topology.retry_topics
@@ -44,12 +41,11 @@ async def test_a_retention_that_is_changed_while_a_worker_runs_is_seen(bootstrap
     assert told.topics_s == {retry: WEEK_AND_HOUR_S, topology.redelivery: WEEK_AND_HOUR_S}
     looking = asyncio.create_task(watch.run(every_s=0.05))
     try:
-        set_retention(bootstrap, retry, 60_000)
-        set_retention(bootstrap, topology.redelivery, -1)
+        set_retention(admin, retry, 60_000)
+        set_retention(admin, topology.redelivery, -1)
         changed = {retry: 60, topology.redelivery: math.inf}
         await asyncio.to_thread(wait_for, lambda: watch.retentions()["orders"].topics_s == changed, "both changes")
-        client = AdminClient({"bootstrap.servers": bootstrap})
-        client.delete_topics([retry])[retry].result(10)
+        admin._client.delete_topics([retry])[retry].result(10)
         left = {topology.redelivery}
         await asyncio.to_thread(wait_for, lambda: set(watch.retentions()["orders"].topics_s) == left, "one is gone")
         assert not looking.done()

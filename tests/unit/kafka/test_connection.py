@@ -78,19 +78,6 @@ def test_every_client_error_gets_a_name(code, expected):
     assert "b:9092" in str(error)
 
 
-def test_what_the_client_said_before_is_told_once():
-    """The reason behind a time-out."""
-    error = named_error(
-        KafkaError(KafkaError._TIMED_OUT),
-        KafkaConnection("b:9092"),
-        doing="list topics",
-        tried_s=5,
-        hints=("Connection refused", "Connection refused"),
-    )
-    assert str(error).count("Connection refused") == 1
-    assert "could not list topics within 5 s" in str(error)
-
-
 @pytest.mark.parametrize(
     ("hint", "expected"),
     [
@@ -113,10 +100,10 @@ def test_what_the_client_said_before_is_told_once():
     ],
 )
 def test_a_refusal_is_told_from_silence(hint, expected):
-    """The client library reports both as "no answer"; waiting mends only one of them."""
+    """The client library reports both as "no answer"; waiting mends only one of them. It is told once."""
     hints = tuple(f"{hint} (after {ms}ms in state X)" for ms in (5, 301, 302))
     error = named_error(
-        KafkaException(KafkaError(KafkaError._TRANSPORT)),
+        KafkaError(KafkaError._TRANSPORT),
         KafkaConnection("b:9092"),
         doing="list topics",
         tried_s=2,
@@ -124,20 +111,9 @@ def test_a_refusal_is_told_from_silence(hint, expected):
     )
     assert type(error) is expected
     assert str(error).count(hint) == 1
+    assert expected is not BrokerUnreachableError or "could not list topics within 2 s" in str(error)
     assert "brokers are down" not in str(error)
     assert "ms in state" not in str(error)
-
-
-def test_a_vague_hint_is_better_than_none():
-    """Where the client says nothing else."""
-    error = named_error(
-        KafkaError(KafkaError._TRANSPORT),
-        KafkaConnection("b:9092"),
-        doing="x",
-        tried_s=2,
-        hints=("1/1 brokers are down",),
-    )
-    assert isinstance(error, BrokerUnreachableError)
 
 
 def test_long_values_are_not_shown():

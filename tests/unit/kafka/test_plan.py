@@ -42,14 +42,17 @@ def steps(states=(), cluster=THREE, options=None):
     return {step.topic: step for step in plan_handler(TOPOLOGY, known, cluster, options or PlanOptions())}
 
 
-def served():
-    """Return states of all topics as they have to be."""
+def served(name=None, config=None, **changes):
+    """Return states of all topics as they have to be, but for one of them."""
     own = [
         TopicState(step.topic, "x" * 8, step.partitions, 3, dict(step.config))
         for step in steps().values()
         if step.spec is not None
     ]
-    return [main_state(), *own]
+    return [
+        dataclasses.replace(each, config={**each.config, **(config or {})}, **changes) if each.name == name else each
+        for each in (main_state(), *own)
+    ]
 
 
 def test_what_is_there_as_needed_is_fine():
@@ -131,11 +134,7 @@ def test_a_missing_main_topic_blocks_ours():
 )
 def test_a_setting_that_would_lose_or_delay_records_is_a_mismatch(name, changes, setting):
     """It says what is there, what is needed, why and what to do."""
-    states = [
-        dataclasses.replace(state, config={**state.config, **changes}) if state.name == name else state
-        for state in served()
-    ]
-    found = steps(states)
+    found = steps(served(name, changes))
     assert {topic: step.action for topic, step in found.items() if step.action is not Action.OK} == {
         name: Action.MISMATCH
     }
@@ -159,20 +158,13 @@ def test_a_setting_that_would_lose_or_delay_records_is_a_mismatch(name, changes,
 )
 def test_more_than_needed_is_fine(name, changes):
     """Longer retention, more room, or settings that lose nothing."""
-    states = [
-        dataclasses.replace(state, config={**state.config, **changes}) if state.name == name else state
-        for state in served()
-    ]
-    assert steps(states)[name].action is Action.OK
+    assert steps(served(name, changes))[name].action is Action.OK
 
 
 @pytest.mark.parametrize(("partitions", "remedy"), [(2, "--partitions 4"), (8, "cannot remove partitions")])
 def test_another_partition_count_is_a_mismatch(partitions, remedy):
     """The remedy differs: Kafka adds partitions and never removes them."""
-    states = [
-        dataclasses.replace(state, partitions=partitions) if state.name == TOPOLOGY.dlq else state for state in served()
-    ]
-    (problem,) = steps(states)[TOPOLOGY.dlq].problems
+    (problem,) = steps(served(TOPOLOGY.dlq, partitions=partitions))[TOPOLOGY.dlq].problems
     assert (problem.setting, problem.have, problem.want) == ("partitions", str(partitions), "4")
     assert remedy in problem.remedy
 

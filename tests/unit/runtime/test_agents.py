@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from kafka_fakes import until
 
 from retryapp.core.record import Damage
 from retryapp.engine.worker.feed import Batch
@@ -52,9 +52,7 @@ async def channel(consumer: RetryConsumer, taken: list[int]) -> AsyncIterator[In
     made = register_agent(app, "clicks", lambda batch: taken.append(batch.session))
     agent = app.agents["retryapp.clicks"]
     await agent.start()
-    async with asyncio.timeout(5):
-        while not made._subscribers:  # noqa: ASYNC110 - Faust tells nobody
-            await asyncio.sleep(0)
+    await until(lambda: made._subscribers)
     yield made
     await agent.stop()
 
@@ -68,6 +66,4 @@ async def test_a_rebalance_takes_no_batch_away(
     consumer.app.flow_control.resume()
     consumer.app.flow_control.suspend()
     channel.put_now(batch(2))
-    async with asyncio.timeout(5):
-        while taken != [1, 2]:  # noqa: ASYNC110 - Faust tells nobody
-            await asyncio.sleep(0)
+    await until(lambda: taken == [1, 2])

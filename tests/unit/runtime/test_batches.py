@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from aiokafka.errors import (
     KafkaError,
-    MessageSizeTooLargeError,
     NotEnoughReplicasError,
     PolicyViolationError,
     TopicAuthorizationFailedError,
@@ -45,10 +44,6 @@ class _Producer:
 
     async def send(self, *records: Outgoing) -> Sent:
         return await send_all(self, records)  # type: ignore[arg-type]
-
-    @property
-    def counts(self) -> list[tuple[str, int]]:
-        return [(topic, batch.record_count()) for topic, _, batch in self.batches]
 
 
 @pytest.fixture
@@ -117,16 +112,3 @@ async def test_what_a_broker_refuses_for_good_is_noted(
     await told()
     assert destination.fresh(1.0)
     assert destination.problem == problem
-
-
-async def test_a_size_that_is_refused_is_noted(producer: _Producer, destination: Destination) -> None:
-    """First that of the batch, then that of the record."""
-    for sizes in ([100, 100], [100]):
-        await producer.send(*publications(destination, *sizes))
-        producer.answers[-1].set_exception(MessageSizeTooLargeError())
-        await told()
-    assert destination.batch_bytes == 0
-    (refused,) = publications(destination, 100)
-    assert destination.max_bytes == refused.size - 1
-    await producer.send(*publications(destination, 1, 1))
-    assert producer.counts[2:] == [(OUT, 1), (OUT, 1)]

@@ -55,6 +55,15 @@ class _Agent:
             consumer._acked[tp].append(message.offset)
 
 
+@pytest.fixture
+async def spilling(consumer: RetryConsumer, thread: Any, records: Any) -> _Agent:
+    """An agent of the user's with room for two of six records that were fetched."""
+    agent = _Agent(consumer, USERS, maxsize=2)
+    thread.fetches = [{USERS: records(USERS, 6)}]
+    assert await agent.take_all(consumer) == [0, 1]
+    return agent
+
+
 # -- holding ----------------------------------------------------------------------------------------------------------
 
 
@@ -272,12 +281,9 @@ async def test_spilled_records_come_in_order_before_newer_ones(
 
 
 async def test_the_agents_own_signal_does_not_reopen_a_partition_whose_spill_is_not_empty(
-    consumer: RetryConsumer, thread: Any, records: Any
+    consumer: RetryConsumer, spilling: _Agent
 ) -> None:
     """Faust's queue says that it has room when it is half empty: the spill could grow without end."""
-    agent = _Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5)}]
-    await agent.take_all(consumer)
     consumer.on_buffer_drop(USERS)
     assert USERS not in consumer._get_active_partitions()
     consumer._spill.clear()
@@ -285,33 +291,23 @@ async def test_the_agents_own_signal_does_not_reopen_a_partition_whose_spill_is_
     assert USERS in consumer._get_active_partitions()
 
 
-async def test_a_spill_is_handed_on_when_nothing_else_may_be_fetched(
-    consumer: RetryConsumer, thread: Any, records: Any
-) -> None:
+async def test_a_spill_is_handed_on_when_nothing_else_may_be_fetched(consumer: RetryConsumer, spilling: _Agent) -> None:
     """A worker may have none of our partitions, or all of them may be full: the user's agent goes on all the same."""
-    agent = _Agent(consumer, USERS, maxsize=2)
     consumer.pause_partitions({MAIN})
-    thread.fetches = [{USERS: records(USERS, 4)}]
-    seen = await agent.take_all(consumer)
     assert consumer._get_active_partitions() == set()
-    agent.process(consumer, 2)
-    seen += await agent.take_all(consumer)
-    assert seen == [0, 1, 2, 3]
+    for rest in ([2, 3], [4, 5]):
+        spilling.process(consumer, 2)
+        assert await spilling.take_all(consumer) == rest
     assert consumer._get_active_partitions() == {USERS}
 
 
-async def test_nothing_spilled_is_committed_before_it_was_processed(
-    consumer: RetryConsumer, thread: Any, client: Any, records: Any
-) -> None:
+async def test_nothing_spilled_is_committed_before_it_was_processed(consumer: RetryConsumer, spilling: _Agent) -> None:
     """Spilled records count as delivered: what is committed stops before the first that is not acknowledged."""
-    agent = _Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 4)}]
-    await agent.take_all(consumer)
     assert consumer._new_offset(USERS) is None
-    agent.process(consumer, 2)
+    spilling.process(consumer, 2)
     assert consumer._new_offset(USERS) == 2
-    await agent.take_all(consumer)
-    agent.process(consumer, 1)
+    await spilling.take_all(consumer)
+    spilling.process(consumer, 1)
     assert consumer._new_offset(USERS) == 3
     assert consumer._new_offset(USERS) is None
 
@@ -331,27 +327,21 @@ async def test_offsets_are_committed_as_a_prefix_of_what_was_delivered(
     assert seen == [None, None, 8, 9]
 
 
-async def test_a_seek_forgets_the_spill(consumer: RetryConsumer, thread: Any, client: Any, records: Any) -> None:
+async def test_a_seek_forgets_the_spill(
+    consumer: RetryConsumer, thread: Any, client: Any, records: Any, spilling: _Agent
+) -> None:
     """After a rebalance that left the partition here its records are fetched again."""
-    agent = _Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5)}]
-    await agent.take_all(consumer)
-    agent.process(consumer, 2)
+    spilling.process(consumer, 2)
     client.committed = {client_tp(USERS): 2}
     await consumer.perform_seek()
     thread.fetches = [{USERS: records(USERS, 2, start=2)}]
     consumer.resume_partitions({USERS})
-    assert await agent.take_all(consumer) == [2, 3]
+    assert await spilling.take_all(consumer) == [2, 3]
 
 
-async def test_a_spill_that_is_being_handed_on_ends_with_its_session(
-    consumer: RetryConsumer, thread: Any, client: Any, records: Any
-) -> None:
+async def test_a_spill_that_is_being_handed_on_ends_with_its_session(consumer: RetryConsumer, spilling: _Agent) -> None:
     """A rebalance comes between two spilled records: the rest would be taken for newer than what the seek reads."""
-    agent = _Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 6)}]
-    await agent.take_all(consumer)
-    agent.process(consumer, 2)
+    spilling.process(consumer, 2)
     handing = aiter(consumer.getmany(1.0))
     _, message = await anext(handing)
     assert message.offset == 2
@@ -361,16 +351,13 @@ async def test_a_spill_that_is_being_handed_on_ends_with_its_session(
     assert [message.offset async for _, message in handing] == []
 
 
-async def test_a_spill_waits_while_the_flow_is_stopped(consumer: RetryConsumer, thread: Any, records: Any) -> None:
+async def test_a_spill_waits_while_the_flow_is_stopped(consumer: RetryConsumer, spilling: _Agent) -> None:
     """Faust empties the agents' queues for a rebalance: that is no room."""
-    agent = _Agent(consumer, USERS, maxsize=2)
-    thread.fetches = [{USERS: records(USERS, 5)}]
-    await agent.take_all(consumer)
-    agent.process(consumer, 2)
+    spilling.process(consumer, 2)
     consumer.stop_flow()
-    polling = asyncio.create_task(agent.take_all(consumer))
+    polling = asyncio.create_task(spilling.take_all(consumer))
     for _ in range(20):
         await asyncio.sleep(0)
-    assert agent.queue.empty()
+    assert spilling.queue.empty()
     polling.cancel()
     await asyncio.gather(polling, return_exceptions=True)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from kafka_fakes import CHANGELOG, DLQ, MakeLane, Topics
+from kafka_fakes import CHANGELOG, DLQ, MakeLane, Topics, until
 from samples import dead, waiting
 
 from retryapp.core.errors import StoreAheadError, StoreBrokenError
@@ -68,13 +68,6 @@ async def opened(lane: KafkaTransport) -> KafkaTransport:
     await lane.recover()
     await lane.release({})
     return lane
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let tasks run until it holds."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0)
 
 
 def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> int:

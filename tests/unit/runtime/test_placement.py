@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -131,15 +132,6 @@ async def test_every_lane_is_watched(
     assert "Lane app.orders.0" in caplog.text
 
 
-def lane_that(run: Any, *, state: Any) -> Any:
-    """Return a lane with a life of its own."""
-    return SimpleNamespace(name=str(state), state=state, run=run, last_error="not a member")
-
-
-async def end_at_once() -> None:
-    """Live no longer than this."""
-
-
 async def test_a_lane_without_membership_ends_the_process_when_no_assignment_comes(
     placer: Placer,
     runtime: Runtime,
@@ -148,15 +140,12 @@ async def test_a_lane_without_membership_ends_the_process_when_no_assignment_com
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An assignment within the session and rebalance time-outs would cancel the wait."""
-    conf, slept = runtime.app.conf, list[float]()
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
+    conf, sleep, run = runtime.app.conf, AsyncMock(), AsyncMock()
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    await placer._run(lane_that(end_at_once, state=LaneState.IDLE))
+    lane: Any = SimpleNamespace(name="app.orders.0", state=LaneState.IDLE, run=run, last_error="not a member")
+    await placer._run(lane)
     assert exit_codes == [4]
-    assert slept[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
+    assert sleep.await_args_list[0].args[0] > conf.broker_session_timeout + conf.broker_rebalance_timeout
     assert "not a member" in caplog.text
 
 

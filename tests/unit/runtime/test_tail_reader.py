@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,9 +24,10 @@ SETTINGS = ClientSettings(
 
 
 class _Cluster:
-    """Partitions, and every consumer that was made; a test may make one step hang or fail."""
+    """Partitions, their reader, and every consumer that was made; a test may make one step hang or fail."""
 
     def __init__(self) -> None:
+        self.reader = TailReader(SETTINGS)
         self.partitions: dict[TopicPartition, list[Found]] = {}
         self.consumers: list[_Consumer] = []
         self.hang_at: int | None = None
@@ -97,18 +98,19 @@ class _Consumer:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
-    """Partitions in memory."""
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[_Cluster]:
+    """Partitions in memory; their reader is stopped at the end."""
     made = _Cluster()
     monkeypatch.setattr(tail, "AIOKafkaConsumer", lambda client_id, **options: _Consumer(made, client_id, **options))
-    return made
+    yield made
+    await made.reader.stop()
+    assert all(consumer.stopped for consumer in made.consumers)
 
 
 async def test_a_partition_is_read_to_its_end_in_slices(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with the offset after it, and other tasks run in between."""
     monkeypatch.setattr(tail, "SLICE_RECORDS", 4)
     tp = cluster.fill(0, 10)
-    reader = TailReader(SETTINGS)
     slices: list[tuple[list[int], int]] = []
     turns: list[int] = []
 
@@ -121,14 +123,12 @@ async def test_a_partition_is_read_to_its_end_in_slices(cluster: _Cluster, monke
         slices.append(([record.offset for record in records], next_offset))
 
     watching = asyncio.create_task(others())
-    assert await reader.read(tp, 1, sink) == 10
+    assert await cluster.reader.read(tp, 1, sink) == 10
     watching.cancel()
     assert slices == [([1, 2, 3, 4], 5), ([5, 6, 7, 8], 9), ([9], 10)]
     assert {0, 1, 2} <= set(turns)
-    assert await reader.read(tp, 10, sink) == 10
+    assert await cluster.reader.read(tp, 10, sink) == 10
     assert len(slices) == 3
-    await reader.stop()
-    assert all(consumer.stopped for consumer in cluster.consumers)
     options = cluster.readers[0].options
     assert (options["isolation_level"], options["auto_offset_reset"]) == ("read_committed", "none")
 
@@ -138,22 +138,19 @@ async def test_a_sink_that_has_enough_ends_the_reading(cluster: _Cluster, monkey
     monkeypatch.setattr(tail, "SLICE_RECORDS", 1)
     tp = cluster.fill(0, 10)
     seen: list[int] = []
-    reader = TailReader(SETTINGS)
 
     def sink(records: list[Found], _next_offset: int) -> bool:
         seen.extend(record.offset for record in records)
         return len(seen) == 2
 
-    assert await reader.read(tp, 0, sink) == 10
+    assert await cluster.reader.read(tp, 0, sink) == 10
     assert seen == [0, 1]
-    await reader.stop()
 
 
 @pytest.mark.parametrize("how", ["error", "cancelled", "timeout", "sink"])
 async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: _Cluster, how: str) -> None:
     """Nobody knows what it has fetched and where it stands; the next reading has a new one."""
     tp = cluster.fill(0, 10)
-    reader = TailReader(SETTINGS)
     if how == "error":
         cluster.error = ConnectionError("cut")
     elif how != "sink":
@@ -162,19 +159,18 @@ async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: _Cluster,
     def full(_records: list[Found], _next_offset: int) -> None:
         raise OSError("no space left")
 
-    task = asyncio.create_task(reader.read(tp, 0, full if how == "sink" else lambda *_: None))
+    task = asyncio.create_task(cluster.reader.read(tp, 0, full if how == "sink" else lambda *_: None))
     if how == "cancelled":
         await asyncio.sleep(0.05)
         task.cancel()
     with pytest.raises((ConnectionError, asyncio.CancelledError, TimeoutError, OSError)):
         await asyncio.wait_for(task, 0.1)
     got: list[int] = []
-    await reader.read(tp, 0, lambda records, _: got.extend(record.offset for record in records))
+    await cluster.reader.read(tp, 0, lambda records, _: got.extend(record.offset for record in records))
     assert got == list(range(10))
     assert len(cluster.readers) == 2
     assert cluster.readers[0].stopped
     assert not cluster.readers[1].stopped
-    await reader.stop()
 
 
 async def test_long_readings_take_turns(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,18 +178,18 @@ async def test_long_readings_take_turns(cluster: _Cluster, monkeypatch: pytest.M
     monkeypatch.setattr(tail, "TURN_S", 0.0)
     monkeypatch.setattr(tail, "_FETCHED", 10)
     big, small = cluster.fill(0, 1_000), cluster.fill(1, 20)
-    reader = TailReader(SETTINGS)
     order: list[tuple[int, int]] = []
 
     async def read(tp: TopicPartition) -> None:
-        await reader.read(tp, 0, lambda records, _: order.extend((tp.partition, record.offset) for record in records))
+        await cluster.reader.read(
+            tp, 0, lambda records, _: order.extend((tp.partition, record.offset) for record in records)
+        )
 
     await asyncio.gather(read(big), read(small))
     done_at = order.index((1, 19))
     assert done_at < 100, f"the short reading had to wait for {done_at} records of the long one"
     for partition, count in ((0, 1_000), (1, 20)):
         assert [offset for number, offset in order if number == partition] == list(range(count))
-    await reader.stop()
 
 
 async def test_background_readings_take_one_turn_among_them(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,11 +198,10 @@ async def test_background_readings_take_one_turn_among_them(cluster: _Cluster, m
     monkeypatch.setattr(tail, "_FETCHED", 10)
     fills = [cluster.fill(n, 200) for n in range(8)]
     opening = cluster.fill(9, 50)
-    reader = TailReader(SETTINGS)
     order: list[int] = []
 
     async def read(tp: TopicPartition, background: bool) -> None:
-        await reader.read(tp, 0, lambda *_: order.append(tp.partition), background=background)
+        await cluster.reader.read(tp, 0, lambda *_: order.append(tp.partition), background=background)
 
     tasks = [asyncio.create_task(read(tp, True)) for tp in fills]
     await asyncio.sleep(0.005)
@@ -215,7 +210,6 @@ async def test_background_readings_take_one_turn_among_them(cluster: _Cluster, m
     between = [partition for partition in order[before:] if partition != 9]
     assert len(between) <= 6, f"{len(between)} turns of background readings during 5 of an opening"
     await asyncio.gather(*tasks)
-    await reader.stop()
 
 
 async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +217,11 @@ async def test_a_reading_to_which_nothing_comes_is_given_up(cluster: _Cluster, m
     monkeypatch.setattr(tail, "STALL_S", 0.05)
     tp = cluster.fill(3, 5)
     cluster.silent = True
-    reader = TailReader(SETTINGS)
     with pytest.raises(TimeoutError, match=r"log\[3\]: nothing came from offset 2 on .* end is 5"):
-        await reader.read(tp, 2, lambda *_: None)
+        await cluster.reader.read(tp, 2, lambda *_: None)
     cluster.silent = False
-    assert await reader.read(tp, 2, lambda *_: None) == 5
+    assert await cluster.reader.read(tp, 2, lambda *_: None) == 5
     assert len(cluster.readers) == 2
-    await reader.stop()
 
 
 async def test_questions_that_wait_go_to_the_broker_together(
@@ -237,7 +229,6 @@ async def test_questions_that_wait_go_to_the_broker_together(
 ) -> None:
     """Hundreds of lanes open at once, and each asks twice; an answer is never older than its question."""
     tps = [cluster.fill(number, number) for number in range(9)]
-    reader = TailReader(SETTINGS)
     asked: list[set[int]] = []
     under_way, go = asyncio.Event(), asyncio.Event()
     first_of = _Consumer.beginning_offsets
@@ -249,9 +240,9 @@ async def test_questions_that_wait_go_to_the_broker_together(
         return await first_of(consumer, client_tps)
 
     monkeypatch.setattr(_Consumer, "beginning_offsets", slow)
-    first = asyncio.create_task(reader.bounds(tps[:1]))
+    first = asyncio.create_task(cluster.reader.bounds(tps[:1]))
     await under_way.wait()
-    others = [asyncio.create_task(reader.bounds([tps[0], tp])) for tp in tps[1:]]
+    others = [asyncio.create_task(cluster.reader.bounds([tps[0], tp])) for tp in tps[1:]]
     given_up = others.pop()
     await asyncio.sleep(0)
     given_up.cancel()
@@ -260,13 +251,11 @@ async def test_questions_that_wait_go_to_the_broker_together(
     assert await first == {tps[0]: (0, 0)}
     assert await asyncio.gather(*others) == [{tps[0]: (0, 0), tp: (0, tp.partition)} for tp in tps[1:8]]
     assert asked == [{0}, {*range(8)}]
-    await reader.stop()
 
 
 async def test_a_question_that_fails_spoils_no_other(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that one lane may not read is that lane's matter, also where another asks for both."""
     tps = [cluster.fill(number, number) for number in range(5)]
-    reader = TailReader(SETTINGS)
     end_of = _Consumer.end_offsets
 
     async def refused(consumer: _Consumer, client_tps: Sequence[Any]) -> dict[Any, int]:
@@ -275,7 +264,6 @@ async def test_a_question_that_fails_spoils_no_other(cluster: _Cluster, monkeypa
         return await end_of(consumer, client_tps)
 
     monkeypatch.setattr(_Consumer, "end_offsets", refused)
-    found = await asyncio.gather(*(reader.bounds([tp]) for tp in tps), return_exceptions=True)
+    found = await asyncio.gather(*(cluster.reader.bounds([tp]) for tp in tps), return_exceptions=True)
     assert isinstance(found.pop(3), PermissionError)
     assert found == [{tp: (0, tp.partition)} for tp in tps if tp.partition != 3]
-    await reader.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import faust
 import pytest
 from faust.types import TP
+from kafka_fakes import until
 
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.lane.turn import Turn
@@ -128,15 +129,11 @@ async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(
     assert (runtime.placed, runtime.feed.placed, runtime.assigned) == ({}, {}, False)
 
 
+@pytest.mark.usefixtures("no_fausts_part")
 async def test_a_revoke_forgets_what_waits_here_and_what_was_put_off(
-    consumer: RetryConsumer, thread: Any, records: Any, monkeypatch: pytest.MonkeyPatch
+    consumer: RetryConsumer, thread: Any, records: Any
 ) -> None:
     """Others read it from what is committed; and whether a partition may flow is for the next assignment to say."""
-
-    async def nothing(*_: Any) -> None:
-        pass
-
-    monkeypatch.setattr("faust.transport.consumer.Consumer.on_partitions_revoked", nothing)
     ours, users = TP(MAIN, 0), TP("clicks", 0)
     consumer.intake.put({ours: records(ours, 3)}, {})
     consumer.settled = False
@@ -191,9 +188,7 @@ async def test_a_worker_that_doubts_its_clock_asks_again_and_again(
     assert not turns, "its lane is not open"
     placed.lane.state = LaneState.OPEN
     asking = asyncio.create_task(runtime._catch_up_regularly())
-    async with asyncio.timeout(5):
-        while len(turns) < 3:  # noqa: ASYNC110 - a task makes it true
-            await asyncio.sleep(0)
+    await until(lambda: len(turns) >= 3)
     asking.cancel()
     for _ in range(2):
         runtime.clock.anchor(sent_ms=now_ms, acked_ms=now_ms + 1, appended_ms=now_ms + 60_000)
