@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import HandlerSpec, Stage, open_stage, wait_for
-from harness.brokers import skip_without_broker
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
@@ -65,9 +63,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker with a listener for each way in."""
-    with ExitStack() as stack:
-        with skip_without_broker():
-            broker = stack.enter_context(secured_broker(cache_dir, tmp_path_factory.mktemp("certificates")))
+    with secured_broker(cache_dir, tmp_path_factory.mktemp("certificates")) as broker:
         yield broker
 
 

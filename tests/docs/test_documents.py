@@ -24,8 +24,8 @@ from retryapp.core.headers import OUR_HEADERS, SHIELD
 from retryapp.core.topology import HandlerTopology
 from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
+from retryapp.ports import PAGES_PREFIX
 from retryapp.settings import settings_table
-from retryapp.web.answers import PREFIX
 from retryapp.web.views import ROUTES
 
 TABLES, ENVIRONMENT = load_tool("docs_tables"), load_tool("environment")
@@ -142,9 +142,9 @@ def test_pages_exist() -> None:
     """Each address in the documents is a route, and every column of the partitions page is explained."""
     text = (ROOT / "docs" / "operating.md").read_text()
     addresses = first_cells(text, "### Pages")
-    routes = {PREFIX + path.replace("{main}", "orders") for path, page in ROUTES}
+    routes = {PAGES_PREFIX + path.replace("{main}", "orders") for path, page in ROUTES}
     assert {address.split("?")[0] for address in addresses} <= routes
-    assert f"{PREFIX}/metrics" in prose(ROOT / "README.md")
+    assert f"{PAGES_PREFIX}/metrics" in prose(ROOT / "README.md")
     page = (ROOT / "retryapp" / "web" / "templates" / "partitions.html").read_text()
     headings = set(re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', page))
     assert headings - {"Partition"} == set(first_cells(text, "Columns of the partitions page:"))

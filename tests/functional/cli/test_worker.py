@@ -34,6 +34,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "wk_plain.py").write_text('import faust\napp = faust.App("plain", broker="kafka://localhost:1")\n')
+    (tmp_path / "wk_broken.py").write_text("1 / 0\n")
+    (tmp_path / "wk_needs.py").write_text("import surely_not_there\n")
+    (tmp_path / "wk_policy.py").write_text("from retryapp import RetryPolicy\nRetryPolicy('5parsecs')\n")
     (tmp_path / "wk_empty.py").write_text(PROGRAM.format(name="empty"))
     (tmp_path / "wk_good.py").write_text(PROGRAM.format(name="good") + HANDLER)
     yield tmp_path
@@ -63,6 +66,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
         (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
+        (["wk_broken"], "wk_broken.py, line 1"),
+        (["wk_needs"], "wk_needs.py, line 1"),
+        (["wk_policy"], "5parsecs"),
         (["wk_good:other"], "has no 'other'"),
         (["wk_plain"], "has no Retries"),
         (["-A", "wk_empty"], "wk_empty has no handlers"),
