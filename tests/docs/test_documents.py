@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -39,14 +38,6 @@ def first_cells(text: str, heading: str) -> list[str]:
     return [line.split("|")[1].strip().strip("`") for line in table.group(0).splitlines()[2:]]
 
 
-def command_lines() -> Iterator[tuple[str, str]]:
-    """Every line of every shell block, with its document."""
-    for path in DOCUMENTS:
-        for body in blocks(path.read_text(), "sh"):
-            for line in body.splitlines():
-                yield path.name, line
-
-
 @pytest.mark.parametrize(
     ("document", "code"),
     [(path.name, body) for path in DOCUMENTS for body in blocks(path.read_text(), "python") if "faust.App" not in body],
@@ -56,7 +47,10 @@ def test_python_blocks_run(document: str, code: str) -> None:
     exec(compile(code, document, "exec"), {})  # noqa: S102 - the project's own documents
 
 
-@pytest.mark.parametrize(("document", "line"), list(command_lines()))
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [(path.name, line) for path in DOCUMENTS for body in blocks(path.read_text(), "sh") for line in body.splitlines()],
+)
 def test_commands_exist(document: str, line: str) -> None:
     """Each line is parsed by the program that it starts."""
     words = shlex.split(line)

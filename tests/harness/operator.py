@@ -25,13 +25,13 @@ class Operator:
         self.bootstrap = bootstrap
         self.connection = KafkaConnection(bootstrap)
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self.producer = Producer({"bootstrap.servers": bootstrap})
 
     def publish(self, topic: str, *values: bytes | None, **place: Any) -> None:
         """Publish values that have key, partition, headers and timestamp in common."""
-        producer = Producer({"bootstrap.servers": self.bootstrap})
         for value in values:
-            producer.produce(topic, value, **place)
-        assert producer.flush(20) == 0, "the broker did not take all records"
+            self.producer.produce(topic, value, **place)
+        assert self.producer.flush(20) == 0, "the broker did not take all records"
 
     def set_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Set offsets of a group whose members have left."""

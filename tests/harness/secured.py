@@ -73,7 +73,8 @@ def secured_broker(cache_dir: Path, folder: Path, more: Mapping[str, str] | None
     with running_broker(cache_dir, port=plain, settings={**settings, **(more or {})}) as broker:
         scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         user = UserScramCredentialUpsertion(USER, scram, PASSWORD.encode())
-        answered(Operator(broker.bootstrap).admin.alter_user_scram_credentials([user]))
+        operator = Operator(broker.bootstrap)
+        answered(operator.admin.alter_user_scram_credentials([user]))
         yield SecuredBroker(*(f"{LOOPBACK}:{port}" for port in (plain, sasl, sasl_tls, tls)), certificates=certificates)
 
 

@@ -66,6 +66,7 @@ def test_a_development_broker_and_a_fresh_app_are_fine(retryapp, module, topolog
     apart = retryapp("doctor", "--broker", bootstrap, "--group", module, "--json")
     assert apart.code == 0, apart.out
     assert "not compared with the longest wait" in by_name(apart)[f"topics of {topology.main}"]["seen"]
+    assert retryapp("doctor", "--broker", bootstrap, "--group", f"{module}x").code == 3
 
 
 def test_writing_measures_the_clock_and_no_reader_sees_it(retryapp, module, topology, bootstrap):

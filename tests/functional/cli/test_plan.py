@@ -46,6 +46,7 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
     assert "all topics are as required" in fine.out
     assert retryapp("pending", "list", "-A", module).out.strip() == "nothing waits"
     assert retryapp("dead", "list", "-A", module, "--topic", f"orders-{module}").out.strip() == "no dead letters"
+    assert retryapp("dead", "list", "-A", module, "--topic", "other").code == 2
 
 
 def test_the_plan_says_why(retryapp, module):

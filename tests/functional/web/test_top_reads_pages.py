@@ -8,7 +8,6 @@ import pytest
 from functional.web.house import NOW_MS, FakeWorker, Site, busy_worker, serving
 
 from retryapp.cli._workers import Workers
-from retryapp.terminal import Group
 
 METRICS = """# TYPE retryapp_deliveries_total counter
 retryapp_deliveries_total{{handler="shop.orders"}} {deliveries}
@@ -28,18 +27,11 @@ def count(worker: FakeWorker, deliveries: float, failures: float, late: float) -
     worker.metrics_text = lambda: text
 
 
-async def ask(workers: Workers, now_ms: int = NOW_MS) -> Group:
-    """Ask in this test's own event loop."""
-    found = await workers._ask(now_ms)
-    assert found is not None
-    return found
-
-
 async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: FakeWorker) -> None:
     """Totals, due soon, lanes of this worker with state, lag and last error."""
     worker.address = site.url
     count(worker, 1_000, 10, 40)
-    group = await ask(Workers("billing", [site.url]))
+    group = await Workers("billing", [site.url])._ask(NOW_MS)
     assert (group.group, group.source, group.workers) == ("billing", "workers", [site.url])
     flights, orders = group.handlers
     assert flights.main == "flights"
@@ -58,9 +50,9 @@ async def test_rates_are_taken_between_two_looks(site: Site, worker: FakeWorker)
     worker.address = site.url
     workers = Workers("billing", [site.url])
     count(worker, 1_000, 100, 0)
-    await ask(workers)
+    await workers._ask(NOW_MS)
     count(worker, 1_500, 20, 0)
-    orders = (await ask(workers, NOW_MS + 2_000)).handlers[1]
+    orders = (await workers._ask(NOW_MS + 2_000)).handlers[1]
     assert (orders.deliveries_per_s, orders.failures_per_s) == (250.0, 10.0)
 
 
@@ -73,7 +65,7 @@ async def test_workers_that_pages_name_are_asked_too(site: Site, worker: FakeWor
     async with serving(other) as url:
         other.address = url
         worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=url)
-        group = await ask(Workers("billing", [site.url]))
+        group = await Workers("billing", [site.url])._ask(NOW_MS)
         assert group.workers == sorted([site.url, url])
         assert group.handlers[1].pending == 2 * 1_204_397
 
