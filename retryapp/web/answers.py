@@ -25,7 +25,6 @@ from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, n
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
 from retryapp.web.query import Question, offsets_text
 
-PREFIX: Final = PAGES_PREFIX
 SCAN_ROWS: Final = 2_000
 """Maximum number of rows that a page of dead letters reads when it filters by reason."""
 READ_TIMEOUT_S: Final = 5.0
@@ -221,7 +220,7 @@ class Answers:
             raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
         self.get_open_partition_or_404(origin.partition, question)
         same = failure_id(group, origin)
-        base = f"{PREFIX}/{quote(info.main, safe='')}"
+        base = f"{PAGES_PREFIX}/{quote(info.main, safe='')}"
         waiting = self.view.pending_find(info.main, origin.partition, origin.offset)
         if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
             return f"{base}/pending/{origin.partition}/{origin.offset}"
@@ -243,7 +242,7 @@ class Answers:
             lanes += [(info, item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             await asyncio.sleep(0)
         waiting = [(info, item) for info, item in lanes if item.state != OPEN]
-        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PREFIX}/")
+        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PAGES_PREFIX}/")
 
     def get_handler_or_404(self, main: str) -> HandlerInfo:
         """Return the handler of a main topic, or refuse with 404."""
@@ -270,7 +269,7 @@ class Answers:
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:
     if info is None:
-        hint = f"See {PREFIX}/{quote(question.main, safe='')}/ for those that there are"
+        hint = f"See {PAGES_PREFIX}/{quote(question.main, safe='')}/ for those that there are"
         raise not_found("no-such-partition", f"{question.main} has no partition {number}", hint)
     if info.state == ELSEWHERE:
         url = None if question.routed else web_url(info.owner_url)

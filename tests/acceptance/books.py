@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from harness import Evidence, Stage, Visit, Worker, wait_for
+from harness.operator import Operator, answered
 
 from retryapp.core.lifecycle import Progress, decode_event
 from retryapp.core.record import Record
@@ -33,11 +36,11 @@ def results(stage: Stage, out: str) -> list[tuple[Record, dict[str, Any]]]:
 
 def delete_group(stage: Stage) -> None:
     """Delete the stage's group with all its offsets, as soon as its last member has left."""
-    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    operator = Operator(stage.bootstrap)
 
     def deleted() -> bool:
         try:
-            admin.delete_consumer_groups([stage.group])[stage.group].result(10)
+            answered(operator.admin.delete_consumer_groups([stage.group]))
         except KafkaException as error:
             if error.args[0].name() == "NON_EMPTY_GROUP":
                 return False
@@ -45,6 +48,24 @@ def delete_group(stage: Stage) -> None:
         return True
 
     wait_for(deleted, "the group has no members any more, and is deleted", every_s=0.3)
+
+
+@contextmanager
+def repeating(step: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Do something again and again in a thread while the block runs."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every_s):
+            step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(30)
 
 
 def by_record(visits: list[Visit]) -> dict[str, list[Visit]]:

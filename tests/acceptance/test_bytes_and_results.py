@@ -14,16 +14,14 @@ import pytest
 from acceptance.books import named, results
 from acceptance.damage import CODECS, codecs_in, damage, segment_of
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
+from harness.operator import Operator
 from harness.service import fail_first
 
 from retryapp.broker.config import log_dir
-from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import restore
 from retryapp.core.lifecycle import Skipped, decode_event
-from retryapp.core.record import Headers, Record
+from retryapp.core.record import Headers
 from retryapp.kafka import KafkaAdmin, read_topic
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
@@ -109,10 +107,9 @@ def test_bytes_headers_and_time_are_untouched(house: Stage) -> None:
     """Key, value, foreign headers and timestamp are the same at each attempt and in the dead letter."""
     topic = named(house, "raw")
     evidence = house.evidence(topic)
-    producer = house.producer()
+    operator = Operator(house.bootstrap)
     for number, (key, value, headers) in enumerate(SENT):
-        producer.produce(topic, value, key, partition=1, headers=list(headers), timestamp=OLD_MS + number)
-    assert producer.flush(10) == 0
+        operator.publish(topic, value, key=key, partition=1, headers=list(headers), timestamp=OLD_MS + number)
     letters = wait_for(lambda: (found := evidence.dead())[len(SENT) - 1 :] and found, "all are dead")
     house.wait_settled(topic)
     visits: dict[int, list[Visit]] = defaultdict(list)
@@ -157,31 +154,20 @@ def test_damaged_metadata_is_a_dead_letter(house: Stage) -> None:
         b"two attempts": [*changed(), ("retry-attempt", b"1")],
         b"no version": changed(version=b"0"),
     }
-    producer = house.producer()
-    station = evidence.topology.retry_topics[0]
+    operator = Operator(house.bootstrap)
     for key, headers in damaged.items():
-        producer.produce(station, b"kept", key, partition=0, headers=[*headers])
-    producer.produce(evidence.topology.redelivery, b"kept", b"redelivered", partition=1, headers=[("x", b"1")])
-    assert producer.flush(10) == 0
+        operator.publish(evidence.topology.retry_topics[0], b"kept", key=key, partition=0, headers=headers)
+    operator.publish(evidence.topology.redelivery, b"kept", key=b"redelivered", partition=1, headers=[("x", b"1")])
     wanted = {*damaged, b"redelivered"}
     wait_for(lambda: {r.key for r in evidence.records(evidence.topology.dlq)} >= wanted, "all are dead")
     house.produce(topic, [{"id": "behind", "fail": 1}])
     wait_for(lambda: "behind" in house.service.done(topic), "the topics still flow")
     house.wait_settled(topic, ledger=False)
-    letters = [_letter(record) for record in evidence.records(evidence.topology.dlq)]
-    assert Counter(key for key, *_ in letters) == Counter(wanted)
-    assert {(value, reason) for _, value, reason, _ in letters} == {(b"kept", "damaged")}
-    assert {facts for key, *_, facts in letters if key == b"due"} == {1}, "the attempt that can be read stays"
+    letters = evidence.dead()
+    assert Counter(letter.key for letter, _ in letters) == Counter(wanted)
+    assert {(letter.value, metadata.reason) for letter, metadata in letters} == {(b"kept", "damaged")}
+    assert [m.attempt for letter, m in letters if letter.key == b"due"] == [1], "the attempt that can be read stays"
     assert {v.facts.get("id") for v in house.service.of(topic)} == {"model", "behind"}
-
-
-def _letter(record: Record) -> tuple[bytes | None, bytes | None, str | None, int]:
-    try:
-        metadata = decode_metadata(record.headers)
-    except DamagedMetadataError as error:  # a dead letter's own metadata must be readable
-        raise AssertionError(record.headers) from error
-    assert metadata is not None
-    return record.key, record.value, metadata.reason, metadata.attempt
 
 
 def test_a_damaged_batch_is_one_dead_letter_and_odd_header_names_stay(damaged: Stage) -> None:
@@ -286,10 +272,10 @@ def test_a_topic_that_does_not_serve_fails_attempts_and_no_partition(house: Stag
     """Missing, ours, too small: the others go on, and a topic that is made later is found."""
     topic, out = named(house, "publishing"), named(house, "payments")
     missing, small = f"missing-{house.group}", f"small-{house.group}"
-    admin = AdminClient({"bootstrap.servers": house.bootstrap})
-    wanted = NewTopic(small, num_partitions=1, replication_factor=1, config={"max.message.bytes": "100"})
-    admin.create_topics([wanted])[small].result(10)
-    KafkaAdmin(house.connection).wait_for_topics([small])
+    admin = KafkaAdmin(house.connection)
+    admin.create_main_topic(small, partitions=1)
+    admin.wait_for_topics([small])
+    Operator(house.bootstrap).configure(small, "max.message.bytes", "100")
     ours = house.topology(topic).dlq
     house.produce(topic, [{"id": 0, "to": missing}, {"id": 1}, {"id": 2, "to": small}, {"id": 3, "to": ours}], 1)
     wait_for(lambda: 1 in {result["id"] for _, result in results(house, out)}, "the others publish")
@@ -301,8 +287,8 @@ def test_a_topic_that_does_not_serve_fails_attempts_and_no_partition(house: Stag
     assert failed[2][0] == failed[3][0] == "PublishRefusedError"
     assert "max.message.bytes" in failed[2][1]
     assert "retryapp's own" in failed[3][1]
-    assert missing not in KafkaAdmin(house.connection).topic_names(), "looking makes no topic"
-    KafkaAdmin(house.connection).create_main_topic(missing, partitions=OUT_PARTITIONS)
+    assert missing not in admin.topic_names(), "looking makes no topic"
+    admin.create_main_topic(missing, partitions=OUT_PARTITIONS)
     house.wait_settled(topic)
     assert [result["attempt"] for _, result in results(house, missing)] == [2]
     assert sorted(metadata.origin.offset for _, metadata in evidence.dead()) == [2, 3]

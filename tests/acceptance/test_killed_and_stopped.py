@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 
 import pytest
@@ -13,7 +12,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
 POLICY = "300ms 500ms 700ms"
 POLICY_MS = (300, 500, 700)
-PLACE = re.compile(r"retryapp: .* (worker-\d): data (\S+), pages (\S+)")
 
 
 def load(stage: Stage, topic: str, start: int, count: int) -> None:
@@ -32,9 +30,6 @@ def test_kill_9_and_term_under_load(stage: Stage) -> None:
     first, second = stage.worker("first", ready=False), stage.worker("second", ready=False)
     for worker in (first, second):
         worker.wait_ready()
-    places = [PLACE.fullmatch(worker.log.splitlines()[0]) for worker in (first, second)]
-    assert {place[1] for place in places if place} == {"worker-1", "worker-2"}
-    assert len({place[2] for place in places if place}) == len({place[3] for place in places if place}) == 2
     load(stage, topic, 0, 500)
     wait_for(lambda: len(stage.service.done(topic)) > 100, "some are done")
     assert {first.pid, second.pid} <= {visit.pid for visit in stage.service.visits}, "both work"

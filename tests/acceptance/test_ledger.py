@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
+from acceptance.books import repeating
 from harness import HandlerSpec, Stage
 
 from retryapp.ledger import Ledger, take_ledger
@@ -18,25 +15,6 @@ CUTS, MOVING = 14, 8
 """Ledgers that are taken while records come, and how many of them at least have some that wait."""
 
 
-@contextmanager
-def feeding(stage: Stage, topic: str) -> Iterator[list[int]]:
-    """Publish rounds from a thread, a quarter of which each fails never, once, twice, always; yields their sizes."""
-    stop, rounds = threading.Event(), list[int]()
-
-    def feed() -> None:
-        while not stop.wait(0.2):
-            start = sum(rounds)
-            rounds.append(stage.produce(topic, [{"id": i, "fail": i % 4} for i in range(start, start + ROUND)]))
-
-    thread = threading.Thread(target=feed)
-    thread.start()
-    try:
-        yield rounds
-    finally:
-        stop.set()
-        thread.join(30)
-
-
 def test_every_moment_of_a_running_group_adds_up(stage: Stage) -> None:
     """Two workers, one killed and started again; no cut finds fault, and the last one agrees with the service."""
     topic = stage.main_topic()
@@ -45,7 +23,13 @@ def test_every_moment_of_a_running_group_adds_up(stage: Stage) -> None:
     stage.worker()
     topology = stage.topology(topic)
     cuts: list[Ledger] = []
-    with feeding(stage, topic) as rounds:
+    fed = 0
+
+    def feed() -> None:  # a quarter of each round fails never, once, twice, always
+        nonlocal fed
+        fed += stage.produce(topic, [{"id": i, "fail": i % 4} for i in range(fed, fed + ROUND)])
+
+    with repeating(feed, 0.2):
         while len(cuts) < CUTS or len([cut for cut in cuts if cut.total.pending]) < MOVING:
             cuts.append(take_ledger(stage.connection, topology))
             if len(cuts) == 8:
@@ -57,7 +41,7 @@ def test_every_moment_of_a_running_group_adds_up(stage: Stage) -> None:
     assert [problem for cut in cuts for problem in cut.problems] == []
     received = [cut.total.received for cut in cuts]
     assert received == sorted(received)
-    rest, fed = cuts[-1].total, sum(rounds)
+    rest = cuts[-1].total
     assert (rest.received, rest.pending, rest.unknown, rest.lost) == (fed, 0, 0, 0)
     assert rest.done == len(stage.service.done(topic)) == fed * 3 // 4
     assert (rest.dead, rest.recovered) == (fed // 4, fed // 2)

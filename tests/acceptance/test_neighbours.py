@@ -1,9 +1,8 @@
-"""The user's own agent, RocksDB table and timer beside our handlers, while a worker joins and leaves."""
+"""The user's own agent, RocksDB table and timer beside our handlers, while workers join, leave and start again."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from acceptance.books import repeating
 from confluent_kafka import Producer
 from harness import HandlerSpec, Stage, Worker, wait_for
 
@@ -60,43 +60,33 @@ async def tell(what, **facts):
 
 @dataclass(slots=True)
 class Traffic:
-    """Numbers for the agent and records for the handler, in turn, until it is stopped."""
+    """Numbers for the agent and records for the handler, in turn."""
 
-    stage: Stage
+    producer: Producer
+    """As Faust's own: its router looks for a key on the worker that has its partition by that hash."""
     numbers: str
     orders: str
     last: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
     order_ids: set[int] = field(default_factory=set)
 
+    def publish(self) -> None:
+        """Publish a number of each key and a record."""
+        for key in KEYS:
+            self.last[key] += 1
+            # as the table's keys are written
+            self.producer.produce(self.numbers, str(self.last[key]), key=json.dumps(key))
+        number = len(self.order_ids)
+        self.order_ids.add(number)
+        fact = json.dumps({"id": number, "fail": number % 3})
+        self.producer.produce(self.orders, fact, key=str(number), partition=number % PARTITIONS)
+        self.producer.poll(0)
+
     @contextmanager
     def flowing(self) -> Iterator[None]:
         """Publish from a thread: about 160 numbers and 20 orders a second."""
-        stop = threading.Event()
-        thread = threading.Thread(target=self._publish, args=(stop,))
-        thread.start()
-        try:
+        with repeating(self.publish, 0.05):
             yield
-        finally:
-            stop.set()
-            thread.join(30)
-
-    def _publish(self, stop: threading.Event) -> None:
-        # as Faust's own producer does: its router looks for a key on the worker that has its partition by that hash
-        producer = Producer(
-            {"bootstrap.servers": self.stage.bootstrap, "partitioner": "murmur2_random", "linger.ms": 5}
-        )
-        while not stop.wait(0.05):
-            for key in KEYS:
-                self.last[key] += 1
-                producer.produce(
-                    self.numbers, str(self.last[key]), key=json.dumps(key)
-                )  # as the table's keys are written
-            number = len(self.order_ids)
-            self.order_ids.add(number)
-            fact = json.dumps({"id": number, "fail": number % 3})
-            producer.produce(self.orders, fact, key=str(number), partition=number % PARTITIONS)
-            producer.poll(0)
-        assert producer.flush(20) == 0
+        assert self.producer.flush(20) == 0
 
 
 def tallies(worker: Worker) -> dict[str, dict[str, Any]]:
@@ -127,13 +117,12 @@ def longest_pause_s(stage: Stage, pid: int) -> float:
     return max(after - before for before, after in pairwise(times)) / 1000
 
 
-def test_neighbours_through_a_join_and_a_leave(stage: Stage) -> None:
+def test_neighbours_through_a_join_a_leave_and_a_restart(stage: Stage) -> None:
     """Counts are exact on whoever has them, the timer ticks on, and our own records are all done."""
     orders, numbers = stage.main_topic("orders", PARTITIONS), stage.main_topic("numbers", PARTITIONS)
-    stage.program(HandlerSpec(topic=orders), partitions=PARTITIONS, numbers=numbers)
-    program = stage.folder / "app.py"
-    program.write_text(program.read_text() + NEIGHBOURS)
-    traffic = Traffic(stage, numbers, orders)
+    stage.program(HandlerSpec(topic=orders), code=NEIGHBOURS, partitions=PARTITIONS, numbers=numbers)
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "partitioner": "murmur2_random", "linger.ms": 5})
+    traffic = Traffic(producer, numbers, orders)
     first = stage.worker("first")
 
     def counted(more: int) -> bool:
@@ -152,11 +141,16 @@ def test_neighbours_through_a_join_and_a_leave(stage: Stage) -> None:
         done = len(stage.service.done(orders))
         wait_for(lambda: counted(done + 20), "records flow on")
     assert exact(first, traffic) == {first.pid}
+    assert first.stop() == 0
+    again = stage.worker("again")
+    with traffic.flowing():
+        wait_for(lambda: again.pid in {visit.pid for visit in stage.service.of(orders)}, "a new one goes on alone")
+    assert exact(again, traffic) == {again.pid}
     wait_for(lambda: stage.service.done(orders) == traffic.order_ids, "our own records are done")
     stage.wait_settled(orders)
     assert not stage.evidence(orders).repeated_handoffs()
     assert not stage.evidence(orders).dead()
     assert [visit.facts for visit in stage.service.of("gaps")] == []
     assert longest_pause_s(stage, first.pid) < LONGEST_PAUSE_S
-    for worker in (first, second):
+    for worker in stage.workers:
         assert "Traceback" not in worker.log

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import urllib.request
 from collections import Counter
 
 import psutil
 import pytest
 from harness import HandlerSpec, Stage, Worker, wait_for
+from harness.workers import ask
 
 from retryapp.guardian import is_alive
 
@@ -26,21 +26,12 @@ def start(stage: Stage, *options: str) -> Worker:
     return stage.start("all", [sys.executable, "-m", "retryapp.cli.main", "worker", "app", *options])
 
 
-def ready(url: str) -> bool:
-    """Tell whether the worker with these pages has all its lanes open."""
-    try:
-        with urllib.request.urlopen(f"{url}/retries/ready", timeout=5) as answer:  # noqa: S310 - our own http address
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 def places(worker: Worker, count: int) -> list[tuple[str, str, str, str]]:
     """Wait until so many processes have logged their places and are ready."""
     found = wait_for(lambda: (m := PLACE.findall(worker.log))[count - 1 :] and m, f"{count} places are logged")
     assert len(found) == count, worker.log
     for *_, url in found:
-        wait_for(lambda url=url: ready(url), f"{url} is ready", timeout_s=60)
+        wait_for(lambda url=url: ask(f"{url}/retries/ready")[0] == 200, f"{url} is ready", timeout_s=60)
     return found
 
 

@@ -8,10 +8,8 @@ from collections import Counter
 import pytest
 from acceptance.books import results
 from aiokafka.partitioner import DefaultPartitioner
-from confluent_kafka.admin import AdminClient
 from harness import HandlerSpec, Stage, wait_for
-
-from retryapp.kafka import KafkaAdmin
+from harness.operator import Operator
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
@@ -64,13 +62,12 @@ def test_each_result_is_there_once_whatever_dies(stage: Stage, steps: tuple[tupl
 def test_a_topic_that_is_deleted_under_an_open_lane_stops_it_once(stage: Stage) -> None:
     """Its transaction cannot end; then handlers get an error, and what does not publish there goes on."""
     topic, out = stage.main_topic(partitions=1), stage.main_topic("payments", PARTITIONS)
-    gone, admin = stage.main_topic("gone", PARTITIONS), AdminClient({"bootstrap.servers": stage.bootstrap})
+    gone = stage.main_topic("gone", PARTITIONS)
     stage.program(HandlerSpec(topic=topic, policy="1d", publishes=out))
     worker = stage.worker()
     stage.produce(topic, [{"id": 0, "to": gone}], 1)
     wait_for(lambda: results(stage, gone), "it publishes")
-    admin.delete_topics([gone])[gone].result(10)
-    wait_for(lambda: gone not in KafkaAdmin(stage.connection).topic_names(), "it is gone")
+    Operator(stage.bootstrap).delete_topic(gone)
     stage.produce(topic, [{"id": 1, "to": gone}, {"id": 2}], 1)
     evidence = stage.evidence(topic)
     wait_for(lambda: evidence.waiting() == 1, "its record waits", timeout_s=90)

@@ -61,25 +61,12 @@ def reader(broker: RunBroker, project_root: Path, tmp_path: Path) -> Iterator[Re
     yield made
     for worker in made.workers:
         worker.kill()
-    subprocess.run(
-        [str(Path(sys.executable).with_name("retryapp")), "broker", "stop"],
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
+    made.run("retryapp broker stop")
 
 
 def test_your_own_program(reader: Reader) -> None:
     """The first order waits for its second attempt, the second one is a dead letter; and the broker stops."""
     assert reader.first[:2] == SET_UP
-    assert [line.split()[:2] for line in reader.second] == [
-        ["faust", "-A"],
-        ["faust", "-A"],
-        ["retryapp", "pending"],
-        ["retryapp", "dead"],
-        ["retryapp", "broker"],
-    ]
     for line in reader.first[2:]:
         reader.run(line)
     (worker,) = reader.workers

@@ -1,8 +1,9 @@
-"""Command lines, parsed by the programs that they start, and the scripts of ``tools/``."""
+"""Documents and their code blocks, command lines that are parsed by what they start, the scripts of ``tools/``."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,27 @@ import click
 from retryapp.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the code blocks of one language."""
+    return [body for found, body in FENCE.findall(text) if found == language]
+
+
+def prose(text: str) -> str:
+    """Return a document without its code blocks."""
+    return FENCE.sub("", text)
+
+
+def subcommand(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Find the command of `retryapp` that these words begin with, and the rest of them."""
+    found: click.Command = cli
+    while isinstance(found, click.Group) and words and not words[0].startswith("-"):
+        child = found.get_command(click.Context(found), words[0])
+        assert child is not None, f"no such command: {words}"
+        found, words = child, words[1:]
+    return found, words
 
 
 def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
@@ -28,13 +50,7 @@ def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
         assert found is not None, f"no such command: {command}"
         return found, command[4:]
     assert command[0] == "retryapp"
-    found = cli
-    rest = command[1:]
-    while isinstance(found, click.Group):
-        child = found.get_command(click.Context(found), rest[0])
-        assert child is not None, f"no such command: {command}"
-        found, rest = child, rest[1:]
-    return found, rest
+    return subcommand(command[1:])
 
 
 def assert_parses(command: list[str]) -> None:

@@ -80,23 +80,16 @@ def test_the_archive_runs_for_ever_and_is_seen() -> None:
 
 
 def test_two_workers_come_back_and_have_time_to_stop() -> None:
-    """Restarted unless stopped; killed only after their grace; they call the service on its port."""
+    """Restarted unless stopped, when broker and service answer; killed only after their grace."""
+    assert all(service["healthcheck"]["test"][0] == "CMD" for service in COMPOSE["services"].values())
     assert len(WORKERS) == 2
     for service in WORKERS.values():
         assert service["environment"]["RETRYAPP_DEMO_SERVICE_URL"] == f"http://service:{DEFAULT_PORT}"
         assert service["restart"] == "unless-stopped"
+        needs = {name: need["condition"] for name, need in service["depends_on"].items()}
+        assert needs == {"broker": "service_healthy", "service": "service_healthy"}
         grace_s = int(service["environment"]["RETRYAPP_GRACE"].removesuffix("s"))
         assert int(service["stop_grace_period"].removesuffix("s")) >= grace_s + 10
-
-
-def test_every_service_has_a_health_check_and_waits_for_it() -> None:
-    """Workers start when broker and service answer."""
-    assert all(service["healthcheck"]["test"][0] == "CMD" for service in COMPOSE["services"].values())
-    for service in WORKERS.values():
-        assert {name: need["condition"] for name, need in service["depends_on"].items()} == {
-            "broker": "service_healthy",
-            "service": "service_healthy",
-        }
 
 
 def test_commands_exist() -> None:

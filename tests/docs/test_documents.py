@@ -7,41 +7,27 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-import click
 import pytest
-from docs.commands import ROOT, assert_parses, load_tool
+from docs.commands import ROOT, assert_parses, blocks, load_tool, prose, subcommand
 
 from retryapp import Delivery
 from retryapp.cli.console import ExitCode
-from retryapp.cli.main import cli
 from retryapp.core.classify import DeadReason
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.headers import OUR_HEADERS, SHIELD
 from retryapp.core.topology import HandlerTopology
 from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
+from retryapp.ports import PAGES_PREFIX
 from retryapp.settings import settings_table
-from retryapp.web.answers import PREFIX
 from retryapp.web.views import ROUTES
 
 TABLES, ENVIRONMENT = load_tool("docs_tables"), load_tool("environment")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEPLOYMENT = [ROOT / name for name in ("docker-compose.yml", "Dockerfile", "Procfile")]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    """Return the code blocks of one language."""
-    return [body for found, body in FENCE.findall(path.read_text()) if found == language]
-
-
-def prose(path: Path) -> str:
-    """Return a document without its code blocks."""
-    return FENCE.sub("", path.read_text())
 
 
 def first_cells(text: str, heading: str) -> list[str]:
@@ -52,24 +38,19 @@ def first_cells(text: str, heading: str) -> list[str]:
     return [line.split("|")[1].strip().strip("`") for line in table.group(0).splitlines()[2:]]
 
 
-def command_lines() -> Iterator[tuple[str, str]]:
-    """Every line of every shell block, with its document."""
-    for path in DOCUMENTS:
-        for body in blocks(path, "sh"):
-            for line in body.splitlines():
-                yield path.name, line
-
-
 @pytest.mark.parametrize(
     ("document", "code"),
-    [(path.name, body) for path in DOCUMENTS for body in blocks(path, "python") if "faust.App" not in body],
+    [(path.name, body) for path in DOCUMENTS for body in blocks(path.read_text(), "python") if "faust.App" not in body],
 )
 def test_python_blocks_run(document: str, code: str) -> None:
     """Each by itself."""
     exec(compile(code, document, "exec"), {})  # noqa: S102 - the project's own documents
 
 
-@pytest.mark.parametrize(("document", "line"), list(command_lines()))
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [(path.name, line) for path in DOCUMENTS for body in blocks(path.read_text(), "sh") for line in body.splitlines()],
+)
 def test_commands_exist(document: str, line: str) -> None:
     """Each line is parsed by the program that it starts."""
     words = shlex.split(line)
@@ -85,13 +66,8 @@ def test_commands_exist(document: str, line: str) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_in_the_text_exist(path: Path) -> None:
     """`retryapp ...` within a sentence names a command that is there, and options that it has."""
-    for found in re.findall(r"`retryapp ([^`]+)`", prose(path)):
-        words = found.split()
-        command: click.Command = cli
-        while words and isinstance(command, click.Group) and not words[0].startswith("-"):
-            child = command.get_command(click.Context(command), words.pop(0))
-            assert child is not None, found
-            command = child
+    for found in re.findall(r"`retryapp ([^`]+)`", prose(path.read_text())):
+        command, words = subcommand(found.split())
         options = {name for parameter in command.params for name in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= options, found
 
@@ -142,9 +118,9 @@ def test_pages_exist() -> None:
     """Each address in the documents is a route, and every column of the partitions page is explained."""
     text = (ROOT / "docs" / "operating.md").read_text()
     addresses = first_cells(text, "### Pages")
-    routes = {PREFIX + path.replace("{main}", "orders") for path, page in ROUTES}
+    routes = {PAGES_PREFIX + path.replace("{main}", "orders") for path, page in ROUTES}
     assert {address.split("?")[0] for address in addresses} <= routes
-    assert f"{PREFIX}/metrics" in prose(ROOT / "README.md")
+    assert f"{PAGES_PREFIX}/metrics" in prose((ROOT / "README.md").read_text())
     page = (ROOT / "retryapp" / "web" / "templates" / "partitions.html").read_text()
     headings = set(re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', page))
     assert headings - {"Partition"} == set(first_cells(text, "Columns of the partitions page:"))
@@ -164,7 +140,7 @@ def test_downloads_are_as_large_as_said() -> None:
     sizes = ENVIRONMENT.DOWNLOAD_MB
     rows = re.findall(
         r"^\| `make (demo|demo ARGS=--no-report|test)` \| at most (\d+) MB \| (\d+) MB \|",
-        prose(ROOT / "docs" / "getting-started.md"),
+        prose((ROOT / "docs" / "getting-started.md").read_text()),
         re.MULTILINE,
     )
     profiles = {
@@ -190,7 +166,7 @@ def test_settings_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     """Relative ones: the file is there, and the heading in it."""
-    for target in re.findall(r"\]\(([^)]+)\)", prose(path)):
+    for target in re.findall(r"\]\(([^)]+)\)", prose(path.read_text())):
         if target.startswith("https://"):
             continue
         name, _, anchor = target.partition("#")
@@ -204,7 +180,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 def test_the_systemd_unit_agrees_with_the_settings() -> None:
     """Its command exists, and its time to stop is longer than the grace."""
-    (unit,) = blocks(ROOT / "docs" / "operating.md", "ini")
+    (unit,) = blocks((ROOT / "docs" / "operating.md").read_text(), "ini")
     values = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
     command = values["ExecStart"].split()
     assert_parses([Path(command[0]).name, *command[1:]])

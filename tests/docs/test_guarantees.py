@@ -6,16 +6,16 @@ import json
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
+from docs.commands import ROOT, blocks
 
 from retryapp import Delivery
 from retryapp.testing import MemoryPartition, Step
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "guarantees.md").read_text()
 
 
@@ -23,8 +23,7 @@ def program(heading: str, number: int = 0) -> dict[str, Any]:
     """Run a code block below a heading; return its names."""
     section = TEXT.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     names: dict[str, Any] = {}
-    code = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[number]
-    exec(compile(code, heading, "exec"), names)  # noqa: S102 - the project's own document
+    exec(compile(blocks(section, "python")[number], heading, "exec"), names)  # noqa: S102 - the project's own document
     return names
 
 
@@ -55,12 +54,9 @@ async def service() -> AsyncIterator[dict[str, Any]]:
 
     app = web.Application()
     app.router.add_post("/charge", charge)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    state["url"] = f"http://127.0.0.1:{runner.addresses[0][1]}/charge"
-    yield state
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        state["url"] = str(server.make_url("/charge"))
+        yield state
 
 
 def values(partition: MemoryPartition, topic: str) -> list[Any]:
@@ -73,42 +69,32 @@ async def test_the_example_of_a_test_passes() -> None:
     await program("Results on topics", 1)["test_a_payment_is_published_once"]()
 
 
-@pytest.mark.parametrize("fails", ["before", "after"])
+@pytest.mark.parametrize("fails", ["before", "in", "after"])
 async def test_a_booking_happens_once_however_often_its_attempt_runs(database: sqlite3.Connection, fails: str) -> None:
-    """It fails before or after the booking, then its worker dies in the transaction: one booking, one result."""
+    """It fails before, in or after the booking, then its worker dies in the transaction: one booking, one result.
+
+    Key and effect are in one transaction: a booking that fails leaves no key.
+    """
     book, runs = program("Effects in a database")["book"], []
 
     async def handle(order: dict[str, Any], record: Delivery) -> None:
         runs.append(record.idempotency_key)
-        if fails == "before" and len(runs) == 1:
+        now = fails if len(runs) == 1 else ""
+        if now == "before":
             raise TimeoutError
-        book(database, order, record)
-        if fails == "after" and len(runs) == 1:
+        book(database, order | ({"account": object()} if now == "in" else {}), record)
+        if now == "after":
             raise TimeoutError
 
     async with MemoryPartition(handle, "1s", value_type=dict) as orders:
         await orders.send(b'{"id": 1, "account": "alice", "cents": 300}')
+        assert database.execute("SELECT count(*) FROM booking").fetchall() == [(int(fails == "after"),)]
         dying = orders.transport.pause(Step.COMMIT, after=1)
         await orders.advance(1_000)
         assert dying.reached
     async with MemoryPartition(handle, "1s", value_type=dict, transport=orders.transport) as orders:
         assert values(orders, "bookings") == [{"order": 1, "cents": 300}]
     assert (len(runs), len(set(runs))) == (3, 1)
-    assert database.execute("SELECT cents FROM account").fetchall() == [(700,)]
-
-
-async def test_a_booking_that_fails_leaves_no_key(database: sqlite3.Connection) -> None:
-    """Key and effect are in one transaction; the next attempt books."""
-    book = program("Effects in a database")["book"]
-
-    async def handle(order: dict[str, Any], record: Delivery) -> None:
-        book(database, order | ({"account": object()} if record.attempt == 1 else {}), record)
-
-    async with MemoryPartition(handle, "1s", value_type=dict) as orders:
-        await orders.send(b'{"id": 1, "account": "alice", "cents": 300}')
-        assert database.execute("SELECT count(*) FROM booking").fetchall() == [(0,)]
-        await orders.advance(1_000)
-        assert values(orders, "bookings") == [{"order": 1, "cents": 300}]
     assert database.execute("SELECT cents FROM account").fetchall() == [(700,)]
 
 

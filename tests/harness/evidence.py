@@ -78,13 +78,17 @@ class Evidence:
             for topic in topics or self.topology.consumed
         )
 
-    def repeated_handoffs(self) -> dict[tuple[str, str, int], int]:
-        """Return every copy that a committed reader sees twice: (station, failure id, attempt) → how often."""
+    def handoffs(self) -> Counter[tuple[str, str, int]]:
+        """Count the copies that a committed reader sees: (station, failure id, attempt) → how often."""
         counts: Counter[tuple[str, str, int]] = Counter()
         for station, copies in (("retry", self.retries()), ("redelivery", self.redeliveries()), ("dlq", self.dead())):
             counts.update((station, metadata.failure_id, metadata.attempt) for _, metadata in copies)
         counts.update(("succeeded", event.failure_id, event.attempt) for event in self.succeeded())
-        return {copy: n for copy, n in counts.items() if n > 1}
+        return counts
+
+    def repeated_handoffs(self) -> dict[tuple[str, str, int], int]:
+        """Return every copy that is there twice."""
+        return {copy: n for copy, n in self.handoffs().items() if n > 1}
 
     def due_times(self) -> dict[tuple[str, int], int]:
         """Return when each later attempt was due: (failure id, attempt) → epoch milliseconds, by the retry topics."""

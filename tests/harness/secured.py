@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from retryapp.broker import Broker
+from harness.brokers import running_broker
+from harness.operator import Operator, answered
 from retryapp.broker.config import NODE_ID
 from retryapp.broker.probe import LOOPBACK, free_ports
-from retryapp.guardian import guard
 
 USER, PASSWORD = "alice", "correct horse; battery=staple"
 """A password with characters that a properties file or a URL would mistake."""
@@ -65,18 +65,16 @@ def make_certificates(folder: Path) -> Certificates:
 
 
 @contextmanager
-def secured_broker(cache_dir: Path, folder: Path) -> Iterator[SecuredBroker]:
-    """Run a broker with four listeners on loopback; the certificates go to `folder`."""
-    guard()
+def secured_broker(cache_dir: Path, folder: Path, more: Mapping[str, str] | None = None) -> Iterator[SecuredBroker]:
+    """Run a broker with four listeners on loopback and more settings; the certificates go to `folder`."""
     certificates = make_certificates(folder)
     plain, controller, sasl, sasl_tls, tls = free_ports(5)
     settings = _settings(certificates, controller, plain=plain, sasl=sasl, sasl_tls=sasl_tls, tls=tls)
-    with Broker(cache_dir, port=plain, settings=settings) as broker:
+    with running_broker(cache_dir, port=plain, settings={**settings, **(more or {})}) as broker:
         scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         user = UserScramCredentialUpsertion(USER, scram, PASSWORD.encode())
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        for future in admin.alter_user_scram_credentials([user]).values():
-            future.result(15)
+        operator = Operator(broker.bootstrap)
+        answered(operator.admin.alter_user_scram_credentials([user]))
         yield SecuredBroker(*(f"{LOOPBACK}:{port}" for port in (plain, sasl, sasl_tls, tls)), certificates=certificates)
 
 

@@ -42,7 +42,7 @@ class Gate(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service says: 200 fine, 422 never, 400 wrong for good, 503 not now."""
+    """What the service says: 200 fine, 422 never, 503 not now."""
 
     status: int = 200
     retry_after: str | None = None

@@ -73,8 +73,13 @@ class Stage:
         admin.wait_for_topics([topic])
         return topic
 
-    def program(self, *handlers: HandlerSpec, options: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Write the user's program; `options` are arguments of `Retries`, `more` further entries of its spec."""
+    def program(
+        self, *handlers: HandlerSpec, options: Mapping[str, Any] | None = None, code: str = "", **more: Any
+    ) -> None:
+        """Write the user's program, with more `code` of theirs.
+
+        `options` are arguments of `Retries`, `more` further entries of its spec.
+        """
         self.handlers = {handler.topic: handler for handler in handlers}
         spec = {
             "group": self.group,
@@ -87,7 +92,7 @@ class Stage:
             "handlers": [asdict(handler) for handler in handlers],
             **more,
         }
-        (self.folder / "app.py").write_text(Path(__file__).with_name("user_app.py").read_text())
+        (self.folder / "app.py").write_text(Path(__file__).with_name("user_app.py").read_text() + code)
         (self.folder / "spec.json").write_text(json.dumps(spec))
 
     def worker(self, name: str | None = None, *, ready: bool = True, env: Mapping[str, str] | None = None) -> Worker:

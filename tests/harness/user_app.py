@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import faust
 
-from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy, non_retryable, retryable
+from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy
 
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
@@ -43,10 +43,6 @@ class ServiceError(Exception):
     """The service refused, for now."""
 
 
-class WrongForGoodError(Exception):
-    """The service refused, for good."""
-
-
 def _text(raw: bytes | None) -> str | None:
     return None if raw is None else base64.b64encode(raw).decode()
 
@@ -58,8 +54,6 @@ async def call_service(topic: str, delivery: dict[str, Any]) -> None:
     async with sessions[0].post(SPEC["service"], json={"topic": topic, "pid": os.getpid(), **delivery}) as response:
         if response.status == 422:
             raise Reject("the service will never take it")
-        if response.status == 400:
-            raise WrongForGoodError("bad request")
         if "Retry-After" in response.headers:
             raise RetryLater(after=response.headers["Retry-After"])
         if response.status != 200:
@@ -80,14 +74,11 @@ def _facts(delivery: Delivery) -> dict[str, Any]:
 
 def declare(wanted: dict[str, Any]) -> None:
     """Declare one handler of the spec."""
-    policy = RetryPolicy(
-        wanted["policy"], timeout=wanted["timeout"], on=(non_retryable(WrongForGoodError), retryable(Exception))
-    )
 
     @retries.handler(
         wanted["topic"],
         value=TYPES[wanted["value"]],
-        policy=policy,
+        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"]),
         tiers=wanted["tiers"],
         concurrency=wanted["concurrency"],
         max_crashes=wanted["max_crashes"],
@@ -180,23 +171,3 @@ if "crash" in SPEC:
 
 for _wanted in SPEC["handlers"]:
     declare(_wanted)
-
-if "agent" in SPEC:
-    counts = app.Table("counts", default=int, partitions=SPEC["partitions"], key_type=str, value_type=int)
-    clicks = app.topic(SPEC["agent"], key_type=str, value_type=bytes, value_serializer="raw")
-
-    @app.agent(clicks)
-    async def count_clicks(stream: Any) -> None:
-        """Count clicks by key: the user's own agent and table next to ours."""
-        async for event in stream.events():
-            counts[event.key] += 1
-            delivery = {
-                "failure_id": f"{event.message.partition}/{event.message.offset}",
-                "attempt": counts[event.key],
-                "key": _text(event.key.encode()),
-                "value": _text(event.value),
-                "headers": [],
-                "timestamp_ms": 0,
-                "due_at_ms": None,
-            }
-            await call_service(SPEC["agent"], delivery)

@@ -10,6 +10,18 @@ from typing_extensions import override
 from retryapp.stage import Child, wait_for
 
 
+def ask(url: str) -> tuple[int, str]:
+    """Ask a page for status and body; the status is 0 where nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own http address
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
 class Worker(Child):
     """A worker in a process of its own, which serves pages."""
 
@@ -19,15 +31,8 @@ class Worker(Child):
         return self.wait_for_line(r"pages (http://\S+)/retries/").group(1)
 
     def get(self, path: str) -> tuple[int, str]:
-        """Ask its pages for status and body; the status is 0 where nothing answers."""
-        try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:  # noqa: S310 - our own http address
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        """Ask its pages."""
+        return ask(self.url + path)
 
     def wait_ready(self, timeout_s: float = 40.0) -> None:
         """Wait until all its lanes are open."""

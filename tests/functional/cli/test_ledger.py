@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
+from harness.operator import answered
 
 from retryapp.core import marks
 from retryapp.core.headers import encode_metadata
@@ -26,32 +27,22 @@ class _Book:
     """A handler's topics, written as its workers would have."""
 
     shop: Any
-    admin: AdminClient
 
     @property
     def names(self) -> dict[str, str]:
         topology = self.shop.topology
         return {"main": topology.main, "retry": topology.retry_topics[0], "redelivery": topology.redelivery}
 
-    def feed(self, partition: int, count: int, *, timestamp_ms: int | None = None) -> None:
-        producer = Producer({"bootstrap.servers": self.shop.connection.bootstrap})
-        for n in range(count):
-            given = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
-            producer.produce(self.shop.topology.main, partition=partition, value=b"%d" % n, **given)
-        assert producer.flush(10) == 0
+    def feed(self, partition: int, count: int, **timestamp: int) -> None:
+        self.shop.operator.publish(self.names["main"], *[b"{}"] * count, partition=partition, **timestamp)
 
-    def hand(self, topic: str, partition: int, offset: int, attempt: int, **told: Any) -> None:
-        headers = encode_metadata(self.shop.metadata(partition, offset, attempt=attempt, **told))
-        self.shop._publish(topic, partition, b"k", b"{}", headers)
-
-    def retry(self, partition: int, offset: int, attempt: int) -> None:
-        self.hand(self.shop.topology.retry_topics[0], partition, offset, attempt)
+    def hand(self, topic: str, partition: int, offset: int, attempt: int) -> None:
+        """Publish a copy of a record, to a topic that has a name here or to another."""
+        headers = encode_metadata(self.shop.metadata(partition, offset, attempt=attempt))
+        self.shop.publish(self.names.get(topic, topic), partition, b"k", b"{}", headers)
 
     def park(self, partition: int, offset: int) -> None:
         self.shop.wait(partition, offset, FAR_MS, attempt=1)
-
-    def redeliver(self, partition: int, offset: int, attempt: int) -> None:
-        self.hand(self.shop.topology.redelivery, partition, offset, attempt)
 
     def die(self, partition: int, offset: int, attempt: int) -> None:
         self.shop.bury(partition, offset, attempt=attempt)
@@ -68,7 +59,7 @@ class _Book:
             ended_ms=2,
             lateness_ms=0,
         )
-        self.shop._publish(self.shop.topology.events, partition, event.key, event.to_json())
+        self.shop.publish(self.shop.topology.events, partition, event.key, event.to_json())
 
     def count(self, partition: int, to_offset: int, *, failed: int) -> None:
         facts = {"group": self.shop.topology.group, "handler": "h", "main": self.shop.topology.main}
@@ -83,37 +74,35 @@ class _Book:
             first_try_ok=to_offset - failed,
             failed=failed,
         )
-        self.shop._publish(self.shop.topology.events, partition, event.key, event.to_json())
+        self.shop.publish(self.shop.topology.events, partition, event.key, event.to_json())
 
     def commit(self, **offsets: int) -> None:
         """Set the group's offset of main, retry and redelivery topic to their ends, or what is given for a name."""
-        topology = self.shop.topology
-        wanted = []
-        for name, topic in self.names.items():
-            for number, kept in KafkaAdmin(self.shop.connection).offsets(topic).items():
-                wanted.append(TopicPartition(topic, number, min(kept.end, offsets.get(name, kept.end))))
-        request = ConsumerGroupTopicPartitions(topology.group, wanted)
-        (future,) = self.admin.alter_consumer_group_offsets([request]).values()
-        assert all(place.error is None for place in future.result(10).topic_partitions)
+        wanted = {
+            (topic, number): min(kept.end, offsets.get(name, kept.end))
+            for name, topic in self.names.items()
+            for number, kept in KafkaAdmin(self.shop.operator.connection).offsets(topic).items()
+        }
+        self.shop.operator.set_offsets(self.shop.topology.group, wanted)
 
     def write_down(self, partition: int, *, topic_id: str, **offsets: int) -> None:
         """Leave the mark of a lane that had come so far on its topics (`main`, `retry`, `redelivery`)."""
         value = marks.progress_value({self.names[name]: offset for name, offset in offsets.items()}, topic_id)
-        self.shop._publish(self.shop.topology.pending_changelog, partition, marks.PROGRESS, value)
+        self.shop.publish(self.shop.topology.pending_changelog, partition, marks.PROGRESS, value)
 
     def take(self, **options: Any) -> Ledger:
-        return take_ledger(self.shop.connection, self.shop.topology, **options)
+        return take_ledger(self.shop.operator.connection, self.shop.topology, **options)
 
 
 @pytest.fixture
 def book(shop) -> _Book:
     """A handler with three partitions: 0 has one record of each fate, the others none."""
-    made = _Book(shop, AdminClient({"bootstrap.servers": shop.connection.bootstrap}))
+    made = _Book(shop)
     made.feed(0, 6)
     for offset in (1, 2, 3):  # succeeds, waits, dies
-        made.retry(0, offset, 1)
+        made.hand("retry", 0, offset, 1)
     for offset in (1, 3):
-        made.redeliver(0, offset, 1)
+        made.hand("redelivery", 0, offset, 1)
     made.succeed(0, 1, 2)
     for offset in (1, 2, 3):
         made.park(0, offset)
@@ -143,8 +132,8 @@ def test_what_adds_up_ends_with_0(retryapp: Callable[..., Any], shop, book: _Boo
 
 def test_what_does_not_add_up_is_named_and_ends_with_1(retryapp: Callable[..., Any], shop, book: _Book):
     """One record without a success, one letter twice, and one that went to nowhere at once."""
-    book.retry(1, 0, 1)
-    book.redeliver(1, 0, 1)
+    book.hand("retry", 1, 0, 1)
+    book.hand("redelivery", 1, 0, 1)
     book.die(0, 4, 1)
     book.feed(1, 2)
     book.count(1, 2, failed=2)
@@ -178,9 +167,7 @@ def test_what_does_not_add_up_is_named_and_ends_with_1(retryapp: Callable[..., A
 def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., Any], shop, book: _Book):
     """The offsets are told, failed records among them have their fate, and nothing is guessed."""
     book.commit()
-    wanted = [TopicPartition(shop.topology.main, 0, 4)]
-    for future in book.admin.delete_records(wanted).values():
-        future.result(10)
+    shop.operator.delete_records(shop.topology.main, 0, 4)
     ledger = book.take()
     assert ledger.problems == ()
     whole = ledger.total
@@ -190,8 +177,7 @@ def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., 
         in retryapp("ledger", *shop.place).out
     )
     for topic, offset in ((shop.topology.events, 2), (shop.topology.dlq, 2)):
-        for future in book.admin.delete_records([TopicPartition(topic, 0, offset)]).values():
-            future.result(10)
+        shop.operator.delete_records(topic, 0, offset)
     ledger = book.take()
     assert ledger.problems == (), "what followed may have been deleted"
     whole = ledger.total
@@ -202,7 +188,7 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
     retryapp: Callable[..., Any], shop, book: _Book
 ):
     """Nobody was in the group for a week. Marks of a main topic that was made anew since do not count."""
-    (state,) = KafkaAdmin(shop.connection).describe_topics([shop.topology.main]).values()
+    (state,) = KafkaAdmin(shop.operator.connection).describe_topics([shop.topology.main]).values()
     book.write_down(0, topic_id=state.topic_id, main=1, retry=0, redelivery=0)
     book.write_down(0, topic_id=state.topic_id, main=6, retry=3, redelivery=2)
     book.write_down(1, topic_id="of another", main=4, retry=0, redelivery=0)
@@ -221,7 +207,7 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
 def test_since_begins_at_a_time(retryapp: Callable[..., Any], shop, book: _Book):
     """By the main topic's timestamps; a length counts back from now."""
     now = datetime.fromtimestamp(SystemClock().wall_ms() / 1_000, UTC)
-    book.feed(2, 2, timestamp_ms=int((now - timedelta(days=3)).timestamp() * 1_000))  # within the topic's retention
+    book.feed(2, 2, timestamp=int((now - timedelta(days=3)).timestamp() * 1_000))  # within the topic's retention
     book.feed(2, 3)
     book.commit()
 
@@ -244,7 +230,7 @@ def test_retry_topics_of_other_delays_are_found(shop, book: _Book):
     """A policy that had one topic for each delay has left them; what merely begins alike is not ours."""
     prefix = shop.topology.prefix
     for name in (f"{prefix}.retry.5m", f"{prefix}.retry.60m", f"{prefix}.retry.old"):
-        book.admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1)])[name].result(10)
+        answered(shop.operator.admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1)]))
     book.hand(f"{prefix}.retry.5m", 0, 0, 1)
     book.hand(f"{prefix}.retry.60m", 0, 5, 1)
     book.commit()
@@ -255,7 +241,7 @@ def test_retry_topics_of_other_delays_are_found(shop, book: _Book):
 @pytest.fixture
 def writer(shop) -> Producer:
     """A producer with an open transaction."""
-    made = Producer({"bootstrap.servers": shop.connection.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
+    made = Producer({"bootstrap.servers": shop.operator.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
     made.init_transactions(10)
     made.begin_transaction()
     return made
@@ -278,7 +264,7 @@ def test_an_open_transaction_is_waited_for(shop, book: _Book, writer: Producer):
     writer.produce(shop.topology.events, partition=2, value=b"no event")
     writer.flush(10)
     with pytest.raises(OpenTransactionError, match="events") as caught:
-        Positions(shop.connection, transaction_s=0.3).settled_ends([(shop.topology.events, 2)])
+        Positions(shop.operator.connection, transaction_s=0.3).settled_ends([(shop.topology.events, 2)])
     assert caught.value.exit_code == 3
     waits: list[str] = []
     ledger = book.take(on_wait=commits(writer, waits))
@@ -290,11 +276,11 @@ def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: _Book, writ
     """The moment of the cut is one at which none is under way: then what it hands over and its offset go together."""
     book.commit(main=5)
     main, group = shop.topology.main, shop.topology.group
-    member = Consumer({"bootstrap.servers": shop.connection.bootstrap, "group.id": group})
+    member = Consumer({"bootstrap.servers": shop.operator.bootstrap, "group.id": group})
     writer.send_offsets_to_transaction([TopicPartition(main, 0, 6)], member.consumer_group_metadata(), 10)
     waits: list[str] = []
     places = [[(main, 0), (main, 1)]]
-    found = Positions(shop.connection).group_offsets(group, places, commits(writer, waits))
+    found = Positions(shop.operator.connection).group_offsets(group, places, commits(writer, waits))
     member.close()
     assert found == {(main, 0): 6, (main, 1): 0}
     assert f"{main}[0]" in waits[0]
@@ -302,10 +288,7 @@ def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: _Book, writ
 
 def test_a_missing_topic_is_named(retryapp: Callable[..., Any], shop):
     """Without its events there is no ledger."""
-    admin = AdminClient({"bootstrap.servers": shop.connection.bootstrap})
-    admin.delete_topics([shop.topology.events])[shop.topology.events].result(10)
+    shop.operator.delete_topic(shop.topology.events)
     done = retryapp("ledger", *shop.place)
     assert done.code == 3
     assert shop.topology.events in done.err
-    nowhere = retryapp("ledger", "--broker", shop.connection.bootstrap, "--group", "no-group")
-    assert nowhere.code == 3

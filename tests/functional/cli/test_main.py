@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import click
 import pytest
@@ -48,30 +48,27 @@ def acting(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
     ],
 )
 def test_every_error_is_one_line_and_its_exit_code(
-    acting: Callable[[object], None], capsys: pytest.CaptureFixture[str], error: BaseException, code: ExitCode
+    acting: Callable[[object], None], retryapp: Callable[..., Any], error: BaseException, code: ExitCode
 ) -> None:
     """On stderr, without a traceback; with --json one object on stdout."""
     acting(error)
-    assert run(["broker"]) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    shown_lines = captured.err.strip().splitlines()  # click ends the line of a ^C
-    assert len(shown_lines) == 1
-    assert shown_lines[0].startswith("retryapp: ")
+    shown = retryapp("broker")
+    assert (shown.code, shown.out) == (code, "")
+    (line,) = shown.err.strip().splitlines()  # click ends the line of a ^C
+    assert line.startswith("retryapp: ")
 
-    assert run(["broker", "--json"]) == code
-    captured = capsys.readouterr()
-    assert captured.err.strip() == ""
-    shown = json.loads(captured.out)["error"]
-    assert shown["exit_code"] == code
-    assert shown["message"]
+    shown = retryapp("broker", "--json")
+    assert (shown.code, shown.err.strip()) == (code, "")
+    assert shown.json["error"]["exit_code"] == code
+    assert shown.json["error"]["message"]
 
 
-def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], retryapp: Callable[..., Any]) -> None:
     """For faults of ours."""
     acting(ZeroDivisionError("division by zero"))
-    assert run(["--traceback", "broker"]) == ExitCode.BUG
-    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    shown = retryapp("--traceback", "broker")
+    assert shown.code == ExitCode.BUG
+    assert "Traceback (most recent call last)" in shown.err
 
 
 @pytest.mark.parametrize(("answer", "code"), [(None, 0), (0, 0), (ExitCode.FINDING, 1), (True, 0)])
@@ -81,15 +78,13 @@ def test_a_command_returns_its_exit_code(acting: Callable[[object], None], answe
     assert run(["broker"]) == code
 
 
-def test_unknown_or_missing_commands_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_or_missing_commands_are_usage_errors(retryapp: Callable[..., Any]) -> None:
     """With where to look; help lists all commands with the summaries of the table, so it imports none of them."""
-    assert run(["nope"]) == ExitCode.USAGE
-    assert capsys.readouterr().err == "retryapp: No such command 'nope' (see 'retryapp --help')\n"
-    assert run([]) == ExitCode.USAGE
-    assert "Commands:" in capsys.readouterr().err
-    assert run(["--help"]) == ExitCode.FINE
-    shown = capsys.readouterr().out
-    assert all(SUBCOMMANDS[name] in shown for name in cli.list_commands(click.Context(cli)))
+    unknown, missing, asked = retryapp("nope"), retryapp(), retryapp("--help")
+    assert (unknown.code, missing.code, asked.code) == (ExitCode.USAGE, ExitCode.USAGE, ExitCode.FINE)
+    assert unknown.err == "retryapp: No such command 'nope' (see 'retryapp --help')\n"
+    assert "Commands:" in missing.err
+    assert all(SUBCOMMANDS[name] in asked.out for name in cli.list_commands(click.Context(cli)))
 
 
 def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -103,11 +98,10 @@ def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 @pytest.mark.parametrize(("path", "command"), list(_commands(cli)))
-def test_every_command_has_help(
-    path: tuple[str, ...], command: click.Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_help(path: tuple[str, ...], command: click.Command, retryapp: Callable[..., Any]) -> None:
     """For itself and for each of its options."""
-    assert run([*path, "--help"]) == ExitCode.FINE
-    assert "Usage: retryapp" in capsys.readouterr().out
+    shown = retryapp(*path, "--help")
+    assert shown.code == ExitCode.FINE
+    assert "Usage: retryapp" in shown.out
     assert command.help
     assert all(option.help for option in command.params if isinstance(option, click.Option))

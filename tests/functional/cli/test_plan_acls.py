@@ -6,25 +6,22 @@ import json
 import re
 import sys
 import textwrap
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
 )
 from harness import Worker, wait_for
-from harness.brokers import running_broker
+from harness.operator import Operator, answered
+from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 
 from retryapp.broker.probe import free_ports
 from retryapp.core.headers import decode_metadata
@@ -32,66 +29,44 @@ from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
 
-USER, PASSWORD = "worker", "secret-of-the-worker"
 KINDS = {
     "Topic": ResourceType.TOPIC,
     "Group": ResourceType.GROUP,
     "TransactionalId": ResourceType.TRANSACTIONAL_ID,
     "Cluster": ResourceType.BROKER,  # the client library's name for the cluster
 }
+ALL = AclBindingFilter(
+    ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+)
 
 
-@dataclass(frozen=True)
-class _SecuredBroker:
-    """A broker with an authorizer: `bootstrap` is for operators, without a login; `secured` for users with grants."""
-
-    bootstrap: str
-    secured: str
-
-    def grant(self, acls: list[dict[str, Any]]) -> None:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        bindings = [
-            AclBinding(
-                KINDS[acl["resource"]],
-                acl["name"],
-                ResourcePatternType[acl["pattern"].upper()],
-                f"User:{USER}",
-                "*",
-                AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl["operation"]).upper()],
-                AclPermissionType.ALLOW,
-            )
-            for acl in acls
-        ]
-        for future in admin.create_acls(bindings).values():
-            future.result(10)
-
-    def revoke_all(self) -> None:
-        kind, any_pattern = ResourceType.ANY, ResourcePatternType.ANY
-        these = AclBindingFilter(kind, None, any_pattern, None, None, AclOperation.ANY, AclPermissionType.ANY)
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        for future in admin.delete_acls([these]).values():
-            future.result(10)
+def grant(operator: Operator, acls: list[dict[str, Any]]) -> None:
+    """Give the user of the app these rights."""
+    bindings = [
+        AclBinding(
+            KINDS[acl["resource"]],
+            acl["name"],
+            ResourcePatternType[acl["pattern"].upper()],
+            f"User:{USER}",
+            "*",
+            AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl["operation"]).upper()],
+            AclPermissionType.ALLOW,
+        )
+        for acl in acls
+    ]
+    answered(operator.admin.create_acls(bindings))
 
 
 @pytest.fixture(scope="module")
-def secured(cache_dir: Path) -> Iterator[_SecuredBroker]:
-    """A broker of this module alone."""
-    port, users_port, controller_port = free_ports(3)
-    listeners = f"PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{users_port}"
-    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    """A broker on which users have what they are granted; operators come without a login."""
     settings = {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": listeners,
-        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{login} user_{USER}="{PASSWORD}";',
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
         "allow.everyone.if.no.acl.found": "false",
     }
-    with running_broker(cache_dir, port=port, settings=settings) as started:
-        yield _SecuredBroker(started.bootstrap, f"127.0.0.1:{users_port}")
+    with secured_broker(cache_dir, tmp_path_factory.mktemp("certificates"), settings) as broker:
+        yield broker
 
 
 def write_app(folder: Path, group: str, bootstrap: str) -> None:
@@ -123,18 +98,6 @@ def write_app(folder: Path, group: str, bootstrap: str) -> None:
     (folder / f"{group}.py").write_text(textwrap.dedent(source))
 
 
-@pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A name for module and group."""
-    name = f"billing_{uuid.uuid4().hex[:8]}"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RETRYAPP_DATADIR", str(tmp_path / "data"))
-    monkeypatch.setenv("RETRYAPP_WEB_PORT", str(free_ports(1)[0]))
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield name
-    sys.modules.pop(name, None)
-
-
 def commands(shown: str) -> list[str]:
     """Return the lines for kafka-acls.sh."""
     return [line for line in shown.splitlines() if line.startswith("kafka-acls.sh ")]
@@ -160,9 +123,7 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
     assert len(created["acls"]) == len(report["acls"]) + 1
 
     for option in ("--principal", "--publishes"):
-        wrong = retryapp("plan", "-A", group, option, "User:x")
-        assert wrong.code == 2
-        assert f"{option} goes with --acls" in wrong.err
+        assert f"{option} goes with --acls" in retryapp("plan", "-A", group, option, "User:x").err
 
 
 def test_topics_that_handlers_publish_to(retryapp, group, tmp_path):
@@ -182,19 +143,14 @@ def test_topics_that_handlers_publish_to(retryapp, group, tmp_path):
 
 
 @pytest.fixture
-def worker(group: str, tmp_path: Path) -> Iterator[Callable[[], Worker]]:
-    """Start the worker of the module; it ends with the test."""
-    started: list[Worker] = []
-
-    def start() -> Worker:
-        command = [sys.executable, "-m", "retryapp.cli.main", "worker", group]
-        started.append(Worker("worker", command, cwd=tmp_path, log_file=tmp_path / "worker.log").start())
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        print(process.log[-6000:])  # noqa: T201 - for the failure report
+def worker(group: str, tmp_path: Path) -> Iterator[Worker]:
+    """The worker of the module, yet to be started; it ends with the test."""
+    command = [sys.executable, "-m", "retryapp.cli.main", "worker", group]
+    env = {"RETRYAPP_WEB_PORT": str(free_ports(1)[0])}
+    made = Worker("worker", command, cwd=tmp_path, log_file=tmp_path / "worker.log", env=env)
+    yield made
+    made.kill()
+    print(made.log[-6000:])  # noqa: T201 - for the failure report
 
 
 @pytest.mark.broker
@@ -202,38 +158,36 @@ def worker(group: str, tmp_path: Path) -> Iterator[Callable[[], Worker]]:
 def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_path, worker):
     """The needed rights alone: topics, a success, a retry, a dead letter; it publishes once --publishes says so."""
     main, out = f"orders-{group}", f"payments-{group}"
-    write_app(tmp_path, group, secured.secured)
-    connection = KafkaConnection(secured.bootstrap)
-    operator = KafkaAdmin(connection)
+    write_app(tmp_path, group, secured.sasl)
+    connection, operator = KafkaConnection(secured.plain), Operator(secured.plain)
+    admin = KafkaAdmin(connection)
     for topic in (main, out):
-        operator.create_main_topic(topic, partitions=2)
-    operator.wait_for_topics([main, out])
+        admin.create_main_topic(topic, partitions=2)
+    admin.wait_for_topics([main, out])
     refused = retryapp("doctor", "-A", group, "--json")
     assert refused.code == 1
     assert "Topic authorization failed" in json.dumps(refused.json)
 
     acls = retryapp("plan", "-A", group, "--acls", "--json").json["acls"]
-    secured.grant([acl for acl in acls if acl["needed"]])
-    running = worker()
-    producer = Producer({"bootstrap.servers": secured.bootstrap})
+    grant(operator, [acl for acl in acls if acl["needed"]])
+    worker.start()
 
     def send(number: int, **more: str) -> None:
-        producer.produce(main, json.dumps({"id": number, **more}).encode(), partition=number % 2)
-        assert producer.flush(10) == 0
+        operator.publish(main, json.dumps({"id": number, **more}).encode(), partition=number % 2)
 
     for number in (1, 2, -3, 4):
         send(number)
     topology = HandlerTopology(group=group, main=main)
 
     def dead() -> list[str]:
-        assert not running.ended(), running.log[-3000:]
-        if topology.dlq not in operator.describe_topics([topology.dlq]):
+        assert not worker.ended(), worker.log[-3000:]
+        if topology.dlq not in admin.describe_topics([topology.dlq]):
             return []
         found = (decode_metadata(record.headers) for record in read_topic(connection, topology.dlq))
         return [metadata.error_message for metadata in found if metadata]
 
     def succeeded() -> int:
-        if topology.events not in operator.describe_topics([topology.events]):
+        if topology.events not in admin.describe_topics([topology.events]):
             return 0
         events = (decode_event(record.value or b"") for record in read_topic(connection, topology.events))
         return sum(isinstance(event, Succeeded) for event in events)
@@ -243,18 +197,18 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
     wait_for(lambda: len(dead()) == 2, "it may not publish")
     assert any("may not describe it" in message for message in dead())
     named = retryapp("plan", "-A", group, "--acls", "--publishes", out, "--json").json["acls"]
-    secured.grant([acl for acl in named if acl not in acls])
+    grant(operator, [acl for acl in named if acl not in acls])
     wait_for(lambda: send(8, to=out) or any(read_topic(connection, out)), "it is published", every_s=0.5)
 
-    secured.grant([acl for acl in acls if not acl["needed"]])
+    grant(operator, [acl for acl in acls if not acl["needed"]])
     fine = retryapp("doctor", "-A", group, "--write", "--json")
     found = {finding["name"]: finding for finding in fine.json["findings"]}
     assert found["rights"]["severity"] == found["rights on transactions"]["severity"] == "ok", found
     assert "rights on the cluster" not in found
     assert found[f"group {group}"]["seen"].startswith("stable, 1 member")
     assert fine.code == 0, fine.out
-    assert "AuthorizationFailed" not in running.log
-    assert "retryapp.lane_failed" not in running.log
+    assert "AuthorizationFailed" not in worker.log
+    assert "retryapp.lane_failed" not in worker.log
 
 
 @pytest.mark.broker
@@ -262,18 +216,18 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
 def test_each_missing_right_is_reported(retryapp, secured, group, tmp_path):
     """The doctor names it, or fails to do what needs it; nothing of it passes as fine."""
     main = f"orders-{group}"
-    write_app(tmp_path, group, secured.secured)
+    write_app(tmp_path, group, secured.sasl)
     acls = [acl for acl in retryapp("plan", "-A", group, "--acls", "--json").json["acls"] if acl["needed"]]
-    operator = KafkaAdmin(KafkaConnection(secured.bootstrap))
-    operator.create_main_topic(main, partitions=1)
-    operator.wait_for_topics([main])
-    secured.grant(acls)
+    admin, operator = KafkaAdmin(KafkaConnection(secured.plain)), Operator(secured.plain)
+    admin.create_main_topic(main, partitions=1)
+    admin.wait_for_topics([main])
+    grant(operator, acls)
     assert retryapp("topics", "create", "-A", group).code == 0
     for left_out in acls:
         if left_out["operation"] in {"Create", "Describe"}:
             continue  # nothing is left to create; reading and writing include describing
-        secured.revoke_all()
-        secured.grant([acl for acl in acls if acl != left_out])
+        answered(operator.admin.delete_acls([ALL]))
+        grant(operator, [acl for acl in acls if acl != left_out])
         done = retryapp("doctor", "-A", group, "--write", "--json")
         assert done.code == 1, (left_out, done.out)
         problems = json.dumps([finding for finding in done.json["findings"] if finding["severity"] == "problem"])

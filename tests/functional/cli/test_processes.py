@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from retryapp.cli._processes import relay, run_processes, stop_with_parent
+from retryapp.cli._processes import relay, run_processes
 from retryapp.core.errors import EnvironmentFault
 
 RUN = """
@@ -121,16 +120,3 @@ def test_lines_stay_whole_and_a_closed_pipe_blocks_nothing() -> None:
     source = io.BytesIO(b"y\n" * 10)
     relay(source, Closed(), b"p | ", lock)
     assert source.closed
-
-
-def test_a_worker_whose_starter_is_gone_stops() -> None:
-    """As on SIGTERM; not while the starter lives."""
-    stopped = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    try:
-        stop_with_parent(os.getppid(), every_s=0.01)
-        assert not stopped.wait(0.1)
-        stop_with_parent(-1, every_s=0.01)
-        assert stopped.wait(5)
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -108,16 +108,6 @@ def test_counters_are_read_from_the_metrics_that_a_worker_writes() -> None:
     assert (late.count, late.p50) == (1, 10.0)
 
 
-def test_it_has_to_know_where_to_look(retryapp: Callable[..., Any]) -> None:
-    """An app, a broker with a group, or a worker; the error names these options, or the address that was tried."""
-    outcome = retryapp("top", "--once")
-    assert outcome.code == 2
-    assert all(option in outcome.err for option in ("-A MODULE[:APP]", "--group NAME", "--url"))
-    outcome = retryapp("top", "--url", NOBODY, "--once", "--json")
-    assert outcome.code == 2
-    assert NOBODY in outcome.json["error"]["message"]
-
-
 @pytest.mark.broker
 def test_without_workers_it_reads_the_topics(shop: Any, retryapp: Callable[..., Any]) -> None:
     """What waits, when it is due, what is dead and why; the rest is not known."""

@@ -6,8 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "wk_plain.py").write_text('import faust\napp = faust.App("plain", broker="kafka://localhost:1")\n')
+    (tmp_path / "wk_broken.py").write_text("1 / 0\n")
+    (tmp_path / "wk_needs.py").write_text("import surely_not_there\n")
+    (tmp_path / "wk_policy.py").write_text("from retryapp import RetryPolicy\nRetryPolicy('5parsecs')\n")
     (tmp_path / "wk_empty.py").write_text(PROGRAM.format(name="empty"))
     (tmp_path / "wk_good.py").write_text(PROGRAM.format(name="good") + HANDLER)
     yield tmp_path
@@ -63,6 +67,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
         (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
+        (["wk_broken"], "wk_broken.py, line 1"),
+        (["wk_needs"], "wk_needs.py, line 1"),
+        (["wk_policy"], "5parsecs"),
         (["wk_good:other"], "has no 'other'"),
         (["wk_plain"], "has no Retries"),
         (["-A", "wk_empty"], "wk_empty has no handlers"),
@@ -70,13 +77,12 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     ],
 )
 def test_what_cannot_work_is_refused_by_name(
-    words: list[str], said: str, handed_over: list[list[str]], capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, handed_over: list[list[str]], retryapp: Callable[..., Any]
 ) -> None:
     """Exit code 2, one line, and nothing is started."""
-    assert run(["worker", *words]) == ExitCode.USAGE
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert len(shown.splitlines()) == 1
+    done = retryapp("worker", *words)
+    assert (done.code, len(done.err.splitlines())) == (ExitCode.USAGE, 1)
+    assert said in done.err
     assert handed_over == []
 
 
@@ -103,12 +109,13 @@ def test_the_data_folder_reaches_the_settings(
     assert os.environ["RETRYAPP_DATADIR"] == str(folder / "state")
 
 
-def test_a_taken_port_is_named(handed_over: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_named(handed_over: list[list[str]], retryapp: Callable[..., Any]) -> None:
     """Before anything starts; a free one is handed on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        assert run(["worker", "wk_good", "--port", port]) == ExitCode.ENVIRONMENT
-    assert f"port {port} on 127.0.0.1 is already in use" in capsys.readouterr().err
+        done = retryapp("worker", "wk_good", "--port", port)
+    assert done.code == ExitCode.ENVIRONMENT
+    assert f"port {port} on 127.0.0.1 is already in use" in done.err
     assert handed_over == []
     assert run(["worker", "wk_good", "--port", port]) == ExitCode.FINE
     assert handed_over[0][-2:] == ["--web-port", port]

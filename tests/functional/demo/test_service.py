@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,15 @@ class House:
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Start a service."""
     log = tmp_path / "visits.jsonl"
-    closers = []
+    async with AsyncExitStack() as stack:
 
-    async def _start(**options: Any) -> House:
-        runner, port = await serve(EnrichmentService(log, **options), host="127.0.0.1", port=0)
-        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
-        closers.extend([session.close, runner.cleanup])
-        return House(f"http://127.0.0.1:{port}", session, VisitTail(log))
+        async def _start(**options: Any) -> House:
+            runner, port = await serve(EnrichmentService(log, **options), host="127.0.0.1", port=0)
+            stack.push_async_callback(runner.cleanup)
+            client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+            return House(f"http://127.0.0.1:{port}", await stack.enter_async_context(client), VisitTail(log))
 
-    yield _start
-    for close in closers:
-        await close()
+        yield _start
 
 
 def flight_with(kind: Outcome | None) -> Flight:

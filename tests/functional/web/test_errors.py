@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from functional.web.house import BASE, NOW_MS, FakeWorker, Site, busy_worker, serving
 
 from retryapp.core.errors import StoreBrokenError
-
-BASE = "/retries/shop.orders"
-NOW_MS = 1_760_000_000_000
-"""The instant at which the pages' clock stands."""
 
 ERRORS = [
     ("/retries/nothing/", 404, "no-such-handler"),
@@ -31,10 +26,7 @@ ERRORS = [
     (f"{BASE}/find?id=billing/shop.orders@otherid0/0/10001", 404, "not-failed"),
     (f"{BASE}/find?id=nonsense", 400, "bad-parameter"),
     (f"{BASE}/find?id=other/shop.orders@kq8G0bTz/0/77", 400, "bad-parameter"),
-    (f"{BASE}/pending?limit=501", 400, "bad-parameter"),
     (f"{BASE}/pending?after=00", 400, "bad-parameter"),
-    (f"{BASE}/dead?before=a-b", 400, "bad-parameter"),
-    ("/retries/?refresh=0", 400, "bad-parameter"),
     ("/retries/?format=xml", 400, "bad-parameter"),
     (f"{BASE}/pending?partition=4", 503, "partition-not-open"),
     (f"{BASE}/dead/4/1", 503, "partition-not-open"),
@@ -57,7 +49,7 @@ def assert_shape(body: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "status", "code"), ERRORS)
-async def test_errors_have_one_shape(site: Any, path: str, status: int, code: str) -> None:
+async def test_errors_have_one_shape(site: Site, path: str, status: int, code: str) -> None:
     """Without a browser, every error is JSON with code, message and hint; a browser gets the same words."""
     got, headers, body = await site.get(path)
     assert (got, headers["Content-Type"]) == (status, "application/json; charset=utf-8")
@@ -72,7 +64,7 @@ async def test_errors_have_one_shape(site: Any, path: str, status: int, code: st
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 @pytest.mark.parametrize("path", [f"{BASE}/pending/0/1", "/retries/metrics"])
-async def test_pages_only_show(site: Any, method: str, path: str) -> None:
+async def test_pages_only_show(site: Site, method: str, path: str) -> None:
     """Any other method is refused in the same shape."""
     async with site.session.request(method, site.url + path) as response:
         assert response.status == 405
@@ -82,7 +74,7 @@ async def test_pages_only_show(site: Any, method: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/retries/", f"{BASE}/dead"])
 async def test_a_bug_is_an_error_in_the_same_shape(
-    site: Any, worker: Any, path: str, caplog: pytest.LogCaptureFixture
+    site: Site, worker: FakeWorker, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reader gets no traceback, the log does."""
     worker.broken = True
@@ -93,7 +85,7 @@ async def test_a_bug_is_an_error_in_the_same_shape(
     assert any(record.message == "retryapp.page_failed" and record.exc_info for record in caplog.records)
 
 
-async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site: Any, worker: Any) -> None:
+async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site: Site, worker: FakeWorker) -> None:
     """Handler, topic and partition, in which state, for how long, and what stopped it last; the rest is fine."""
     worker.is_ready = False
     worker.parts["shop.orders"][4] = replace(worker.parts["shop.orders"][4], since_ms=NOW_MS - 12_500)
@@ -107,7 +99,7 @@ async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site
     )
 
 
-async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(site: Any, worker: Any) -> None:
+async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(site: Site, worker: FakeWorker) -> None:
     """Before the first assignment, and while a rebalance goes on with all lanes open."""
     worker.is_ready = False
     for main, items in worker.parts.items():
@@ -117,7 +109,7 @@ async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(s
     assert "waits for its partitions: for its first assignment" in json.loads(body)["error"]["message"]
 
 
-async def test_the_redirect_keeps_the_question(site: Any) -> None:
+async def test_the_redirect_keeps_the_question(site: Site) -> None:
     """Path and query go along, with the mark that stops a second redirect."""
     _, headers, _ = await site.get(f"{BASE}/pending?partition=2&limit=3&format=json")
     assert headers["Location"] == (
@@ -125,18 +117,16 @@ async def test_the_redirect_keeps_the_question(site: Any) -> None:
     )
 
 
-async def test_two_workers_that_point_at_each_other_do_not_send_a_reader_round(
-    site: Any, worker: Any, serve: Callable[..., Any], another_worker: Callable[[str], Any]
-) -> None:
+async def test_two_workers_that_point_at_each_other_do_not_send_a_reader_round(site: Site, worker: FakeWorker) -> None:
     """While a partition moves, the second worker says so instead of sending the reader back."""
-    async with serve(another_worker(site.url)) as url:
+    async with serving(busy_worker(site.url)) as url:
         worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=url)
         status, _, body = await site.get(f"{BASE}/dead?partition=2", follow=True)
         assert status == 409
         assert_shape(body, "partition-elsewhere")
 
 
-async def test_an_owner_address_that_is_no_web_address_is_not_followed(site: Any, worker: Any) -> None:
+async def test_an_owner_address_that_is_no_web_address_is_not_followed(site: Site, worker: FakeWorker) -> None:
     """Addresses come from the group's metadata, which others can write."""
     worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url="javascript:alert(1)")
     assert (await site.get(f"{BASE}/dead?partition=2"))[0] == 409
@@ -144,7 +134,7 @@ async def test_an_owner_address_that_is_no_web_address_is_not_followed(site: Any
 
 
 async def test_a_table_that_was_closed_while_it_was_read_is_asked_for_again(
-    site: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists are read in a thread, and a partition may leave meanwhile: 503, and no bug in the log."""
 

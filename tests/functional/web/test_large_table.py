@@ -16,19 +16,12 @@ from retryapp.ports import Event, Observation, Row
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity
 from retryapp.runtime.view import RuntimeView
-from retryapp.testing import VirtualClock
+from retryapp.testing import RecordingObserver, VirtualClock
 from retryapp.web.due import DueCounts
 
 NOW_MS = 1_760_000_000_000
 ROWS = 20_000
 PARTITIONS = 16
-
-
-class Quiet:
-    """An observer that keeps nothing."""
-
-    def observe(self, observation: Observation) -> None:
-        """Do nothing."""
 
 
 def placed(table: RocksPendingTable) -> Any:
@@ -65,7 +58,7 @@ def view(tables: list[RocksPendingTable]) -> RuntimeView:
     runtime: Any = SimpleNamespace(
         app=SimpleNamespace(conf=SimpleNamespace(canonical_url="http://127.0.0.1:6066")),
         clock=clock,
-        observer=Quiet(),
+        observer=RecordingObserver(),
         served=served,
         placed={("orders", number): placed(table) for number, table in enumerate(tables)},
         plan=None,

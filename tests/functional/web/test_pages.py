@@ -8,9 +8,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from functional.web.house import BASE, EVIL, FakeWorker, Site
 
-EVIL = "<script>alert(1)</script>"
-BASE = "/retries/shop.orders"
 HTML_PAGES = [
     "/retries/",
     f"{BASE}/",
@@ -32,7 +31,7 @@ HTML_PAGES = [
 ]
 
 
-async def facts(site: Any, path: str, expected: int = 200) -> Any:
+async def facts(site: Site, path: str, expected: int = 200) -> Any:
     """Return the JSON of a page."""
     status, headers, body = await site.get(path + ("&" if "?" in path else "?") + "format=json")
     assert status == expected, body
@@ -69,7 +68,7 @@ class Outline(HTMLParser):
         self.text += data
 
 
-async def walk(site: Any, path: str | None) -> list[dict[str, Any]]:
+async def walk(site: Site, path: str | None) -> list[dict[str, Any]]:
     """Return the records of a list, from page to page."""
     records: list[dict[str, Any]] = []
     while path:
@@ -82,7 +81,7 @@ async def walk(site: Any, path: str | None) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", HTML_PAGES)
 async def test_every_page_is_whole_html_with_a_title_safe_headers_and_links_that_lead_somewhere(
-    site: Any, path: str
+    site: Site, path: str
 ) -> None:
     """A page nests its tags, has one heading, loads nothing and runs nothing."""
     status, headers, body = await site.get(path)
@@ -101,7 +100,7 @@ async def test_every_page_is_whole_html_with_a_title_safe_headers_and_links_that
         assert (await site.get(target))[0] == 200, target
 
 
-async def test_index_sums_up_what_is_on_this_worker(site: Any) -> None:
+async def test_index_sums_up_what_is_on_this_worker(site: Site) -> None:
     """Totals leave out partitions of other workers; the earliest due time wins."""
     index = await facts(site, "/retries/")
     orders, flights = index["handlers"]
@@ -118,7 +117,7 @@ async def test_index_sums_up_what_is_on_this_worker(site: Any) -> None:
     assert "http://127.0.0.1:6067/retries/shop.orders/" in Outline((await site.get(f"{BASE}/"))[2]).links
 
 
-async def test_handler_page_counts_what_becomes_due(site: Any) -> None:
+async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
     """60 records are due every 4 s from 1.2 s on, one is overdue, one is due in exactly an hour: exact numbers."""
     due = (await facts(site, f"{BASE}/"))["due"]
     assert due == {
@@ -129,7 +128,7 @@ async def test_handler_page_counts_what_becomes_due(site: Any) -> None:
     }
 
 
-async def test_paging_gives_every_record_once_in_order(site: Any) -> None:
+async def test_paging_gives_every_record_once_in_order(site: Site) -> None:
     """Waiting ones by due time; dead letters, newest first, merged over partitions, also with a filter by reason."""
     waiting = await walk(site, f"{BASE}/pending?limit=7&format=json")
     assert len(waiting) == len({record["failure_id"] for record in waiting}) == 62
@@ -146,7 +145,7 @@ async def test_paging_gives_every_record_once_in_order(site: Any) -> None:
     assert [record["reason"] for record in rejected] == ["rejected"] * 40
 
 
-async def test_a_search_by_reason_is_bounded(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_by_reason_is_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rare reason ends the page after so many rows, with a link to go on."""
     monkeypatch.setattr("retryapp.web.answers.SCAN_ROWS", 50)
     page = await facts(site, f"{BASE}/dead?reason=expired")
@@ -158,14 +157,14 @@ async def test_a_search_by_reason_is_bounded(site: Any, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("path", [f"{BASE}/pending?limit=500", f"{BASE}/dead?limit=500"])
 @pytest.mark.parametrize("form", ["html", "json"])
-async def test_lists_hold_no_payload(site: Any, path: str, form: str) -> None:
+async def test_lists_hold_no_payload(site: Site, path: str, form: str) -> None:
     """Neither key, value nor foreign header of any record stands in a list."""
     body = (await site.get(f"{path}&format={form}"))[2]
     for part in ("customer-", "4711", "traceparent", "north", "Zo", "user's own"):
         assert part not in body
 
 
-async def test_one_waiting_record_shows_key_value_and_headers(site: Any) -> None:
+async def test_one_waiting_record_shows_key_value_and_headers(site: Site) -> None:
     """JSON is laid out with its numbers as they were sent."""
     record = (await facts(site, f"{BASE}/pending/0/10001"))["record"]
     assert (record["key"]["kind"], record["key"]["text"]) == ("text", "customer-1")
@@ -177,7 +176,7 @@ async def test_one_waiting_record_shows_key_value_and_headers(site: Any) -> None
     assert '"amount": 19.90,' in Outline((await site.get(f"{BASE}/pending/0/10001"))[2]).text
 
 
-async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site: Any) -> None:
+async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site: Site) -> None:
     """Reason, attempts, first and last failure, trace, origin and the value that is read on demand; null is null."""
     assert (await facts(site, f"{BASE}/dead/1/7"))["record"]["value"]["kind"] == "null"
     letter = await facts(site, f"{BASE}/dead/0/238")
@@ -191,7 +190,7 @@ async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site
     assert 'File "billing.py", line 21, in charge' in text
 
 
-async def test_too_large_dead_letter_shows_the_value_of_the_main_topic(site: Any) -> None:
+async def test_too_large_dead_letter_shows_the_value_of_the_main_topic(site: Site) -> None:
     """Its value was dropped from the copy; what is shown is cut and says so."""
     record = (await facts(site, f"{BASE}/dead/1/5"))["record"]
     assert record["read_from"] == "shop.orders[1]@8"
@@ -200,7 +199,7 @@ async def test_too_large_dead_letter_shows_the_value_of_the_main_topic(site: Any
     assert "Only the first 65,536 of 240,000 bytes are shown." in (await site.get(f"{BASE}/dead/1/5"))[2]
 
 
-async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Any, worker: Any) -> None:
+async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Site, worker: FakeWorker) -> None:
     """A record that retention took, or a broker that is down, costs the value only."""
     worker.records.clear()
     record = (await facts(site, f"{BASE}/dead/0/238"))["record"]
@@ -212,7 +211,7 @@ async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Any,
     assert "no Kafka broker answers" in body
 
 
-async def test_damaged_metadata_is_shown_as_damaged(site: Any) -> None:
+async def test_damaged_metadata_is_shown_as_damaged(site: Site) -> None:
     """A dead letter whose headers cannot be read has a line in the list and a page."""
     listed = (await facts(site, f"{BASE}/dead?partition=1"))["records"]
     damaged = next(record for record in listed if record["offset"] == 12)
@@ -221,7 +220,7 @@ async def test_damaged_metadata_is_shown_as_damaged(site: Any) -> None:
     assert "cannot be trusted" in (await site.get(f"{BASE}/dead/1/12"))[2]
 
 
-async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Any, worker: Any) -> None:
+async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Site, worker: FakeWorker) -> None:
     """A row that cannot be decoded does not take the page with it."""
     worker.waiting[0] = replace(worker.waiting[0], value=b"\xff\x00")
     offset = 10_000
@@ -233,14 +232,14 @@ async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Any, worker: A
 @pytest.mark.parametrize(
     "path", [f"{BASE}/pending/1/43", f"{BASE}/pending?partition=1", f"{BASE}/dead/1/9", f"{BASE}/dead?partition=1"]
 )
-async def test_what_users_send_is_escaped(site: Any, path: str) -> None:
+async def test_what_users_send_is_escaped(site: Site, path: str) -> None:
     """Markup in key, value, header name, header value, error type, message and trace stays text."""
     body = (await site.get(path))[2]
     assert EVIL not in body
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in body
 
 
-async def test_what_a_request_sends_is_escaped(site: Any) -> None:
+async def test_what_a_request_sends_is_escaped(site: Site) -> None:
     """Markup in an address or a parameter comes back as text, on pages and in errors."""
     for path in (
         f"/retries/{EVIL.replace('/', '%2F')}/",
@@ -254,7 +253,7 @@ async def test_what_a_request_sends_is_escaped(site: Any) -> None:
         assert "<script" not in body, path
 
 
-async def test_failure_id_leads_to_its_record(site: Any) -> None:
+async def test_failure_id_leads_to_its_record(site: Site) -> None:
     """Waiting and dead records are found by the id that logs and headers have."""
     for failure_id, target in (
         ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001"),
@@ -267,14 +266,14 @@ async def test_failure_id_leads_to_its_record(site: Any) -> None:
     assert headers["Location"] == f"{BASE}/dead/0/238?format=json"
 
 
-async def test_addresses_without_their_last_slash_are_sent_on(site: Any) -> None:
+async def test_addresses_without_their_last_slash_are_sent_on(site: Site) -> None:
     """A hand-typed address works, its query kept."""
     for path, target in (("/retries", "/retries/"), (f"{BASE}?format=json", f"{BASE}/?format=json")):
         status, headers, _ = await site.get(path)
         assert (status, headers["Location"]) == (308, target)
 
 
-async def test_health_ready_and_metrics_answer_machines(site: Any, worker: Any) -> None:
+async def test_health_ready_and_metrics_answer_machines(site: Site, worker: FakeWorker) -> None:
     """Health is always fine while serving; ready follows the worker; metrics are Prometheus text."""
     assert (await facts(site, "/retries/health")) == {"ok": True}
     assert (await facts(site, "/retries/ready")) == {"ok": True}
@@ -286,7 +285,7 @@ async def test_health_ready_and_metrics_answer_machines(site: Any, worker: Any) 
     assert "retryapp_fired_total 1.0" in body
 
 
-async def test_partitions_page_tells_owner_lane_and_lag(site: Any) -> None:
+async def test_partitions_page_tells_owner_lane_and_lag(site: Site) -> None:
     """What is not known is None, never 0."""
     page = await facts(site, f"{BASE}/partitions")
     first, second, away, nowhere, opening, _ = page["partitions"]
@@ -302,7 +301,7 @@ async def test_partitions_page_tells_owner_lane_and_lag(site: Any) -> None:
     assert "TimeoutError: no answer" in text
 
 
-async def test_partitions_page_without_a_broker_still_shows_the_lanes(site: Any, worker: Any) -> None:
+async def test_partitions_page_without_a_broker_still_shows_the_lanes(site: Site, worker: FakeWorker) -> None:
     """Lag is unknown, and why."""
     worker.broker_down = True
     page = await facts(site, f"{BASE}/partitions")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import faust
 import pytest
-from aiohttp import web as aioweb
+from aiohttp.test_utils import TestClient, TestServer
+from functional.web.house import FakeWorker
 
 from retryapp.testing import VirtualClock
 from retryapp.web import register
@@ -17,19 +16,13 @@ from retryapp.web import register
 async def statuses(app: faust.App, *paths: str) -> list[int]:
     """Serve an app, as a worker does (its web server is told to start twice), and ask for some pages."""
     app.web.init_server()
-    runner = aioweb.AppRunner(await app.web.wsgi(), access_log=None)
-    await runner.setup()
-    try:
-        site = aioweb.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        async with aiohttp.ClientSession() as session:
-            return [(await session.get(f"http://127.0.0.1:{port}{path}")).status for path in paths]
-    finally:
-        await runner.cleanup()
+    async with TestClient(TestServer(await app.web.wsgi())) as client:
+        return [(await client.get(path)).status for path in paths]
 
 
-async def test_pages_and_the_users_own_are_there_when_the_latter_ask_for_the_web_server_first(worker: Any) -> None:
+async def test_pages_are_there_beside_the_users_own_that_ask_for_the_web_server_first(
+    worker: FakeWorker,
+) -> None:
     """`@app.page` makes the web server while the app is configured; the pages are not lost with the first one."""
     app = faust.App("billing")
     register(app, worker, clock=VirtualClock(0))
@@ -42,7 +35,7 @@ async def test_pages_and_the_users_own_are_there_when_the_latter_ask_for_the_web
     assert await statuses(app, "/retries/health", "/mine/") == [200, 200]
 
 
-async def test_registering_too_late_is_refused(worker: Any) -> None:
+async def test_registering_too_late_is_refused(worker: FakeWorker) -> None:
     """No silent absence of pages."""
     app = faust.App("billing")
     app.web.init_server()
@@ -50,12 +43,9 @@ async def test_registering_too_late_is_refused(worker: Any) -> None:
         register(app, worker, clock=VirtualClock(0))
 
 
-async def test_two_apps_in_one_process_keep_their_workers_apart(
-    worker: Any, another_worker: Callable[[str], Any]
-) -> None:
+async def test_two_apps_in_one_process_keep_their_workers_apart(worker: FakeWorker) -> None:
     """The views are bound to the app that they were registered for."""
-    tired = another_worker("http://127.0.0.1:1")
-    tired.is_ready = False
+    tired = FakeWorker(is_ready=False)
     first, second = faust.App("a"), faust.App("b")
     register(first, worker, clock=VirtualClock(0))
     register(second, tired, clock=VirtualClock(0))

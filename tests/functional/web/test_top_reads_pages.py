@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from functional.web.house import NOW_MS, FakeWorker, Site, busy_worker, serving
 
 from retryapp.cli._workers import Workers
-from retryapp.terminal import Group
 
-NOW_MS = 1_760_000_000_000
 METRICS = """# TYPE retryapp_deliveries_total counter
 retryapp_deliveries_total{{handler="shop.orders"}} {deliveries}
 # TYPE retryapp_failures_total counter
@@ -24,24 +21,17 @@ retryapp_lateness_seconds_bucket{{handler="shop.orders",le="+Inf"}} {late}
 """
 
 
-def count(worker: Any, deliveries: float, failures: float, late: float) -> None:
+def count(worker: FakeWorker, deliveries: float, failures: float, late: float) -> None:
     """Set a worker's counters."""
     text = METRICS.format(deliveries=deliveries, failures=failures, late=late).encode()
     worker.metrics_text = lambda: text
 
 
-async def ask(workers: Workers, now_ms: int = NOW_MS) -> Group:
-    """Ask in this test's own event loop."""
-    found = await workers._ask(now_ms)
-    assert found is not None
-    return found
-
-
-async def test_figures_and_lanes_are_those_of_the_pages(site: Any, worker: Any) -> None:
+async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: FakeWorker) -> None:
     """Totals, due soon, lanes of this worker with state, lag and last error."""
     worker.address = site.url
     count(worker, 1_000, 10, 40)
-    group = await ask(Workers("billing", [site.url]))
+    group = await Workers("billing", [site.url])._ask(NOW_MS)
     assert (group.group, group.source, group.workers) == ("billing", "workers", [site.url])
     flights, orders = group.handlers
     assert flights.main == "flights"
@@ -55,40 +45,38 @@ async def test_figures_and_lanes_are_those_of_the_pages(site: Any, worker: Any) 
     assert (mine[0]["main_lag"], mine[0]["state"], mine[0]["last_error"]) == (12, "open", "TimeoutError: no answer")
 
 
-async def test_rates_are_taken_between_two_looks(site: Any, worker: Any) -> None:
+async def test_rates_are_taken_between_two_looks(site: Site, worker: FakeWorker) -> None:
     """Counters are differences; one that went back counts from zero."""
     worker.address = site.url
     workers = Workers("billing", [site.url])
     count(worker, 1_000, 100, 0)
-    await ask(workers)
+    await workers._ask(NOW_MS)
     count(worker, 1_500, 20, 0)
-    orders = (await ask(workers, NOW_MS + 2_000)).handlers[1]
+    orders = (await workers._ask(NOW_MS + 2_000)).handlers[1]
     assert (orders.deliveries_per_s, orders.failures_per_s) == (250.0, 10.0)
 
 
-async def test_workers_that_pages_name_are_asked_too(
-    site: Any, worker: Any, serve: Callable[..., Any], another_worker: Callable[[str], Any]
-) -> None:
+async def test_workers_that_pages_name_are_asked_too(site: Site, worker: FakeWorker) -> None:
     """One address is enough; figures add up."""
     worker.address = site.url
-    other = another_worker(site.url)
+    other = busy_worker(site.url)
     count(worker, 10, 1, 1)
     count(other, 10, 1, 1)
-    async with serve(other) as url:
+    async with serving(other) as url:
         other.address = url
         worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=url)
-        group = await ask(Workers("billing", [site.url]))
+        group = await Workers("billing", [site.url])._ask(NOW_MS)
         assert group.workers == sorted([site.url, url])
         assert group.handlers[1].pending == 2 * 1_204_397
 
 
-async def test_workers_of_other_groups_are_passed_over(site: Any) -> None:
+async def test_workers_of_other_groups_are_passed_over(site: Site) -> None:
     """On one machine the ports are shared."""
     assert await Workers("other", [site.url])._ask(NOW_MS) is None
 
 
 @pytest.mark.parametrize("broken", ["broken", "gone"])
-async def test_a_worker_that_fails_is_no_worker(site: Any, worker: Any, broken: str) -> None:
+async def test_a_worker_that_fails_is_no_worker(site: Site, worker: FakeWorker, broken: str) -> None:
     """A page with an error, or nobody there."""
     worker.broken = broken == "broken"
     url = site.url if broken == "broken" else "http://127.0.0.1:1"

@@ -1,0 +1,294 @@
+"""A worker that is not there: handlers, waiting records and dead letters behind the ports that the pages ask."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+import faust
+from aiohttp.test_utils import TestServer
+from samples import WAITING, partition
+from typing_extensions import override
+
+from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.foreign import shield
+from retryapp.core.headers import encode_metadata
+from retryapp.core.metadata import HistoryEntry, RetryMetadata
+from retryapp.core.record import Headers, Origin, Record
+from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
+from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
+from retryapp.testing import VirtualClock
+from retryapp.web import register
+
+NOW_MS = 1_760_000_000_000
+GROUP = "billing"
+MAIN = "shop.orders"
+BASE = f"/retries/{MAIN}"
+EVIL = "<script>alert(1)</script>"
+
+
+def metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadata:
+    """Return metadata of a record that failed twice and waits 5 m."""
+    facts: dict[str, object] = {
+        "group": GROUP,
+        "handler": "billing.charge",
+        "origin": Origin(MAIN, "kq8G0bTz", partition, offset),
+        "attempt": 2,
+        "due_at_ms": NOW_MS + 252_000,
+        "tier": "5m",
+        "last_failed_ms": NOW_MS - 48_000,
+        "history": (
+            HistoryEntry(1, NOW_MS - 360_000, "httpx.ReadTimeout"),
+            HistoryEntry(2, NOW_MS - 48_000, "httpx.HTTPStatusError"),
+        ),
+    }
+    return replace(WAITING, **{**facts, **changes})  # type: ignore[arg-type]  # a test's own fields
+
+
+def dead_metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadata:
+    """Return metadata of a record that used up its attempts."""
+    facts: dict[str, object] = {
+        "attempt": 7,
+        "due_at_ms": None,
+        "tier": None,
+        "reason": "exhausted",
+        "error_trace": 'File "billing.py", line 21, in charge\n    await post(url, order)',
+    }
+    return metadata(offset, partition, **{**facts, **changes})
+
+
+@dataclass
+class FakeWorker(WorkerView):
+    """Over plain lists."""
+
+    infos: list[HandlerInfo] = field(default_factory=list)
+    parts: dict[str, list[PartitionInfo]] = field(default_factory=dict)
+    waiting: list[PendingEntry] = field(default_factory=list)
+    letters: dict[int, list[DeadRow]] = field(default_factory=dict)
+    records: dict[tuple[str, int, int], Record] = field(default_factory=dict)
+    is_ready: bool = True
+    broker_down: bool = False
+    broken: bool = False
+    address: str = "http://127.0.0.1:6066"
+    behind: list[PartitionLag] = field(default_factory=list)
+
+    @override
+    def url(self) -> str:
+        return self.address
+
+    @override
+    def handlers(self) -> Sequence[HandlerInfo]:
+        if self.broken:
+            raise ZeroDivisionError("a bug, with <b>markup</b>")
+        return self.infos
+
+    @override
+    def partitions(self, main: str) -> Sequence[PartitionInfo]:
+        return self.parts[main]
+
+    @override
+    def partition(self, main: str, number: int) -> PartitionInfo | None:
+        return next((part for part in self.parts[main] if part.partition == number), None)
+
+    @override
+    async def lags(self, main: str) -> Sequence[PartitionLag]:
+        if self.broker_down:
+            raise BrokerUnreachableError("localhost:9092", "connection refused")
+        return self.behind if main == MAIN else []
+
+    @override
+    def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
+        rows = (parse_row_key(row.key) for row in self.waiting if main == MAIN and row.partition == partition)
+        return sorted(row.due_at_ms for row in rows if start_ms <= row.due_at_ms < stop_ms)[:limit]
+
+    @override
+    def pending_page(
+        self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
+    ) -> Sequence[PendingEntry]:
+        rows = sorted(self.waiting if main == MAIN else [], key=lambda entry: entry.key)
+        rows = [row for row in rows if partition in (None, row.partition) and (after is None or row.key > after)]
+        return rows[:limit]
+
+    @override
+    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
+        suffix = row_key(0, partition, origin_offset)[8:]
+        return next((row for row in self.waiting if main == MAIN and row.key.endswith(suffix)), None)
+
+    @override
+    def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
+        rows = sorted(self.letters.get(partition, []) if main == MAIN else [], key=lambda row: -row.offset)
+        return [DeadEntry(partition=partition, row=row) for row in rows if before is None or row.offset < before][
+            :limit
+        ]
+
+    @override
+    def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
+        group, _, origin = failure_id.partition("/")
+        wanted = {("retry-group", group.encode()), ("retry-origin", origin.encode())}
+        found = [
+            e for e in self.dead_page(main, partition=partition, before=None, limit=10**6) if wanted <= {*e.row.headers}
+        ]
+        return found[0] if found else None
+
+    @override
+    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+        if self.broker_down:
+            raise BrokerUnreachableError("localhost:9092", "connection refused")
+        return self.records.get((topic, partition, offset))
+
+    @override
+    def ready(self) -> bool:
+        return self.is_ready
+
+    @override
+    def metrics_text(self) -> bytes:
+        return b"# HELP retryapp_fired_total x\nretryapp_fired_total 1.0\n"
+
+    # --- filling it ---
+
+    def park(self, md: RetryMetadata, *, key: bytes | None, value: bytes | None, headers: Headers = ()) -> PendingEntry:
+        """Add a waiting record."""
+        row = PendingRow(key, value, shield(headers) + encode_metadata(md), NOW_MS - 47_990)
+        due = md.due_at_ms or 0
+        entry = PendingEntry(
+            partition=md.origin.partition,
+            key=row_key(due, md.origin.partition, md.origin.offset),
+            value=encode_row(row),
+        )
+        self.waiting.append(entry)
+        return entry
+
+    def bury(
+        self,
+        offset: int,
+        md: RetryMetadata,
+        *,
+        key: bytes | None = b"customer-7",
+        value: bytes | None = b"{}",
+        headers: Headers = (),
+    ) -> None:
+        """Add a dead letter at an offset of the dead-letter topic."""
+        partition = md.origin.partition
+        every = shield(headers) + encode_metadata(md)
+        self.letters.setdefault(partition, []).append(DeadRow(offset, every))
+        topic = f"{GROUP}.{MAIN}.dlq"
+        self.records[topic, partition, offset] = Record(topic, partition, offset, NOW_MS, key, value, every)
+
+
+def handler(main: str = MAIN, **changes: object) -> HandlerInfo:
+    """Return a handler of the group."""
+    prefix = f"{GROUP}.{main}"
+    plain = HandlerInfo(
+        group=GROUP,
+        main=main,
+        function="billing.charge",
+        policy="5m*2 30m*3 1h",
+        policy_digest="9f2c41aa",
+        tiers="single",
+        concurrency=8,
+        timeout_ms=300_000,
+        topics={
+            "main": main,
+            "redelivery": f"{prefix}.redelivery",
+            "dlq": f"{prefix}.dlq",
+            "events": f"{prefix}.events",
+            "changelog": f"{prefix}.pending.changelog",
+        },
+        partitions=4,
+        retry_topics=(f"{prefix}.retry",),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]  # a test's own fields
+
+
+ORDER = (
+    b'{"id":4711,"amount":19.90,"currency":"EUR","customer":{"name":"Zo\xc3\xab","vip":false},'
+    b'"items":[{"sku":"A-1","n":2},{"sku":"B-9","n":1}],"notes":[]}'
+)
+TRACEPARENT: Headers = (
+    ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ("tenant", b"north"),
+)
+
+
+def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
+    """Return a worker in mid-life: three partitions open, one elsewhere, one opening; every kind of value."""
+    worker = FakeWorker(infos=[handler(partitions=6), handler("flights", function="flights.enrich", partitions=2)])
+    worker.parts[MAIN] = [
+        partition(
+            0,
+            pending=64,
+            pending_by_tier={"5m": 40, "30m": 24},
+            next_due_ms=NOW_MS + 1_200,
+            dead=131,
+            in_flight=3,
+            release_lag_ms=2_300,
+            session=2,
+            since_ms=NOW_MS - 3_600_000,
+            last_error="TimeoutError: no answer",
+            last_error_ms=NOW_MS - 3_601_000,
+        ),
+        partition(1, pending=2, pending_by_tier={"5m": 1, "1h": 1}, next_due_ms=NOW_MS - 900, dead=4),
+        partition(2, state="elsewhere", owner_url=peer),
+        partition(3, state="elsewhere"),
+        partition(4, state="opening", last_error="lane billing.shop.orders.4: not a member of generation 12"),
+        partition(5, pending=1_204_331, pending_by_tier={"5m": 1_204_331}, next_due_ms=NOW_MS + 299_000, in_flight=8),
+    ]
+    worker.behind = [
+        PartitionLag(partition=0, committed=7_001, main=12, retry=3, redelivery=0),
+        PartitionLag(partition=1, committed=None, main=0, retry=0, redelivery=0),
+    ]
+    worker.parts["flights"] = [partition(0), partition(1)]
+    for number in range(60):
+        late = metadata(10_000 + number, due_at_ms=NOW_MS + 1_200 + number * 4_000)
+        worker.park(late, key=b"customer-%d" % number, value=ORDER, headers=TRACEPARENT)
+    worker.park(metadata(42, 1, due_at_ms=NOW_MS - 900), key=None, value=b"\x00\x01\xfe\xff binary \x80" * 20)
+    worker.park(
+        metadata(43, 1, error_message=f"bad thing {EVIL}", error_type=EVIL, due_at_ms=NOW_MS + 3_600_000, tier="1h"),
+        key=EVIL.encode(),
+        value=f"value {EVIL}".encode(),
+        headers=(
+            (f"x-{EVIL}", EVIL.encode()),
+            ("retry-reason", b"the user's own"),
+            ("null", None),
+            ("bin", b"\xff\xfe"),
+        ),
+    )
+    for number in range(120):
+        md = dead_metadata(
+            2_000 + number,
+            last_failed_ms=NOW_MS - (120 - number) * 60_000,
+            reason=("exhausted", "rejected", "non-retryable")[number % 3],
+        )
+        worker.bury(number * 2, md, value=ORDER, headers=TRACEPARENT)
+    worker.bury(5, dead_metadata(8, 1, reason="too-large", original_reason="exhausted"), value=b"")
+    worker.bury(7, dead_metadata(9, 1, null_value=True), key=None, value=b"")
+    evil = dead_metadata(11, 1, error_message=EVIL, error_trace=EVIL, error_type=EVIL)
+    worker.bury(9, evil, key=EVIL.encode(), value=EVIL.encode(), headers=((EVIL, EVIL.encode()),))
+    worker.letters[1].append(DeadRow(12, (("retry-attempt", b"seven"), ("retry-version", b"1"))))
+    worker.records[MAIN, 1, 8] = Record(MAIN, 1, 8, NOW_MS, b"k", b"large " * 40_000, ())
+    return worker
+
+
+@dataclass
+class Site:
+    """A worker's pages over real HTTP."""
+
+    url: str
+    worker: FakeWorker
+    session: aiohttp.ClientSession
+
+    async def get(self, path: str, *, accept: str = "*/*", follow: bool = False) -> tuple[int, Mapping[str, str], str]:
+        """Return status, headers and body."""
+        async with self.session.get(self.url + path, headers={"Accept": accept}, allow_redirects=follow) as response:
+            return response.status, response.headers, await response.text()
+
+
+@asynccontextmanager
+async def serving(worker: FakeWorker) -> AsyncIterator[str]:
+    """Serve a worker's pages from a real Faust app; yields its address."""
+    app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
+    register(app, worker, clock=VirtualClock(NOW_MS))
+    async with TestServer(await app.web.wsgi()) as server:
+        yield str(server.make_url("")).rstrip("/")
