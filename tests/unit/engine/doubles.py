@@ -175,6 +175,11 @@ def offsets(records: list[Record]) -> list[int]:
     return found
 
 
+def problems(partition: MemoryPartition) -> list[str]:
+    """Return the errors that attempts failed with."""
+    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
+
+
 async def settle() -> None:
     """Let tasks run."""
     for _ in range(50):

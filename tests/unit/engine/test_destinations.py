@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import BankDownError
+from doubles import BankDownError, problems
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook
@@ -22,11 +22,6 @@ async def publish(value: bytes, record: Delivery) -> None:
     """Publish the value, to the topic that it names first."""
     topic, _, result = value.rpartition(b" ")
     record.publish(topic.decode() or OUT, result)
-
-
-def problems(partition: MemoryPartition) -> list[str]:
-    """Return the errors that attempts failed with."""
-    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
 
 
 def count(partition: MemoryPartition) -> int:

@@ -11,7 +11,6 @@ import pytest
 from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen
 from retryapp.core.errors import NewerRowError
 from retryapp.core.lifecycle import Skipped, decode_event
-from retryapp.engine.lane.lane import LaneLimits
 from retryapp.engine.lane.recovery import recover_seen
 from retryapp.ports import Event, TopicPartition, TopicReader
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
@@ -137,17 +136,6 @@ async def test_rows_of_records_that_were_fine_wait_as_long_as_offsets() -> None:
         rows = [decode_seen(out.key or b"", out.value or b"") for out in batch.publishes]
         assert [row.origin_offset for row in rows] == list(range(20))
         assert {out.topic for out in batch.publishes} == {"app.orders.seen.changelog"}
-
-
-async def test_more_rows_than_one_transaction_takes_do_not_wait_for_another_tick() -> None:
-    """Or a partition could not take more events a second than that."""
-    service = Service()
-    async with partition(service, limits=LaneLimits(changes=10)) as orders:
-        for n in range(45):
-            await send(orders, (b"v", f"e{n}"))
-        assert orders.transport.batches == []
-        await orders.advance(260)
-        assert [len(batch.publishes) for batch in orders.transport.batches] == [10, 10, 10, 10, 5]
 
 
 async def test_a_function_that_fails_is_told_and_its_record_handled(caplog: pytest.LogCaptureFixture) -> None:

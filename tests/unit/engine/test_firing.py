@@ -67,6 +67,25 @@ async def test_a_firing_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(orders.records(REDELIVERY.topic)) == 6
 
 
+async def test_rows_that_become_due_while_the_lane_is_busy_fire_in_one_turn() -> None:
+    """They could not go before; one look at the table serves all, and the lane takes them along when it goes on."""
+    async with MemoryPartition(down, "1s 1h") as orders:
+        await orders.send(b"a")
+        for n in range(3):
+            await orders.advance(10)
+            await orders.send(b"%d" % n)
+        gate = orders.transport.pause(Step.COMMIT)
+        await orders.advance(970)
+        for _ in range(3):
+            await orders.advance(10)
+        assert len(orders.engine.firing.claimed) == 1
+        gate.set()
+        await orders.settle()
+        assert len(orders.records(REDELIVERY.topic)) == 1
+        await orders.advance(30)
+        assert fired(orders) == [1, 3]
+
+
 async def test_firings_that_wait_for_the_lane_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of large rows stays in the table while a transaction takes its time, and goes on after it."""
     monkeypatch.setattr(engine_firing, "FIRE_BYTES", 2 * ROW_BYTES)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from doubles import MAIN, REDELIVERY, RETRY, MakeRig, Rig, down
+from doubles import MAIN, RETRY, MakeRig, Rig
 
 from retryapp.core.hops import Outgoing
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Removal, Row
-from retryapp.testing import MemoryPartition, Step
+from retryapp.testing import Step
 
 
 async def test_a_turn_is_committed_applied_settled_and_then_told(rig: Rig) -> None:
@@ -62,15 +62,6 @@ async def test_offsets_alone_wait_for_the_tick(make_rig: MakeRig) -> None:
     rig.submit("c", 3)
     await rig.advance(250)
     assert rig.transport.offsets[MAIN] == 3
-
-
-async def test_an_urgent_turn_takes_waiting_offsets_along(rig: Rig) -> None:
-    """It does not wait for the tick, and nothing overtakes what is before it."""
-    rig.submit("a", 1)
-    rig.submit("b", 2, publishes=1)
-    await rig.settle()
-    assert [(batch.offsets, len(batch.publishes)) for batch in rig.transport.batches] == [({MAIN: 2}, 1)]
-    assert [name for name, _, _ in rig.settled] == ["a", "b"]
 
 
 async def test_a_transaction_is_bounded_in_turns(make_rig: MakeRig) -> None:
@@ -184,27 +175,3 @@ async def test_a_rest_ends_with_its_session(rig: Rig) -> None:
     rig.submit("a", 2, publishes=1)
     await rig.settle()
     assert len(rig.transport.batches) == 2
-
-
-async def test_rows_that_become_due_while_the_lane_is_busy_fire_in_one_turn() -> None:
-    """They could not go before; one look at the table serves all, and the lane takes them along when it goes on."""
-    async with MemoryPartition(down, "1s 1h") as orders:
-        await orders.send(b"a")
-        for n in range(3):
-            await orders.advance(10)
-            await orders.send(b"%d" % n)
-        gate = orders.transport.pause(Step.COMMIT)
-        await orders.advance(970)
-        for _ in range(3):
-            await orders.advance(10)
-        assert len(orders.engine.firing.claimed) == 1
-        gate.set()
-        await orders.settle()
-        assert len(orders.records(REDELIVERY.topic)) == 1
-        await orders.advance(30)
-        fired = [
-            count
-            for batch in orders.transport.batches
-            if (count := sum(out.topic == REDELIVERY.topic for out in batch.publishes))
-        ]
-        assert fired == [1, 3]

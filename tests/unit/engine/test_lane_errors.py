@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, RETRY, MakeRig, Rig
+from doubles import BACKOFF_MS, GIVEN_UP, MAIN, RETRY, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.ports import Event
@@ -24,17 +24,6 @@ async def test_an_unknown_commit_is_settled_by_reading_and_never_repeated(rig: R
     await rig.advance(10_000)
     assert rig.transport.calls.count(Step.COMMIT) == 1
     assert len(rig.transport.read(RETRY)) == (1 if durable else 0)
-
-
-async def test_after_an_error_the_lane_holds_closes_and_opens_again_from_the_first_step(rig: Rig) -> None:
-    """In this order: no record flows and no producer lives in between."""
-    rig.transport.calls.clear()
-    rig.transport.fail(Step.COMMIT, ConnectionError("cut"))
-    rig.submit("a", publishes=1)
-    await rig.settle()
-    await rig.advance(BACKOFF_MS)
-    assert rig.transport.calls == [Step.COMMIT, *GIVEN_UP, *OPENING]
-    assert [o.error_type for o in rig.observer.of(Event.LANE_FAILED)] == ["ConnectionError"]
 
 
 async def test_turns_of_an_old_session_are_refused(rig: Rig) -> None:

@@ -9,18 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from deliver_once import deliver_once
-from doubles import Stubborn, make_context, make_record, settle, the
+from doubles import MAIN, Stubborn, make_context, make_record, settle, the
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.engine.delivery.run import Run, RunAbortedError
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.orphans import MIN_ORPHANS
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
 
-MAIN = TopicPartition("orders", 0)
 TIMEOUT = RetryPolicy("5m 10m", timeout="30s")
-LAST = RetryPolicy("5m", timeout="30s")
 
 
 class Hanging:
@@ -173,21 +169,6 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
         end.done() or end.cancel()
 
 
-async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(hanging: Hanging) -> None:
-    """The handler is not called, and nothing stays behind."""
-    context, runs = make_context(hanging, TIMEOUT), list[Run]()
-    orphans = context.handler.orphans
-    for _ in range(orphans.limit):
-        orphans.adopt(asyncio.get_running_loop().create_future())
-    delivery = asyncio.create_task(deliver_once(context, make_record(), on_run=runs.append))
-    await until(lambda: orphans.waiting == 1)
-    assert not runs[0].begun
-    runs[0].abort()
-    with pytest.raises(RunAbortedError):
-        await delivery
-    assert (hanging.begun, orphans.waiting) == ([], 0)
-
-
 async def test_the_limit_is_said_when_it_is_reached(
     clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,19 +203,6 @@ async def test_coroutines_that_swallow_their_cancellation_do_not_stop_the_record
         assert stubborn.started == [b"a", b"fine"]
         assert orders.waiting == {"5m": 1}
         assert len(orders.handler.orphans) == 1
-
-
-async def test_a_record_that_always_hangs_ends_dead_and_its_neighbours_are_done(hanging: Hanging) -> None:
-    """It costs one thread an attempt, and no record is lost."""
-    async with MemoryPartition(hanging, LAST, concurrency=1) as orders:
-        await orders.send(b"a", b"fine")
-        for attempt in (1, 2):
-            await orders.until(lambda attempt=attempt: hanging.begun.count(b"a") == attempt)
-            await orders.advance(30_000)
-            await orders.until(lambda: orders.engine.in_flight == 0)
-            await orders.advance(300_000)
-        assert [dead.reason for dead in orders.dead_letters] == ["exhausted"]
-        assert (orders.transport.offsets[MAIN], orders.handler.orphans.total) == (2, 2)
 
 
 async def test_a_drain_gives_up_at_once_what_has_not_begun(hanging: Hanging) -> None:

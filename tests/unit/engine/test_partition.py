@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
 from deliver_once import deliver_once
 from doubles import (
     EVENTS,
@@ -18,14 +17,11 @@ from doubles import (
     failing_first,
     make_context,
     make_record,
-    offsets,
     settle,
     the,
 )
 
 from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
-from retryapp.core.verdicts import RetryLater
-from retryapp.engine.delivery.run import Run, RunAbortedError
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
 
@@ -53,20 +49,6 @@ async def test_a_failed_record_comes_back_exactly_when_due_until_it_succeeds() -
         assert (event.key, told["attempt"], told["lateness_ms"]) == (b"app/orders@kq8G0bTz/0/0", 3, 0)
         for copy in (*orders.records(RETRY.topic), *orders.records(REDELIVERY.topic)):
             assert (copy.key, copy.value, copy.headers[0]) == (b"k", b"v", ("trace", b"1"))
-
-
-async def test_due_rows_fire_in_due_order_whatever_the_order_of_failure() -> None:
-    """Within one due time by origin offset."""
-    delays = {b"0": "10s", b"1": "1s", b"2": "5s", b"3": "1s"}
-    clock = VirtualClock()
-
-    async def handler(value: bytes) -> None:
-        raise RetryLater(delays[value])
-
-    async with MemoryPartition(handler, "1m", clock=clock) as orders:
-        await orders.send(*delays)
-        await orders.advance(20_000)
-        assert offsets(orders.records(REDELIVERY.topic)) == [1, 3, 2, 0]
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
@@ -134,25 +116,6 @@ async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clo
     clock.advance(5_000)
     await delivery
     assert len(started) == 1
-
-
-async def test_waiting_for_the_due_time_can_be_given_up() -> None:
-    """A record that is due in a year must not hold up a rebalance, and its handler must not start."""
-    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
-    calls: list[object] = []
-
-    async def handler(value: bytes) -> None:
-        calls.append(value)
-
-    runs: list[Run] = []
-    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out), on_run=runs.append))
-    await settle()
-    runs[0].abort()
-    await settle()
-    assert delivery.done()
-    with pytest.raises(RunAbortedError):
-        await delivery
-    assert calls == []
 
 
 async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:

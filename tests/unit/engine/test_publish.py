@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from doubles import EVENTS, MAIN, BankDownError, Stubborn
+from doubles import EVENTS, MAIN, BankDownError, Stubborn, problems
 from pydantic import BaseModel, Field
 
 from retryapp.core.errors import LatePublishError, PublishRefusedError
@@ -42,11 +42,6 @@ async def publish_and_fail(value: bytes, record: Delivery) -> None:
 def results(partition: MemoryPartition, number: int = 0) -> list[bytes | None]:
     """Return what a committed reader of the output topic sees."""
     return [record.value for record in partition.records(OUT, number)]
-
-
-def problems(partition: MemoryPartition) -> list[str]:
-    """Return the errors that attempts failed with."""
-    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
 
 
 # -- with the record, or not at all -----------------------------------------------------------------------------------

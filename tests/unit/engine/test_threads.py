@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from retryapp.engine.handler.threads import Ended, Threads
+from retryapp.engine.handler.threads import Threads
 
 
 def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -20,26 +20,6 @@ def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "not in time"
         time.sleep(0.002)
-
-
-async def test_more_functions_run_at_once_than_the_loops_executor_has_threads() -> None:
-    """None waits for another, and what uses the executor goes on."""
-    over, count = threading.Event(), 64
-    running = threading.Semaphore(0)
-
-    def hang() -> None:
-        running.release()
-        over.wait(10)
-
-    threads = Threads(keep=0)
-    runs = [threads.run(hang, name="hang") for _ in range(count)]
-    try:
-        async with asyncio.timeout(10):
-            for _ in range(count):
-                assert await asyncio.to_thread(running.acquire, timeout=5)
-    finally:
-        over.set()
-    assert await asyncio.gather(*runs) == [Ended()] * count
 
 
 async def test_a_thread_is_used_again_and_no_more_are_kept_than_asked() -> None:
