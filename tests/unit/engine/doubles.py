@@ -16,6 +16,7 @@ from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler, HandlerFunction
+from retryapp.engine.handler.orphans import Orphans
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
@@ -180,9 +181,17 @@ def problems(partition: MemoryPartition) -> list[str]:
     return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
 
 
+def crowd(orphans: Orphans, count: int | None = None) -> list[asyncio.Future[Any]]:
+    """Return so many runs that a handler has left behind; by default as many as it may."""
+    ends = [asyncio.get_running_loop().create_future() for _ in range(orphans.limit if count is None else count)]
+    for end in ends:
+        orphans.adopt(end)
+    return ends
+
+
 async def settle() -> None:
     """Let tasks run."""
-    for _ in range(50):
+    for _ in range(60):
         await asyncio.sleep(0)
 
 
@@ -220,6 +229,8 @@ class Rig:
         )
         self.task: asyncio.Task[None] | None = None
 
+    settle = staticmethod(settle)
+
     def _on_close(self) -> None:
         self.closed += 1
 
@@ -241,11 +252,6 @@ class Rig:
     def done(self) -> bool:
         """Whether the lane has ended."""
         return self.task is not None and self.task.done()
-
-    async def settle(self) -> None:
-        """Let the lane do what it can at this time."""
-        for _ in range(60):
-            await asyncio.sleep(0)
 
     async def advance(self, ms: int) -> None:
         """Let time pass."""

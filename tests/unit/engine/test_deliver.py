@@ -21,14 +21,6 @@ from retryapp.testing import VirtualClock
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
 
 
-async def test_success_at_first_try_settles_the_offset_and_publishes_nothing() -> None:
-    """The turn is not urgent: offsets alone wait for the tick."""
-    turn = await deliver_once(make_context(fine), make_record(offset=42))
-    assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
-    assert (turn.publishes, turn.puts, turn.removes, turn.urgent) == ((), (), (), False)
-    assert turn.observations == ()  # records that are fine at once are told of together
-
-
 async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story(clock: VirtualClock) -> None:
     """Every header that the next delivery needs."""
     context = make_context(failing(BankDownError("no answer")), "1s 10s")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from deliver_once import Owner, deliver_once
-from doubles import BankDownError, again, failing, make_context, make_record, settle, the
+from doubles import BankDownError, again, crowd, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
 from retryapp.engine.delivery.pool import BURST, DeliveryPool
@@ -89,8 +89,7 @@ async def test_a_run_that_is_given_up_has_no_outcome(until: str) -> None:
     if until == "it was due":
         record = again(the(await deliver_once(make_context(failing(BankDownError())), record))[0])
     if until == "an orphan has ended":
-        for _ in range(context.handler.orphans.limit):
-            context.handler.orphans.adopt(asyncio.get_running_loop().create_future())
+        crowd(context.handler.orphans)
     delivery = asyncio.create_task(deliver_once(context, record, on_run=runs.append))
     await asyncio.sleep(0) if until == "it was taken" else await settle()
     assert runs[0].begun is (until == "its handler ran")
