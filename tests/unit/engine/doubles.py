@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -55,17 +55,6 @@ def failing(error: BaseException) -> Callable[[Any], Any]:
 
     async def handler(_value: Any) -> None:
         raise error
-
-    return handler
-
-
-def failing_first(times: int, started: list[int], clock: Callable[[], int]) -> Callable[[bytes], Awaitable[None]]:
-    """Return a handler that fails so many times and notes when it was called."""
-
-    async def handler(_value: bytes) -> None:
-        started.append(clock())
-        if len(started) <= times:
-            raise BankDownError
 
     return handler
 

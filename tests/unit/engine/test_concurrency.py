@@ -5,15 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import (
-    EVENTS,
-    MAIN,
-    RETRY,
-    BankDownError,
-    Gate,
-    fine,
-    offsets,
-)
+from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets
 
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import RunAbortedError

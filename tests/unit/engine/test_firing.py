@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import REDELIVERY, BankDownError, Gate, down, failing_first, fine, make_context, offsets
+from doubles import REDELIVERY, BankDownError, Gate, down, fine, make_context, offsets
 
 from retryapp.core.rows import row_key
 from retryapp.engine.lane.lane import LaneLimits
@@ -13,7 +13,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import firing as engine_firing
 from retryapp.engine.partition.firing import MAX_SLEEP_S, fire
 from retryapp.ports import Event
-from retryapp.testing import MemoryPartition, Step
+from retryapp.testing import MemoryPartition, Script, Step
 
 
 async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +119,8 @@ async def test_a_firing_that_was_dropped_gives_its_bytes_back(monkeypatch: pytes
 
 async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once() -> None:
     """Time that passes between the scan and the sleep must not be taken for a lack of room (it slept for a minute)."""
-    started: list[int] = []
-    async with MemoryPartition(failing_first(1, started, int), "1s") as partition:
+    script = Script("fail")
+    async with MemoryPartition(script, "1s") as partition:
         await partition.send(b"x")
         table: Any = partition.transport.pending
         scan = table.due
@@ -135,12 +135,12 @@ async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once()
         await partition.advance(950)
         partition.engine.firing.wake.set()
         await partition.settle()
-        assert len(started) == 2
+        assert len(script.calls) == 2
 
 
 async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The firing task is the only one that looks at the table: dead in silence, nothing would ever fire again."""
-    started: list[int] = []
+    script = Script("fail")
     faults = [ValueError("what nobody thought of")]
 
     def faulty(*arguments: Any, **more: Any) -> Turn:
@@ -149,16 +149,16 @@ async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytes
         return fire(*arguments, **more)
 
     monkeypatch.setattr("retryapp.engine.partition.firing.fire", faulty)
-    async with MemoryPartition(failing_first(1, started, int), "1s") as partition:
+    async with MemoryPartition(script, "1s") as partition:
         await partition.send(b"x")
         await partition.advance(1_000)
         (failed,) = partition.observer.of(Event.LANE_FAILED)
         assert (failed.error_type, failed.message) == ("ValueError", "what nobody thought of")
         assert partition.lane.session == 1
-        assert len(started) == 1
+        assert len(script.calls) == 1
         await partition.advance(100)  # the lane's pause before it opens again
         assert partition.lane.session == 2
-        assert len(started) == 2
+        assert len(script.calls) == 2
         assert not partition.waiting
 
 

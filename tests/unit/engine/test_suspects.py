@@ -69,25 +69,17 @@ async def test_suspects_run_one_at_a_time_in_order(start: Start) -> None:
     """Whatever the handler's concurrency; each is marked at its own offset, the first goes on counting."""
     gate = Gate()
     orders = await start(gate, 2, concurrency=4)
+    marking = orders.transport.pause(Step.COMMIT)
     await orders.send(b"a", b"b", b"c")
+    assert (marking.reached, gate.running) == (True, []), "it starts when nobody can miss its mark"
+    marking.set()
+    await orders.settle()
     assert gate.running == [b"a"]
     assert marks(orders) == [(0, "s3")]
     gate.open.set()
     await orders.advance(1_000)
     assert (gate.done, gate.most) == ([b"a", b"b", b"c"], 1)
     assert marks(orders) == [(0, "s3"), (1, "r0"), (1, "s1"), (2, "r0"), (2, "s1"), (3, "r0")]
-
-
-async def test_no_suspect_starts_before_its_mark_is_durable(start: Start) -> None:
-    """Or nobody would know which one it was."""
-    gate = Gate()
-    orders = await start(gate, 0)
-    marking = orders.transport.pause(Step.COMMIT)
-    await orders.send(b"a")
-    assert (marking.reached, gate.running) == (True, [])
-    marking.set()
-    await orders.settle()
-    assert gate.running == [b"a"]
 
 
 async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:

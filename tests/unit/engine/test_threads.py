@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -81,33 +79,3 @@ def test_a_function_that_ends_after_its_loop_is_closed_hurts_nobody() -> None:
     asyncio.run(begin())
     over.set()
     until(lambda: seen and not seen[0].is_alive())
-
-
-HANGING_PROGRAM = """
-import asyncio, sys, threading
-from retryapp.core.policy import RetryPolicy
-from retryapp.testing import MemoryPartition
-
-def hang(_value):
-    threading.Event().wait()
-
-async def main():
-    async with MemoryPartition(hang, RetryPolicy("5m", timeout="1s")) as orders:
-        await orders.send(b"a")
-        await orders.until(lambda: orders.engine.in_flight == 1 and threading.active_count() > 1)
-        await orders.advance(1_000)
-        await orders.until(lambda: orders.waiting == {"5m": 1})
-        assert len(orders.handler.orphans) == 1
-
-asyncio.run(main())
-print("leaving", flush=True)
-sys.exit(7)
-"""
-
-
-def test_a_process_ends_while_orphans_live() -> None:
-    """Nobody joins them."""
-    result = subprocess.run(
-        [sys.executable, "-c", HANGING_PROGRAM], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (7, "leaving\n", "retryapp.run_abandoned\n")
