@@ -1,4 +1,4 @@
-"""Handlers that misbehave, a lane with doubles all round, and what tests of the engine ask of records and turns."""
+"""Handlers that misbehave, one delivery, a lane with doubles all round, and what tests ask of records and turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool
+from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run, RunAbortedError
 from retryapp.engine.handler.handler import Handler, HandlerFunction
 from retryapp.engine.handler.orphans import Orphans
 from retryapp.engine.lane.lane import Lane, LaneLimits
@@ -99,6 +100,56 @@ def make_record(
 ) -> Record:
     """Make a record of the main topic."""
     return Record("orders", 0, offset, 1_600_000_000_000, key, value, headers)
+
+
+class Owner:
+    """Keeps the outcome of a run, and counts its ends."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+
+    def alive(self, _run: Run) -> bool:
+        """Count every run."""
+        return True
+
+    def begun(self, _run: Run) -> None:
+        """Do nothing."""
+
+    def ended(self, _run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        """Take the outcome."""
+        self.ends += 1
+        if self.outcome.done():
+            return
+        if fault is not None:
+            self.outcome.set_exception(fault)
+        else:
+            self.outcome.set_result(outcome)
+
+
+async def deliver_once(
+    context: DeliveryContext,
+    record: Record,
+    *,
+    on_run: Callable[[Run], None] | None = None,
+    stop_wait_s: float = CANCEL_WAIT_S,
+) -> Turn:
+    """Return the turn that settles a record; `on_run` gets the run before it begins, to abort it."""
+    owner, pool = Owner(), DeliveryPool(1, "deliver-once")
+    run = Run(owner, context, record)
+    if on_run is not None:
+        on_run(run)
+    pool.start()
+    pool.submit(run)
+    try:
+        outcome = await owner.outcome
+    finally:
+        await pool.stop(stop_wait_s)
+    if outcome is None:
+        raise RunAbortedError
+    if isinstance(outcome, int):
+        return Turn(source=TopicPartition(record.topic, record.partition), next_offset=outcome)
+    return outcome
 
 
 class Gate:

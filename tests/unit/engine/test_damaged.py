@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deliver_once import deliver_once
-from doubles import DLQ, USER_HEADERS, BankDownError, again, down, failing, make_context, make_record, the
+from doubles import DLQ, USER_HEADERS, BankDownError, again, deliver_once, down, failing, make_context, make_record, the
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import NewerRecordError

@@ -6,8 +6,7 @@ import gc
 import weakref
 
 import pytest
-from deliver_once import deliver_once
-from doubles import USER_HEADERS, BankDownError, again, failing, fine, make_context, make_record, the
+from doubles import USER_HEADERS, BankDownError, again, deliver_once, failing, fine, make_context, make_record, the
 from pydantic import BaseModel, field_validator
 
 from retryapp.core.classify import non_retryable

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from deliver_once import deliver_once
-from doubles import make_context, make_record, the
+from doubles import deliver_once, make_context, make_record, the
 
 from retryapp.engine.handler.handler import Delivery, HandlerSignatureError
 

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from deliver_once import deliver_once
-from doubles import MAIN, Stubborn, crowd, make_context, make_record, settle, the
+from doubles import MAIN, Stubborn, crowd, deliver_once, make_context, make_record, settle, the
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler.handler import Delivery

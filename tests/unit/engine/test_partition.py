@@ -5,8 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 
-from deliver_once import deliver_once
-from doubles import EVENTS, REDELIVERY, BankDownError, again, down, failing, make_context, make_record, settle, the
+from doubles import (
+    EVENTS,
+    REDELIVERY,
+    BankDownError,
+    again,
+    deliver_once,
+    down,
+    failing,
+    make_context,
+    make_record,
+    settle,
+    the,
+)
 
 from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
 from retryapp.engine.handler.handler import Delivery

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from deliver_once import Owner, deliver_once
-from doubles import BankDownError, again, crowd, failing, make_context, make_record, settle, the
+from doubles import BankDownError, Owner, again, crowd, deliver_once, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
 from retryapp.engine.delivery.pool import BURST, DeliveryPool

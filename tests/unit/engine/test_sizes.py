@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deliver_once import deliver_once
-from doubles import failing, make_context, make_record, the
+from doubles import deliver_once, failing, make_context, make_record, the
 
 from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.record import Record
