@@ -158,15 +158,28 @@ class Gate:
     def __init__(self) -> None:
         self.running: dict[bytes, asyncio.Future[None]] = {}
         self.started: list[bytes] = []
+        self.done: list[bytes] = []
+        self.most = 0
+        """So many ran at once."""
+        self.open = False
 
     async def __call__(self, value: bytes) -> None:
         """Wait to be let go."""
         self.started.append(value)
         self.running[value] = asyncio.get_running_loop().create_future()
+        self.most = max(self.most, len(self.running))
         try:
-            await self.running[value]
+            if not self.open:
+                await self.running[value]
+            self.done.append(value)
         finally:
             del self.running[value]
+
+    def let_all(self) -> None:
+        """Let all runs end, and those that come."""
+        self.open = True
+        for run in self.running.values():
+            run.set_result(None)
 
     def let(self, value: bytes, error: Exception | None = None) -> None:
         """Let a run end."""
