@@ -168,7 +168,7 @@ def test_nothing_is_archived_under_an_analysis_without_versions(
             else:
                 assert second.run_once().rows == 0
         assert second.run_once().rows == 0
-    analyses = [Analysis(spark, lake, tick=tick) for _ in range(2)]
+    analyses = [Analysis(spark, lake, now_ms=tick) for _ in range(2)]
     with analyses[0].hold(), pytest.raises(HeldError, match="the analyse run"), analyses[1].hold():
         pass
 
