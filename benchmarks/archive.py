@@ -23,6 +23,7 @@ import psutil
 from confluent_kafka import Producer
 
 from benchmarks import machine
+from benchmarks.stage import flush, publish
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
@@ -76,15 +77,9 @@ def records(count: int, first: int) -> Iterator[tuple[str, int, bytes, bytes, An
 def write(connection: KafkaConnection, count: int, first: int) -> None:
     """Publish records."""
     producer = connection.client(Producer, linger_ms=20, compression_type="lz4")
-    for topic, partition, key, value, headers in records(count, first):
-        while True:
-            try:
-                producer.produce(topic, partition=partition, key=key, value=value, headers=list(headers))
-                break
-            except BufferError:
-                producer.poll(0.1)
-    if producer.flush(120):
-        raise RuntimeError("the broker did not take the records")
+    for record in records(count, first):
+        publish(producer, *record)
+    flush(producer)
 
 
 def processor_s() -> Counter[str]:
@@ -100,6 +95,12 @@ def processor_s() -> Counter[str]:
             (times.user + times.system) * 1000
         )
     return used
+
+
+def show(figures: dict[str, Any], load: float) -> None:
+    """Print figures, and what they were taken on."""
+    place = {"load_before": round(load, 2), "processors": os.cpu_count(), "machine": machine.describe()}
+    click.echo(json.dumps({**figures, **place}, indent=2))
 
 
 @contextmanager
@@ -150,11 +151,8 @@ def main(count: int, warm: int) -> None:
         "rows_per_s": round(result.rows_per_s),
         "wanted_per_s": WANTED_PER_S,
         "cpu_us_per_row": {name: round(ms * 1e3 / count, 1) for name, ms in used.items()},
-        "load_before": round(load, 2),
-        "processors": os.cpu_count(),
-        "machine": machine.describe(),
     }
-    click.echo(json.dumps(figures, indent=2))
+    show(figures, load)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ in the archive for each. One in ten of the main topic fails. Workers' counts cov
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +17,7 @@ from typing import TYPE_CHECKING
 import click
 from pyspark.sql import functions as F
 
-from benchmarks import machine
-from benchmarks.archive import processor_s, spark_session
+from benchmarks.archive import processor_s, show, spark_session
 from retryapp.stage import Run
 
 if TYPE_CHECKING:
@@ -210,11 +208,8 @@ def main(events: int) -> None:
         "wanted_s": WANTED_S,
         "cpu_s": {name: round(ms / 1_000, 1) for name, ms in used.items()},
         "failed_checks": [verdict.name for verdict in result.verdicts if verdict.failures],
-        "load_before": round(load, 2),
-        "processors": os.cpu_count(),
-        "machine": machine.describe(),
     }
-    click.echo(json.dumps(figures, indent=2))
+    show(figures, load)
 
 
 if __name__ == "__main__":

@@ -18,22 +18,21 @@ from benchmarks.plan import Plan
 from benchmarks.records import Wanted, encode
 from benchmarks.spec import WorkerSpec
 from benchmarks.worker import WorkerProcess
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+from retryapp.core.record import Headers
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, read_topic
 from retryapp.settings import load_settings
 from retryapp.stage import NotInTimeError, Run, held_to, wait_for
 
 POLL_S = 0.002
 _FLUSH_S = 120.0
 _WAKE_S = 30.0
+_ASK_S = 30.0
 
 
 class Stage:
     """Broker, folders, names. As a context manager it cleans up.
 
-    Args:
-        plan: sizes and settings.
-        say: reports progress.
-        broker: address and process id of a broker that runs; None: one is started.
+    `broker` is the address and the process id of one that runs; None: one is started.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None], *, broker: tuple[str, int] | None = None) -> None:
@@ -96,36 +95,32 @@ class Stage:
 
     def drop_topics(self, prefix: str) -> None:
         """Delete the topics of a run."""
-        client = self.connection.client(AdminClient)
-        names = [name for name in client.list_topics(timeout=30).topics if name.startswith(prefix)]
+        client, admin = self.connection.client(AdminClient), KafkaAdmin(self.connection, timeout_s=_ASK_S)
+        names = [name for name in admin.topic_names() if name.startswith(prefix)]
         for future in client.delete_topics(names).values() if names else ():
             future.result(60)
 
     def broker_records(self, prefix: str, *, but: str) -> tuple[int, int]:
         """Count what a run left on its topics, the main topic aside: records, and offsets (markers take one each)."""
-        names = self.connection.client(AdminClient).list_topics(timeout=30).topics
-        topics = [name for name in names if name.startswith(prefix) and name != but]
         admin = KafkaAdmin(self.connection)
+        topics = [name for name in admin.topic_names() if name.startswith(prefix) and name != but]
         records = sum(1 for topic in topics for _ in read_topic(self.connection, topic))
         return records, sum(span.end for topic in topics for span in admin.offsets(topic).values())
 
     def lag(self, group: str, topic: str, *, markers: int = 0) -> int:
         """Return a group's lag on a topic, less so many transaction markers at the end of each partition."""
-        consumer = self.connection.client(Consumer, group_id=group, enable_auto_commit=False)
-        try:
-            numbers = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-            committed = consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=30)
-            ends = {part.partition: consumer.get_watermark_offsets(part, timeout=30)[1] for part in committed}
-        finally:
-            consumer.close()
-        return sum(max(0, ends[part.partition] - max(0, part.offset) - markers) for part in committed)
+        positions = Positions(self.connection, timeout_s=_ASK_S)
+        places = [(topic, number) for number in KafkaAdmin(self.connection).offsets(topic)]
+        ends = positions.ends(places, committed=False)
+        committed = positions.group_offsets(group, [places])
+        return sum(max(0, end - (committed[place] or 0) - markers) for place, end in ends.items())
 
     def fill(self, topic: str, wanted: Iterable[Wanted]) -> None:
         """Publish as fast as the broker takes it; record n goes to partition n modulo their number."""
         producer = self.connection.client(Producer, acks="all", linger_ms=20)
         for record in wanted:
             self._produce(producer, topic, record)
-        _flush(producer)
+        flush(producer)
 
     def feed(self, topic: str, wanted: Iterable[Wanted], rate: float) -> dict[int, int]:
         """Publish in an open loop: each record at its slot, regardless of those before it.
@@ -143,18 +138,12 @@ class Stage:
                 time.sleep(min(left_ns / 1e9, 0.001))
             intended[record.number] = slot_ns
             self._produce(producer, topic, record)
-        _flush(producer)
+        flush(producer)
         return intended
 
     def _produce(self, producer: Producer, topic: str, record: Wanted) -> None:
-        value = encode(record, self.plan.value_bytes)
-        while True:
-            try:
-                producer.produce(topic, value, b"%d" % record.number, partition=record.number % self.plan.partitions)
-            except BufferError:
-                producer.poll(0.05)
-            else:
-                return
+        value, partition = encode(record, self.plan.value_bytes), record.number % self.plan.partitions
+        publish(producer, topic, partition, b"%d" % record.number, value)
 
     def ledger(self, slots: int) -> Ledger:
         """Return a fresh ledger; workers started from now on write to it."""
@@ -202,7 +191,19 @@ class Stage:
         wait_for(checked, f"{worker.name}: {what}", timeout_s=self.plan.timeout_s, every_s=poll_s)
 
 
-def _flush(producer: Producer) -> None:
+def publish(producer: Producer, topic: str, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> None:
+    """Publish a record; while the producer's memory is full, wait."""
+    while True:
+        try:
+            producer.produce(topic, value, key, partition=partition, headers=list(headers))
+        except BufferError:
+            producer.poll(0.05)
+        else:
+            return
+
+
+def flush(producer: Producer) -> None:
+    """Wait until the broker has all that was published."""
     if producer.flush(_FLUSH_S):
         raise NotInTimeError(f"the broker did not take all records of the load generator within {_FLUSH_S:g} s")
 

@@ -34,16 +34,9 @@ class Used:
 
 
 class WorkerProcess(Child):
-    """One worker. As a context manager it is stopped at the end.
+    """One worker of a side (a module of `benchmarks.peers`). As a context manager it is stopped at the end.
 
-    Args:
-        run: the run that stops it, however that ends.
-        name: name of its log.
-        side: module of `benchmarks.peers`.
-        spec: its settings.
-        level: log level of Faust's workers.
-        cores: processors that it is held to.
-        broker_pid: process whose CPU time is read too.
+    `name` is that of its log, `level` the log level of Faust's workers.
     """
 
     def __init__(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +10,7 @@ from quick import QUICK_JVM
 
 from retryapp.broker.probe import free_ports
 from retryapp.pipeline.session import java_flags
+from retryapp.stage import Child
 
 HOST: Final = "127.0.0.1"
 EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -24,7 +22,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.daemons: list[Child] = []
         port, *self.web = free_ports(4)
         self.url = f"spark://{HOST}:{port}"
         self.start("master.Master", "--host", HOST, "--port", str(port), "--webui-port", str(self.web[0]))
@@ -57,17 +55,15 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK,
         }
-        with (self.folder / f"daemon-{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True
-            )
-        self.processes.append(process)
+        number = len(self.daemons)
+        daemon = Child(name, command, log_file=self.folder / f"daemon-{number}.log", env=settings)
+        self.daemons.append(daemon.start())
 
     def executors(self) -> list[psutil.Process]:
         """Return the executors of both workers."""
         found = []
-        for process in self.processes[1:]:
-            for child in psutil.Process(process.pid).children(recursive=True):
+        for daemon in self.daemons[1:]:
+            for child in psutil.Process(daemon.pid).children(recursive=True):
                 try:
                     if EXECUTOR in child.cmdline():
                         found.append(child)
@@ -77,9 +73,5 @@ class Cluster:
 
     def stop(self) -> None:
         """Kill everything that was started."""
-        for process in self.processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            process.wait()
+        for daemon in self.daemons:
+            daemon.kill()

@@ -21,15 +21,11 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(600), pytest.mark.extended
 @pytest.fixture
 def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
     """A group of its own with a service that says what fails."""
-    from harness import Service, Stage
+    from harness import open_stage
 
-    service = Service()
-    service.start()
-    made = Stage(bootstrap, tmp_path / "stage", service)
-    made.folder.mkdir()
-    yield made
-    made.close()
-    service.stop()
+    (tmp_path / "stage").mkdir()
+    with open_stage(bootstrap, tmp_path / "stage") as made:
+        yield made
 
 
 def test_journeys_of_a_real_group_are_what_its_service_saw(

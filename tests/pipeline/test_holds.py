@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from delta import places_of
-from history import Group
+from history import Group, tick
 from samples import dead
 
 from retryapp.cli._analyse import unchanged
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(300)]
 PATIENCE_S = 200.0
-
-
-def now_ms() -> int:
-    """Return the time."""
-    return time.time_ns() // 1_000_000
 
 
 def test_a_lease_is_kept_lost_and_left_behind(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +63,10 @@ def test_a_lease_is_kept_lost_and_left_behind(spark: SparkSession, lake: Lake, m
             held.check("archive")
     half = file.with_name("000000010.json")
     half.write_text('{"until')  # a crash while it was written
-    with pytest.raises(HeldError), Holds(spark, lake, now_ms, lease_ms=60_000).take("archive", "two"):
+    with pytest.raises(HeldError), Holds(spark, lake, tick, lease_ms=60_000).take("archive", "two"):
         pass
     os.utime(half, (1, 1))
-    with Holds(spark, lake, now_ms, lease_ms=60_000).take("archive", "two"):
+    with Holds(spark, lake, tick, lease_ms=60_000).take("archive", "two"):
         pass
     assert [path.name for path in file.parent.glob("*.json")] == ["000000011.json"]  # so that no number comes twice
 
@@ -81,7 +76,7 @@ def test_of_those_who_take_a_lease_at_once_one_has_it(
 ) -> None:
     """Who was slow between a look and its own file finds that others have had it meanwhile."""
     monkeypatch.setattr("retryapp.pipeline.lake.Files.local_folder", lambda files, uri: None)
-    holds = Holds(spark, lake, now_ms, lease_ms=60_000, renew_s=3_600)
+    holds = Holds(spark, lake, tick, lease_ms=60_000, renew_s=3_600)
     with holds.take("archive", "three"):
         pass
     inside: list[bool] = []
@@ -125,7 +120,7 @@ def test_a_file_is_made_by_one(spark: SparkSession, lake: Lake) -> None:
 
 def test_a_lock_outlives_a_second_try_of_its_own_process(spark: SparkSession, lake: Lake) -> None:
     """The system drops all locks of a process on a file when the process closes it once: another program looks."""
-    holds = Holds(spark, lake, now_ms)
+    holds = Holds(spark, lake, tick)
     with holds.take("archive", RECORDS_HOLD):
         with pytest.raises(HeldError), holds.take("vacuum", RECORDS_HOLD):
             pass
@@ -173,7 +168,7 @@ def test_nothing_is_archived_under_an_analysis_without_versions(
             else:
                 assert second.run_once().rows == 0
         assert second.run_once().rows == 0
-    analyses = [Analysis(spark, lake, now_ms=now_ms) for _ in range(2)]
+    analyses = [Analysis(spark, lake, now_ms=tick) for _ in range(2)]
     with analyses[0].hold(), pytest.raises(HeldError, match="the analyse run"), analyses[1].hold():
         pass
 

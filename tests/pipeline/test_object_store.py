@@ -22,6 +22,7 @@ from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.hold import LEASE_MS
 
 pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
+fs: Any = pytest.importorskip("pyarrow.fs")
 server = pytest.importorskip("moto.server", reason="needs a server of S3's protocol: pip install 'moto[s3,server]'")
 
 pytestmark = [pytest.mark.extended, pytest.mark.soak, pytest.mark.timeout(1_800)]
@@ -41,23 +42,17 @@ class Store:
     @property
     def files(self) -> Any:
         """Arrow's own client of S3."""
-        from pyarrow import fs
-
         address = self.endpoint.removeprefix("http://")
         given = {"access_key": "a", "secret_key": "b", "region": "us-east-1", "allow_bucket_creation": True}
         return fs.S3FileSystem(endpoint_override=address, scheme="http", **given)
 
     def copy(self, folder: Path) -> Path:
         """Copy all of it to a folder."""
-        from pyarrow import fs
-
         fs.copy_files(BUCKET, str(folder), source_filesystem=self.files)
         return folder
 
     def names(self, *words: str) -> list[str]:
         """Return the paths that have all of these words."""
-        from pyarrow import fs
-
         found = self.files.get_file_info(fs.FileSelector(BUCKET, recursive=True))
         return [each.path for each in found if all(word in each.path for word in words)]
 

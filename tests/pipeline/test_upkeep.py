@@ -81,9 +81,17 @@ def dies(*_: object) -> None:
 
 
 def test_erasing_a_key_leaves_no_trace_in_the_lake(
-    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, upkeep: Callable[..., Upkeep]
+    spark: SparkSession,
+    group: Group,
+    lake: Lake,
+    tmp_path: Path,
+    upkeep: Callable[..., Upkeep],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Table, log, quarantine, change data, checkpoints, reports; and nothing of it comes back from the topics."""
+    """Table, log, quarantine, change data, checkpoints, reports; and nothing of it comes back from the topics.
+
+    Where it dies between its steps, the command, given again, ends it.
+    """
     metadata = replace(dead(0), error_message=f"no such user {ADDRESS.decode()}")
     group.dead(0, metadata, key=ADDRESS, value=b'{"mail": "' + ADDRESS + b'"}')
     group.dead(1, dead(1), key=b"other")
@@ -100,7 +108,14 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     newest_ms = max(record.timestamp_ms for record in read_topic(group.connection, group.topology.dlq))
     assert (remains.topic, remains.records) == (group.topology.dlq, 3)
     assert remains.expires_ms == newest_ms + 30 * 86_400_000
-    assert upkeep().erase(ADDRESS).rows == 2
+    steps: tuple[tuple[type, str], ...] = ((Upkeep, "_delete"), (Upkeep, "_vacuum"), (Files, "remove"))
+    for owner, step in steps:
+        with monkeypatch.context() as dying:
+            dying.setattr(owner, step, dies)
+            with pytest.raises(SystemExit):
+                upkeep().erase(ADDRESS)
+        assert list(files_with(tmp_path / "lake", ADDRESS)), f"it had ended before {step}"
+    upkeep().erase(ADDRESS)
     assert job.run_once().rows == 1
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
     assert keys(spark, lake) == [b"other"]
@@ -158,34 +173,6 @@ def test_an_erasure_that_dies_is_resumed_without_its_key(
             upkeep.erase(b"grace")
     assert behind.erase(b"grace").rows == 0, "it reaches as far as the one before"
     assert Erasures(Facts(spark, lake)).open() == ()
-
-
-@pytest.mark.extended
-def test_an_erasure_that_dies_between_its_steps(
-    spark: SparkSession,
-    group: Group,
-    lake: Lake,
-    tmp_path: Path,
-    upkeep: Callable[..., Upkeep],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The command, given again, ends it, whichever step it was."""
-    group.dead(0, replace(dead(0), error_message=f"no such user {ADDRESS.decode()}"), key=ADDRESS)
-    group.dead(1, dead(1), key=b"other")
-    assert group.archive(spark, lake).run_once().rows == 2
-    report = tmp_path / "lake" / DERIVED / "report.html"
-    report.parent.mkdir()
-    report.write_bytes(ADDRESS)
-    steps: tuple[tuple[type, str], ...] = ((Upkeep, "_delete"), (Upkeep, "_vacuum"), (Files, "remove"))
-    for owner, step in steps:
-        with monkeypatch.context() as dying:
-            dying.setattr(owner, step, dies)
-            with pytest.raises(SystemExit):
-                upkeep().erase(ADDRESS)
-        assert list(files_with(tmp_path / "lake", ADDRESS)), f"it had ended before {step}"
-    upkeep().erase(ADDRESS)
-    assert list(files_with(tmp_path / "lake", ADDRESS)) == []
-    assert keys(spark, lake) == [b"other"]
 
 
 def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""Handlers that misbehave, a lane with doubles all round, and what tests of the engine ask of records and turns."""
+"""Handlers that misbehave, one delivery, a lane with doubles all round, and what tests ask of records and turns."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,8 +14,10 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool
+from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run, RunAbortedError
 from retryapp.engine.handler.handler import Handler, HandlerFunction
+from retryapp.engine.handler.orphans import Orphans
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
@@ -54,17 +56,6 @@ def failing(error: BaseException) -> Callable[[Any], Any]:
 
     async def handler(_value: Any) -> None:
         raise error
-
-    return handler
-
-
-def failing_first(times: int, started: list[int], clock: Callable[[], int]) -> Callable[[bytes], Awaitable[None]]:
-    """Return a handler that fails so many times and notes when it was called."""
-
-    async def handler(_value: bytes) -> None:
-        started.append(clock())
-        if len(started) <= times:
-            raise BankDownError
 
     return handler
 
@@ -111,21 +102,84 @@ def make_record(
     return Record("orders", 0, offset, 1_600_000_000_000, key, value, headers)
 
 
+class Owner:
+    """Keeps the outcome of a run, and counts its ends."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+
+    def alive(self, _run: Run) -> bool:
+        """Count every run."""
+        return True
+
+    def begun(self, _run: Run) -> None:
+        """Do nothing."""
+
+    def ended(self, _run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        """Take the outcome."""
+        self.ends += 1
+        if self.outcome.done():
+            return
+        if fault is not None:
+            self.outcome.set_exception(fault)
+        else:
+            self.outcome.set_result(outcome)
+
+
+async def deliver_once(
+    context: DeliveryContext,
+    record: Record,
+    *,
+    on_run: Callable[[Run], None] | None = None,
+    stop_wait_s: float = CANCEL_WAIT_S,
+) -> Turn:
+    """Return the turn that settles a record; `on_run` gets the run before it begins, to abort it."""
+    owner, pool = Owner(), DeliveryPool(1, "deliver-once")
+    run = Run(owner, context, record)
+    if on_run is not None:
+        on_run(run)
+    pool.start()
+    pool.submit(run)
+    try:
+        outcome = await owner.outcome
+    finally:
+        await pool.stop(stop_wait_s)
+    if outcome is None:
+        raise RunAbortedError
+    if isinstance(outcome, int):
+        return Turn(source=TopicPartition(record.topic, record.partition), next_offset=outcome)
+    return outcome
+
+
 class Gate:
     """A handler whose runs wait until the test lets them go."""
 
     def __init__(self) -> None:
         self.running: dict[bytes, asyncio.Future[None]] = {}
         self.started: list[bytes] = []
+        self.done: list[bytes] = []
+        self.most = 0
+        """So many ran at once."""
+        self.open = False
 
     async def __call__(self, value: bytes) -> None:
         """Wait to be let go."""
         self.started.append(value)
         self.running[value] = asyncio.get_running_loop().create_future()
+        self.most = max(self.most, len(self.running))
         try:
-            await self.running[value]
+            if not self.open:
+                await self.running[value]
+            self.done.append(value)
         finally:
             del self.running[value]
+
+    def let_all(self) -> None:
+        """Let all runs end, and those that come."""
+        self.open = True
+        for run in self.running.values():
+            run.set_result(None)
 
     def let(self, value: bytes, error: Exception | None = None) -> None:
         """Let a run end."""
@@ -175,9 +229,22 @@ def offsets(records: list[Record]) -> list[int]:
     return found
 
 
+def problems(partition: MemoryPartition) -> list[str]:
+    """Return the errors that attempts failed with."""
+    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
+
+
+def crowd(orphans: Orphans, count: int | None = None) -> list[asyncio.Future[Any]]:
+    """Return so many runs that a handler has left behind; by default as many as it may."""
+    ends = [asyncio.get_running_loop().create_future() for _ in range(orphans.limit if count is None else count)]
+    for end in ends:
+        orphans.adopt(end)
+    return ends
+
+
 async def settle() -> None:
     """Let tasks run."""
-    for _ in range(50):
+    for _ in range(60):
         await asyncio.sleep(0)
 
 
@@ -215,6 +282,8 @@ class Rig:
         )
         self.task: asyncio.Task[None] | None = None
 
+    settle = staticmethod(settle)
+
     def _on_close(self) -> None:
         self.closed += 1
 
@@ -236,11 +305,6 @@ class Rig:
     def done(self) -> bool:
         """Whether the lane has ended."""
         return self.task is not None and self.task.done()
-
-    async def settle(self) -> None:
-        """Let the lane do what it can at this time."""
-        for _ in range(60):
-            await asyncio.sleep(0)
 
     async def advance(self, ms: int) -> None:
         """Let time pass."""

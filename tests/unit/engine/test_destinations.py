@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import BankDownError
+from doubles import BankDownError, problems
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook
@@ -22,11 +22,6 @@ async def publish(value: bytes, record: Delivery) -> None:
     """Publish the value, to the topic that it names first."""
     topic, _, result = value.rpartition(b" ")
     record.publish(topic.decode() or OUT, result)
-
-
-def problems(partition: MemoryPartition) -> list[str]:
-    """Return the errors that attempts failed with."""
-    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
 
 
 def count(partition: MemoryPartition) -> int:
@@ -106,12 +101,15 @@ class Choosy(MemoryLaneTransport):
 
     refuses: str | None = "for no reason"
     largest: int | None = None
+    is_led = True
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
         """Refuse them as the client library tells it: of the batch, then of the transaction."""
         for out in batch.publishes:
             if out.topic != OUT:
                 continue
+            if not self.is_led:
+                raise TimeoutError("no leader")
             destination: Destination = out.destination  # type: ignore[attr-defined]
             if self.largest is not None and len(out.value or b"") > self.largest:
                 destination.refuse_size([out.size])  # type: ignore[attr-defined]
@@ -155,19 +153,11 @@ async def test_a_size_that_the_broker_refuses_is_remembered() -> None:
 
 async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> None:
     """One that was deleted meanwhile fails attempts; its lane would try for ever."""
-
-    class Deleted(MemoryLaneTransport):
-        gone = False
-
-        async def commit(self, batch: LaneBatch) -> LaneReceipt:
-            if self.gone and any(out.topic == OUT for out in batch.publishes):
-                raise TimeoutError("no leader")
-            return await super().commit(batch)
-
-    transport, topics = Deleted(VirtualClock()), MemoryDestinations({OUT: 1})
+    transport, topics = Choosy(VirtualClock()), MemoryDestinations({OUT: 1})
+    transport.refuses = None
     async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
         await orders.send(b"1")
-        transport.gone, topics.topics = True, {}
+        transport.is_led, topics.topics = False, {}
         await orders.send(b"2")
         await orders.advance(1_000)
         assert (orders.waiting, topics.looked) == ({"1d": 1}, [OUT, OUT])

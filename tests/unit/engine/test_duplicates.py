@@ -11,7 +11,6 @@ import pytest
 from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen
 from retryapp.core.errors import NewerRowError
 from retryapp.core.lifecycle import Skipped, decode_event
-from retryapp.engine.lane.lane import LaneLimits
 from retryapp.engine.lane.recovery import recover_seen
 from retryapp.ports import Event, TopicPartition, TopicReader
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
@@ -139,17 +138,6 @@ async def test_rows_of_records_that_were_fine_wait_as_long_as_offsets() -> None:
         assert {out.topic for out in batch.publishes} == {"app.orders.seen.changelog"}
 
 
-async def test_more_rows_than_one_transaction_takes_do_not_wait_for_another_tick() -> None:
-    """Or a partition could not take more events a second than that."""
-    service = Service()
-    async with partition(service, limits=LaneLimits(changes=10)) as orders:
-        for n in range(45):
-            await send(orders, (b"v", f"e{n}"))
-        assert orders.transport.batches == []
-        await orders.advance(260)
-        assert [len(batch.publishes) for batch in orders.transport.batches] == [10, 10, 10, 10, 5]
-
-
 async def test_a_function_that_fails_is_told_and_its_record_handled(caplog: pytest.LogCaptureFixture) -> None:
     """A record is rather handled twice than not at all."""
 
@@ -204,12 +192,13 @@ def entry(row: Seen) -> tuple[bytes, bytes]:
     return row.identity, encode_seen(row)
 
 
-async def test_a_copy_that_is_ahead_of_its_topic_is_made_anew() -> None:
-    """The topic lost its end: what it has is all that can be known, and no lane stops for it."""
-    tables = [Table([row(1), row(9)], next_offset=50), Table()]
+@pytest.mark.parametrize(("next_offset", "rolled_back"), [(50, False), (1, True)])
+async def test_a_copy_that_its_topic_does_not_have_is_made_anew(next_offset: int, rolled_back: bool) -> None:
+    """The topic lost its end, or a transaction: what it has is all that can be known, and no lane stops for it."""
+    tables = [Table([row(1), row(9)], next_offset), Table()]
     left = list(tables)
     reader = logged(entry(row(1)))
-    found: Any = await recover_seen(lambda: left.pop(0), reader, CHANGELOG, now_ms=NOW_MS)
+    found: Any = await recover_seen(lambda: left.pop(0), reader, CHANGELOG, now_ms=NOW_MS, rolled_back=rolled_back)
     assert found is tables[1]
     assert tables[0].calls == ["drop"]
     assert (found.find(row(1).identity), found.find(row(9).identity)) == (row(1), None)
@@ -222,13 +211,3 @@ async def test_a_table_that_cannot_be_brought_up_to_date_is_closed() -> None:
     with pytest.raises(NewerRowError):
         await recover_seen(lambda: table, logged((row(1).identity, raw)), CHANGELOG, now_ms=NOW_MS)
     assert table.calls == ["close"]
-
-
-async def test_a_table_is_made_anew_where_the_broker_took_a_transaction_back() -> None:
-    """It may have rows that its changelog never had for anybody else."""
-    tables = [Table([row(1)], next_offset=1), Table([], next_offset=0)]
-    first, second = tables
-    reader = logged(entry(row(2)))
-    found: Any = await recover_seen(lambda: tables.pop(0), reader, CHANGELOG, now_ms=NOW_MS, rolled_back=True)
-    assert (found is second, first.calls) == (True, ["drop"])
-    assert (found.find(row(1).identity), found.find(row(2).identity)) == (None, row(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import REDELIVERY, BankDownError, Gate, down, failing_first, fine, make_context, offsets
+from doubles import REDELIVERY, BankDownError, Gate, down, fine, make_context, offsets
 
 from retryapp.core.rows import row_key
 from retryapp.engine.lane.lane import LaneLimits
@@ -13,7 +13,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import firing as engine_firing
 from retryapp.engine.partition.firing import MAX_SLEEP_S, fire
 from retryapp.ports import Event
-from retryapp.testing import MemoryPartition, Step
+from retryapp.testing import MemoryPartition, Script, Step
 
 
 async def test_firing_stays_a_bounded_number_of_records_ahead_of_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +67,25 @@ async def test_a_firing_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(orders.records(REDELIVERY.topic)) == 6
 
 
+async def test_rows_that_become_due_while_the_lane_is_busy_fire_in_one_turn() -> None:
+    """They could not go before; one look at the table serves all, and the lane takes them along when it goes on."""
+    async with MemoryPartition(down, "1s 1h") as orders:
+        await orders.send(b"a")
+        for n in range(3):
+            await orders.advance(10)
+            await orders.send(b"%d" % n)
+        gate = orders.transport.pause(Step.COMMIT)
+        await orders.advance(970)
+        for _ in range(3):
+            await orders.advance(10)
+        assert len(orders.engine.firing.claimed) == 1
+        gate.set()
+        await orders.settle()
+        assert len(orders.records(REDELIVERY.topic)) == 1
+        await orders.advance(30)
+        assert fired(orders) == [1, 3]
+
+
 async def test_firings_that_wait_for_the_lane_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of large rows stays in the table while a transaction takes its time, and goes on after it."""
     monkeypatch.setattr(engine_firing, "FIRE_BYTES", 2 * ROW_BYTES)
@@ -100,8 +119,8 @@ async def test_a_firing_that_was_dropped_gives_its_bytes_back(monkeypatch: pytes
 
 async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once() -> None:
     """Time that passes between the scan and the sleep must not be taken for a lack of room (it slept for a minute)."""
-    started: list[int] = []
-    async with MemoryPartition(failing_first(1, started, int), "1s") as partition:
+    script = Script("fail")
+    async with MemoryPartition(script, "1s") as partition:
         await partition.send(b"x")
         table: Any = partition.transport.pending
         scan = table.due
@@ -116,12 +135,12 @@ async def test_a_row_that_becomes_due_while_the_table_is_scanned_fires_at_once()
         await partition.advance(950)
         partition.engine.firing.wake.set()
         await partition.settle()
-        assert len(started) == 2
+        assert len(script.calls) == 2
 
 
 async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The firing task is the only one that looks at the table: dead in silence, nothing would ever fire again."""
-    started: list[int] = []
+    script = Script("fail")
     faults = [ValueError("what nobody thought of")]
 
     def faulty(*arguments: Any, **more: Any) -> Turn:
@@ -130,16 +149,16 @@ async def test_a_fault_while_firing_makes_the_lane_open_again(monkeypatch: pytes
         return fire(*arguments, **more)
 
     monkeypatch.setattr("retryapp.engine.partition.firing.fire", faulty)
-    async with MemoryPartition(failing_first(1, started, int), "1s") as partition:
+    async with MemoryPartition(script, "1s") as partition:
         await partition.send(b"x")
         await partition.advance(1_000)
         (failed,) = partition.observer.of(Event.LANE_FAILED)
         assert (failed.error_type, failed.message) == ("ValueError", "what nobody thought of")
         assert partition.lane.session == 1
-        assert len(started) == 1
+        assert len(script.calls) == 1
         await partition.advance(100)  # the lane's pause before it opens again
         assert partition.lane.session == 2
-        assert len(started) == 2
+        assert len(script.calls) == 2
         assert not partition.waiting
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from doubles import MAIN, REDELIVERY, RETRY, MakeRig, Rig, down
+import pytest
+from doubles import MAIN, RETRY, MakeRig, Rig
 
 from retryapp.core.hops import Outgoing
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Removal, Row
-from retryapp.testing import MemoryPartition, Step
+from retryapp.testing import Step
 
 
 async def test_a_turn_is_committed_applied_settled_and_then_told(rig: Rig) -> None:
@@ -64,15 +65,6 @@ async def test_offsets_alone_wait_for_the_tick(make_rig: MakeRig) -> None:
     assert rig.transport.offsets[MAIN] == 3
 
 
-async def test_an_urgent_turn_takes_waiting_offsets_along(rig: Rig) -> None:
-    """It does not wait for the tick, and nothing overtakes what is before it."""
-    rig.submit("a", 1)
-    rig.submit("b", 2, publishes=1)
-    await rig.settle()
-    assert [(batch.offsets, len(batch.publishes)) for batch in rig.transport.batches] == [({MAIN: 2}, 1)]
-    assert [name for name, _, _ in rig.settled] == ["a", "b"]
-
-
 async def test_a_transaction_is_bounded_in_turns(make_rig: MakeRig) -> None:
     """The rest follows in the next ones, urgent or not; what waited for a tick does not wait for another."""
     rig = await make_rig(turns=3, tick_s=0.25).start()
@@ -125,26 +117,17 @@ async def transact(rig: Rig, ms: int) -> None:
     await rig.settle()
 
 
-async def test_what_comes_while_a_lane_rests_goes_together(rig: Rig) -> None:
-    """One transaction, as long after the former as that took."""
-    await transact(rig, 16)
+@pytest.mark.parametrize(("took_ms", "rest_ms"), [(16, 16), (5_000, 20)])
+async def test_what_comes_while_a_lane_rests_goes_together(rig: Rig, took_ms: int, rest_ms: int) -> None:
+    """One transaction, as long after the former as that took; one that took seconds does not make the lane slow."""
+    await transact(rig, took_ms)
     rig.submit("a", 2, publishes=1)
     await rig.advance(10)
     rig.submit("b", 3, publishes=1)
-    await rig.advance(5)
+    await rig.advance(rest_ms - 11)
     assert len(rig.transport.batches) == 1
     await rig.advance(1)
     assert [len(batch.publishes) for batch in rig.transport.batches] == [1, 2]
-
-
-async def test_a_rest_is_bounded(rig: Rig) -> None:
-    """A broker that took seconds once does not make the lane slow."""
-    await transact(rig, 5_000)
-    rig.submit("a", 2, publishes=1)
-    await rig.advance(19)
-    assert len(rig.transport.batches) == 1
-    await rig.advance(1)
-    assert len(rig.transport.batches) == 2
 
 
 async def test_a_lane_does_not_rest_while_a_full_transaction_waits(make_rig: MakeRig) -> None:
@@ -184,27 +167,3 @@ async def test_a_rest_ends_with_its_session(rig: Rig) -> None:
     rig.submit("a", 2, publishes=1)
     await rig.settle()
     assert len(rig.transport.batches) == 2
-
-
-async def test_rows_that_become_due_while_the_lane_is_busy_fire_in_one_turn() -> None:
-    """They could not go before; one look at the table serves all, and the lane takes them along when it goes on."""
-    async with MemoryPartition(down, "1s 1h") as orders:
-        await orders.send(b"a")
-        for n in range(3):
-            await orders.advance(10)
-            await orders.send(b"%d" % n)
-        gate = orders.transport.pause(Step.COMMIT)
-        await orders.advance(970)
-        for _ in range(3):
-            await orders.advance(10)
-        assert len(orders.engine.firing.claimed) == 1
-        gate.set()
-        await orders.settle()
-        assert len(orders.records(REDELIVERY.topic)) == 1
-        await orders.advance(30)
-        fired = [
-            count
-            for batch in orders.transport.batches
-            if (count := sum(out.topic == REDELIVERY.topic for out in batch.publishes))
-        ]
-        assert fired == [1, 3]

@@ -8,19 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from deliver_once import deliver_once
-from doubles import Stubborn, make_context, make_record, settle, the
+from doubles import MAIN, Stubborn, crowd, deliver_once, make_context, make_record, settle, the
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.engine.delivery.run import Run, RunAbortedError
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.orphans import MIN_ORPHANS
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
 
-MAIN = TopicPartition("orders", 0)
 TIMEOUT = RetryPolicy("5m 10m", timeout="30s")
-LAST = RetryPolicy("5m", timeout="30s")
 
 
 class Hanging:
@@ -60,8 +55,10 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
     clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The record fails at that moment; the thread is counted until it ends, and said with the record's place."""
+    """The record fails at that moment; the thread counts until it ends. That and a reached limit are said, by place."""
     context = make_context(hanging, TIMEOUT)
+    orphans = context.handler.orphans
+    crowd(orphans, orphans.limit - 1)
     delivery = asyncio.create_task(deliver_once(context, make_record(offset=42)))
     await until(lambda: hanging.begun)
     clock.advance(29_999)
@@ -72,20 +69,15 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
         metadata = the(await delivery)[1]
     assert metadata.error_type.endswith("HandlerTimeoutError")
     assert metadata.last_failed_ms - metadata.started_ms == 30_000
-    orphans = context.handler.orphans
-    assert (len(orphans), orphans.total) == (1, 1)
-    (line,) = caplog.records
-    facts = vars(line)
-    assert (line.levelname, line.message, facts["offset"], facts["count"]) == (
-        "WARNING",
-        "retryapp.run_abandoned",
-        42,
-        1,
-    )
-    assert context.handler.name in facts["error_message"]
+    assert (len(orphans), orphans.total, orphans.limit) == (MIN_ORPHANS, MIN_ORPHANS, MIN_ORPHANS)
+    assert [(line.levelname, line.message, vars(line)["offset"], vars(line)["count"]) for line in caplog.records] == [
+        ("WARNING", "retryapp.run_abandoned", 42, MIN_ORPHANS),
+        ("WARNING", "retryapp.handler_blocked", 42, MIN_ORPHANS),
+    ]
+    assert context.handler.name in vars(caplog.records[0])["error_message"]
     hanging.over.set()
-    await until(lambda: len(orphans) == 0)
-    assert orphans.total == 1
+    await until(lambda: len(orphans) == MIN_ORPHANS - 1)
+    assert orphans.total == MIN_ORPHANS
 
 
 @pytest.mark.parametrize("ending", [None, ValueError("while cleaning up")])
@@ -157,10 +149,7 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
     """It begins when an orphan has ended, and its time counts from then."""
     context = make_context(hanging, TIMEOUT)
     orphans = context.handler.orphans
-    assert orphans.limit == MIN_ORPHANS
-    ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS)]
-    for end in ends:
-        orphans.adopt(end)
+    ends = crowd(orphans)
     delivery = asyncio.create_task(deliver_once(context, make_record(b"fine")))
     await until(lambda: orphans.waiting == 1)
     clock.advance(3_600_000)
@@ -171,40 +160,6 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
     assert (turn.publishes, hanging.begun, orphans.waiting) == ((), [b"fine"], 0)
     for end in ends:
         end.done() or end.cancel()
-
-
-async def test_a_delivery_that_waits_for_an_orphan_can_be_given_up(hanging: Hanging) -> None:
-    """The handler is not called, and nothing stays behind."""
-    context, runs = make_context(hanging, TIMEOUT), list[Run]()
-    orphans = context.handler.orphans
-    for _ in range(orphans.limit):
-        orphans.adopt(asyncio.get_running_loop().create_future())
-    delivery = asyncio.create_task(deliver_once(context, make_record(), on_run=runs.append))
-    await until(lambda: orphans.waiting == 1)
-    assert not runs[0].begun
-    runs[0].abort()
-    with pytest.raises(RunAbortedError):
-        await delivery
-    assert (hanging.begun, orphans.waiting) == ([], 0)
-
-
-async def test_the_limit_is_said_when_it_is_reached(
-    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With the number of runs that hang."""
-    context = make_context(hanging, TIMEOUT)
-    ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS - 1)]
-    for end in ends:
-        context.handler.orphans.adopt(end)
-    delivery = asyncio.create_task(deliver_once(context, make_record()))
-    await until(lambda: hanging.begun)
-    with caplog.at_level(logging.WARNING):
-        clock.advance(30_000)
-        await delivery
-    assert [(r.message, vars(r)["count"]) for r in caplog.records] == [
-        ("retryapp.run_abandoned", MIN_ORPHANS),
-        ("retryapp.handler_blocked", MIN_ORPHANS),
-    ]
 
 
 # -- a partition ------------------------------------------------------------------------------------------------------
@@ -224,25 +179,10 @@ async def test_coroutines_that_swallow_their_cancellation_do_not_stop_the_record
         assert len(orders.handler.orphans) == 1
 
 
-async def test_a_record_that_always_hangs_ends_dead_and_its_neighbours_are_done(hanging: Hanging) -> None:
-    """It costs one thread an attempt, and no record is lost."""
-    async with MemoryPartition(hanging, LAST, concurrency=1) as orders:
-        await orders.send(b"a", b"fine")
-        for attempt in (1, 2):
-            await orders.until(lambda attempt=attempt: hanging.begun.count(b"a") == attempt)
-            await orders.advance(30_000)
-            await orders.until(lambda: orders.engine.in_flight == 0)
-            await orders.advance(300_000)
-        assert [dead.reason for dead in orders.dead_letters] == ["exhausted"]
-        assert (orders.transport.offsets[MAIN], orders.handler.orphans.total) == (2, 2)
-
-
 async def test_a_drain_gives_up_at_once_what_has_not_begun(hanging: Hanging) -> None:
     """A delivery that waits for an orphan would take the whole grace for nothing."""
     async with MemoryPartition(hanging, TIMEOUT) as orders:
-        ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS)]
-        for end in ends:
-            orders.handler.orphans.adopt(end)
+        crowd(orders.handler.orphans)
         await orders.send(b"fine")
         assert orders.handler.orphans.waiting == 1
         await asyncio.wait_for(orders.finish(25.0), None)  # no time passes

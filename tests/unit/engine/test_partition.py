@@ -5,84 +5,44 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
-from deliver_once import deliver_once
 from doubles import (
     EVENTS,
     REDELIVERY,
-    RETRY,
     BankDownError,
     again,
+    deliver_once,
     down,
     failing,
-    failing_first,
     make_context,
     make_record,
-    offsets,
     settle,
     the,
 )
 
 from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
-from retryapp.core.verdicts import RetryLater
-from retryapp.engine.delivery.run import Run, RunAbortedError
+from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
 
 # -- the whole way ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_failed_record_comes_back_exactly_when_due_until_it_succeeds() -> None:
-    """Parked, fired, delivered again; then one event tells of it and nothing is left waiting."""
-    clock, started = VirtualClock(), list[int]()
-    begin_ms = clock.wall_ms()
-    async with MemoryPartition(failing_first(2, started, clock.wall_ms), "5m 1h", clock=clock) as orders:
-        await orders.send(b"v", key=b"k", headers=(("trace", b"1"),))
-        assert orders.waiting == {"5m": 1}
-        await orders.advance(299_999)
-        assert (len(started), orders.waiting) == (1, {"5m": 1})
-        await orders.advance(1)
-        assert (len(started), orders.waiting) == (2, {"1h": 1})
-        await orders.advance(3_599_999)
-        assert len(started) == 2
-        await orders.advance(1)
-        assert [at - begin_ms for at in started] == [0, 300_000, 3_900_000]
-        assert (orders.waiting, orders.dead_letters) == ({}, [])
-        (event,) = orders.records(EVENTS)
-        told = json.loads(event.value or b"")
-        assert (event.key, told["attempt"], told["lateness_ms"]) == (b"app/orders@kq8G0bTz/0/0", 3, 0)
-        for copy in (*orders.records(RETRY.topic), *orders.records(REDELIVERY.topic)):
-            assert (copy.key, copy.value, copy.headers[0]) == (b"k", b"v", ("trace", b"1"))
-
-
-async def test_due_rows_fire_in_due_order_whatever_the_order_of_failure() -> None:
-    """Within one due time by origin offset."""
-    delays = {b"0": "10s", b"1": "1s", b"2": "5s", b"3": "1s"}
-    clock = VirtualClock()
-
-    async def handler(value: bytes) -> None:
-        raise RetryLater(delays[value])
-
-    async with MemoryPartition(handler, "1m", clock=clock) as orders:
-        await orders.send(*delays)
-        await orders.advance(20_000)
-        assert offsets(orders.records(REDELIVERY.topic)) == [1, 3, 2, 0]
-
-
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 
 async def test_progress_is_told_once_a_minute_and_at_the_end() -> None:
-    """Counts by record, ranges without gaps."""
+    """Counts by record, ranges without gaps; one whose handler published was fine at once like the others."""
 
-    async def handler(value: bytes) -> None:
+    async def handler(value: bytes, record: Delivery) -> None:
+        if value != b"silent":
+            record.publish("payments", value)
         if value == b"bad":
             raise BankDownError
 
     async with MemoryPartition(handler, "1h") as orders:
         await orders.send(b"good", b"bad")
         await orders.advance(59_999)
-        await orders.send(b"good")
+        await orders.send(b"silent")
         assert orders.records(EVENTS) == []
         await orders.advance(1)
         await orders.send(b"good")
@@ -93,6 +53,7 @@ async def test_progress_is_told_once_a_minute_and_at_the_end() -> None:
             (0, 4, 4, 3, 1),
             (4, 5, 1, 0, 1),
         ]
+        assert sum(o.count for o in orders.observer.of(Event.SUCCEEDED)) == 3
 
 
 async def test_observers_hear_of_each_step_with_its_facts() -> None:
@@ -134,25 +95,6 @@ async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clo
     clock.advance(5_000)
     await delivery
     assert len(started) == 1
-
-
-async def test_waiting_for_the_due_time_can_be_given_up() -> None:
-    """A record that is due in a year must not hold up a rebalance, and its handler must not start."""
-    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
-    calls: list[object] = []
-
-    async def handler(value: bytes) -> None:
-        calls.append(value)
-
-    runs: list[Run] = []
-    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out), on_run=runs.append))
-    await settle()
-    runs[0].abort()
-    await settle()
-    assert delivery.done()
-    with pytest.raises(RunAbortedError):
-        await delivery
-    assert calls == []
 
 
 async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:

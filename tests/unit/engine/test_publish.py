@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from doubles import EVENTS, MAIN, BankDownError, Stubborn
+from doubles import EVENTS, MAIN, BankDownError, Stubborn, problems
 from pydantic import BaseModel, Field
 
 from retryapp.core.errors import LatePublishError, PublishRefusedError
-from retryapp.core.lifecycle import Progress, Succeeded, decode_event
+from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import TopicLook, partition_of
 from retryapp.engine.handler.handler import Delivery
@@ -42,11 +42,6 @@ async def publish_and_fail(value: bytes, record: Delivery) -> None:
 def results(partition: MemoryPartition, number: int = 0) -> list[bytes | None]:
     """Return what a committed reader of the output topic sees."""
     return [record.value for record in partition.records(OUT, number)]
-
-
-def problems(partition: MemoryPartition) -> list[str]:
-    """Return the errors that attempts failed with."""
-    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
 
 
 # -- with the record, or not at all -----------------------------------------------------------------------------------
@@ -89,8 +84,10 @@ async def test_only_the_attempt_that_was_fine_publishes() -> None:
         assert results(orders) == [b"order 3"]
         (batch,) = [batch for batch in orders.transport.batches if any(o.topic == OUT for o in batch.publishes)]
         assert [out.topic for out in batch.publishes] == [OUT, EVENTS]
-        (told,) = [decode_event(r.value or b"") for r in orders.records(EVENTS)]
+        (event,) = orders.records(EVENTS)
+        told = decode_event(event.value or b"")
         assert isinstance(told, Succeeded)
+        assert (event.key, told.attempt, told.lateness_ms) == (b"app/orders@kq8G0bTz/0/0", 3, 0)
         assert [o.count for o in orders.observer.of(Event.PUBLISHED)] == [1], "what was dropped is not counted"
 
 
@@ -156,28 +153,6 @@ async def test_a_run_that_ends_while_a_thread_publishes_takes_nothing(clock: Vir
     with pytest.raises(LatePublishError, match="that was given a record is over"):
         outbox.put(OUT, b"v", None, ends_meanwhile(), None)
     assert not outbox.close()
-
-
-# -- what it counts as ------------------------------------------------------------------------------------------------
-
-
-async def test_a_record_whose_handler_published_was_fine_at_once() -> None:
-    """In the `progress` event and for observers, like the ones that publish nothing."""
-
-    async def handler(value: bytes, record: Delivery) -> None:
-        if value != b"silent":
-            record.publish(OUT, value)
-        if value == b"bad":
-            raise BankDownError
-
-    async with MemoryPartition(handler, DAY) as orders:
-        await orders.send(b"1", b"silent", b"bad", b"2")
-        await orders.advance(60_000)
-        await orders.send(b"silent")
-        (told,) = [decode_event(record.value or b"") for record in orders.records(EVENTS)]
-        assert isinstance(told, Progress)
-        assert (told.received, told.first_try_ok, told.failed) == (5, 4, 1)
-        assert sum(o.count for o in orders.observer.seen if o.event is Event.SUCCEEDED) == 4
 
 
 # -- what can be published --------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from deliver_once import Owner, deliver_once
-from doubles import BankDownError, failing, make_context, make_record, settle, the
+from doubles import BankDownError, Owner, again, crowd, deliver_once, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
 from retryapp.engine.delivery.pool import BURST, DeliveryPool
@@ -73,22 +72,32 @@ async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_work
     assert (await asyncio.create_task(worker())).next_offset == 43
 
 
-async def test_a_run_that_is_given_up_has_no_outcome() -> None:
-    """The handler is cancelled; whatever it then does counts for nothing."""
+@pytest.mark.parametrize("until", ["its handler ran", "it was taken", "it was due", "an orphan has ended"])
+async def test_a_run_that_is_given_up_has_no_outcome(until: str) -> None:
+    """The handler is cancelled, or never called; whatever it then does counts for nothing, and nothing stays behind."""
+    calls: list[bytes] = []
 
-    async def stubborn(_value: bytes) -> None:
+    async def stubborn(value: bytes) -> None:
+        calls.append(value)
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             return
 
-    for handler in (stubborn, failing(BankDownError())):
-        runs: list[Run] = []
-        delivery = asyncio.create_task(deliver_once(make_context(handler), make_record(), on_run=runs.append))
-        await settle() if handler is stubborn else await asyncio.sleep(0)
-        runs[0].abort()
-        with pytest.raises(RunAbortedError):
-            await delivery
+    context, record, runs = make_context(stubborn), make_record(), list[Run]()
+    if until == "it was due":
+        record = again(the(await deliver_once(make_context(failing(BankDownError())), record))[0])
+    if until == "an orphan has ended":
+        crowd(context.handler.orphans)
+    delivery = asyncio.create_task(deliver_once(context, record, on_run=runs.append))
+    await asyncio.sleep(0) if until == "it was taken" else await settle()
+    assert runs[0].begun is (until == "its handler ran")
+    runs[0].abort()
+    await settle()
+    assert delivery.done()
+    with pytest.raises(RunAbortedError):
+        await delivery
+    assert (len(calls), context.handler.orphans.waiting) == (until == "its handler ran", 0)
 
 
 async def test_a_task_that_is_cancelled_after_its_handler_spares_the_runner() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from deliver_once import deliver_once
-from doubles import failing, make_context, make_record, the
+from doubles import deliver_once, failing, make_context, make_record, the
 
 from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.record import Record
@@ -17,7 +15,6 @@ from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.firing import fire
 from retryapp.ports import Event, Removal, Row
-from retryapp.testing import MemoryPartition, VirtualClock
 
 USER_HEADERS = (("trace", b"1"), ("trace", None), ("retry-attempt", b"the user's own"))
 DOWN = failing(RuntimeError("no answer"))
@@ -95,24 +92,3 @@ async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(copy: Outgoi
     assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
     assert out.headers[:2] == (("trace", b"1"), ("trace", None))
     assert turn.removes == (Removal(row.key, "1s"),)
-
-
-async def test_one_that_does_not_fit_holds_nothing_up(clock: VirtualClock) -> None:
-    """The whole way: the large one is dead, its neighbours recover, every offset is committed."""
-    attempts: dict[int, int] = {}
-
-    async def fail_once(value: bytes) -> None:
-        attempts[len(value)] = attempts.get(len(value), 0) + 1
-        if attempts[len(value)] == 1:
-            raise RuntimeError("busy")
-
-    async with MemoryPartition(fail_once, "1s", clock=clock) as orders:
-        context: Any = orders.engine.context
-        orders.engine.context = replace(context, max_bytes=5_000)
-        await orders.send(b"a", b"x" * 6_000, b"bb")
-        await orders.advance(1_000)
-        await orders.advance(1_000)
-        assert attempts == {1: 2, 6_000: 1, 2: 2}
-        assert [(dead.reason, dead.origin.offset) for dead in orders.dead_letters] == [("too-large", 1)]
-        assert set(orders.transport.offsets.values()) >= {3}
-        assert orders.lane.session == 1

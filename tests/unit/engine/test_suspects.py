@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
 import pytest
+from doubles import MAIN, Gate
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.marks import Suspected
-from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step
 
-MAIN = TopicPartition("orders", 0)
-
-
 Start = Callable[..., Awaitable[MemoryPartition]]
-
-
-class Gate:
-    """A handler that notes who runs and waits until it is let through."""
-
-    def __init__(self) -> None:
-        self.running: list[bytes] = []
-        self.most = 0
-        self.done: list[bytes] = []
-        self.open = asyncio.Event()
-
-    async def __call__(self, value: bytes, _delivery: Delivery) -> None:
-        """Be called as a handler."""
-        self.running.append(value)
-        self.most = max(self.most, len(self.running))
-        await self.open.wait()
-        self.running.remove(value)
-        self.done.append(value)
 
 
 @pytest.fixture
@@ -68,64 +46,33 @@ def marks(orders: MemoryPartition) -> list[tuple[int, str]]:
 
 
 async def test_suspects_run_one_at_a_time_in_order(start: Start) -> None:
-    """Whatever the handler's concurrency; each is marked at its own offset."""
+    """Whatever the handler's concurrency; each is marked at its own offset, the first goes on counting."""
     gate = Gate()
-    orders = await start(gate, 0, concurrency=4)
-    await orders.send(b"a", b"b", b"c")
-    assert gate.running == [b"a"]
-    assert marks(orders) == [(0, "s1")]
-    gate.open.set()
-    await orders.advance(1_000)
-    assert (gate.done, gate.most) == ([b"a", b"b", b"c"], 1)
-    assert marks(orders) == [(0, "s1"), (1, "r0"), (1, "s1"), (2, "r0"), (2, "s1"), (3, "r0")]
-
-
-async def test_no_suspect_starts_before_its_mark_is_durable(start: Start) -> None:
-    """Or nobody would know which one it was."""
-    gate = Gate()
-    orders = await start(gate, 0)
+    orders = await start(gate, 2, concurrency=4)
     marking = orders.transport.pause(Step.COMMIT)
-    await orders.send(b"a")
-    assert (marking.reached, gate.running) == (True, [])
+    await orders.send(b"a", b"b", b"c")
+    assert (marking.reached, list(gate.running)) == (True, []), "it starts when nobody can miss its mark"
     marking.set()
     await orders.settle()
-    assert gate.running == [b"a"]
-
-
-async def test_the_count_goes_on_where_the_last_life_left_it(start: Start) -> None:
-    """For the first of them only."""
-    gate = Gate()
-    gate.open.set()
-    orders = await start(gate, 2)
-    await orders.send(b"a", b"b")
+    assert list(gate.running) == [b"a"]
+    assert marks(orders) == [(0, "s3")]
+    gate.let_all()
     await orders.advance(1_000)
-    assert marks(orders) == [(0, "s3"), (1, "r0"), (1, "s1"), (2, "r0")]
-
-
-async def test_a_record_that_killed_too_many_is_dead_and_the_next_one_runs(start: Start) -> None:
-    """It is not called again."""
-    gate = Gate()
-    gate.open.set()
-    orders = await start(gate, 3)
-    await orders.send(b"a", b"b")
-    await orders.advance(1_000)
-    (letter,) = orders.dead_letters
-    assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 1, 0)
-    assert "3 workers ended while this record ran alone" in letter.error_message
-    assert gate.done == [b"b"]
+    assert (gate.done, gate.most) == ([b"a", b"b", b"c"], 1)
+    assert marks(orders) == [(0, "s3"), (1, "r0"), (1, "s1"), (2, "r0"), (2, "s1"), (3, "r0")]
 
 
 async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:
     """As many may have run before as are taken in at once."""
     gate = Gate()
-    gate.open.set()
+    gate.let_all()
     orders = await start(gate, 0, concurrency=4, max_in_flight=2)
     await orders.send(b"a", b"b")
     await orders.advance(1_000)
-    gate.open.clear()
+    gate.open = False
     await orders.send(b"c", b"d")
     await orders.settle()
-    assert gate.running == [b"c", b"d"]
+    assert list(gate.running) == [b"c", b"d"]
     assert [offset for offset, mark in marks(orders) if mark == "s1"] == [0, 1]
 
 
@@ -134,9 +81,9 @@ async def test_what_came_after_the_end_is_not_suspect_and_waits_for_those_that_a
     gate = Gate()
     orders = await start(gate, 0, upto=2, concurrency=4)
     await orders.send(b"a", b"b", b"c", b"d")
-    assert gate.running == [b"a"]
+    assert list(gate.running) == [b"a"]
     assert marks(orders) == [(0, "s1")]
-    gate.open.set()
+    gate.let_all()
     await orders.to_rest()
     assert gate.done[:2] == [b"a", b"b"]
     assert sorted(gate.done[2:]) == [b"c", b"d"]
@@ -144,35 +91,37 @@ async def test_what_came_after_the_end_is_not_suspect_and_waits_for_those_that_a
 
 
 async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable(start: Start) -> None:
-    """What is behind it may be the one that ended its workers: the offset has to move first."""
+    """It is not called again. What is behind it may be the one that ended its workers: the offset has to move first."""
     gate = Gate()
     orders = await start(gate, 3, upto=1, concurrency=4)
     burying = orders.transport.pause(Step.COMMIT)
     await orders.send(b"a", b"b")
-    assert (burying.reached, gate.running) == (True, [])
+    assert (burying.reached, list(gate.running)) == (True, [])
     burying.set()
     await orders.settle()
     await orders.advance(100)
-    assert gate.running == [b"b"]
-    assert len(orders.dead_letters) == 1
+    assert list(gate.running) == [b"b"]
+    (letter,) = orders.dead_letters
+    assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 1, 0)
+    assert "3 workers ended while this record ran alone" in letter.error_message
 
 
 async def test_a_skipped_duplicate_is_not_among_the_suspects(start: Start) -> None:
     """It does not run: the mark may have been its own, and those behind it may have run."""
     gate = Gate()
-    gate.open.set()
+    gate.let_all()
     rule = Deduplicate("header:event-id", window="1h")
     async with MemoryPartition(gate, "1s", deduplicate=rule) as orders:
         await orders.send(b"first", headers=(("event-id", b"e"),))
         await orders.advance(1_000)
-    gate.open.clear()
+    gate.open = False
     orders.transport.append(MAIN, None, b"again", (("event-id", b"e"),))
     for value in (b"a", b"b"):
         orders.transport.append(MAIN, None, value)
     orders = await start(gate, 3, concurrency=2, max_in_flight=2, deduplicate=rule, transport=orders.transport)
     await orders.advance(1_000)
-    assert gate.running == [b"a"]
-    gate.open.set()
+    assert list(gate.running) == [b"a"]
+    gate.let_all()
     await orders.advance(1_000)
     assert (gate.most, gate.done) == (1, [b"first", b"a", b"b"])
     assert orders.dead_letters == []

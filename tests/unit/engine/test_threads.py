@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 
-from retryapp.engine.handler.threads import Ended, Threads
+from retryapp.engine.handler.threads import Threads
 
 
 def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -20,26 +18,6 @@ def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "not in time"
         time.sleep(0.002)
-
-
-async def test_more_functions_run_at_once_than_the_loops_executor_has_threads() -> None:
-    """None waits for another, and what uses the executor goes on."""
-    over, count = threading.Event(), 64
-    running = threading.Semaphore(0)
-
-    def hang() -> None:
-        running.release()
-        over.wait(10)
-
-    threads = Threads(keep=0)
-    runs = [threads.run(hang, name="hang") for _ in range(count)]
-    try:
-        async with asyncio.timeout(10):
-            for _ in range(count):
-                assert await asyncio.to_thread(running.acquire, timeout=5)
-    finally:
-        over.set()
-    assert await asyncio.gather(*runs) == [Ended()] * count
 
 
 async def test_a_thread_is_used_again_and_no_more_are_kept_than_asked() -> None:
@@ -101,33 +79,3 @@ def test_a_function_that_ends_after_its_loop_is_closed_hurts_nobody() -> None:
     asyncio.run(begin())
     over.set()
     until(lambda: seen and not seen[0].is_alive())
-
-
-HANGING_PROGRAM = """
-import asyncio, sys, threading
-from retryapp.core.policy import RetryPolicy
-from retryapp.testing import MemoryPartition
-
-def hang(_value):
-    threading.Event().wait()
-
-async def main():
-    async with MemoryPartition(hang, RetryPolicy("5m", timeout="1s")) as orders:
-        await orders.send(b"a")
-        await orders.until(lambda: orders.engine.in_flight == 1 and threading.active_count() > 1)
-        await orders.advance(1_000)
-        await orders.until(lambda: orders.waiting == {"5m": 1})
-        assert len(orders.handler.orphans) == 1
-
-asyncio.run(main())
-print("leaving", flush=True)
-sys.exit(7)
-"""
-
-
-def test_a_process_ends_while_orphans_live() -> None:
-    """Nobody joins them."""
-    result = subprocess.run(
-        [sys.executable, "-c", HANGING_PROGRAM], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (7, "leaving\n", "retryapp.run_abandoned\n")
