@@ -2,7 +2,7 @@
 
 Several groups at once lead a chain of lives each: a round of records comes, a worker starts, dies at its point and is
 followed by the next one; the last one lives. Then the topics, read as a committed reader, have to say that nothing was
-lost, early or handed on twice. (`tests/unit/engine/test_crashes.py` dies at every point there is, in memory.)
+lost, early or handed on twice.
 """
 
 from __future__ import annotations

@@ -190,4 +190,4 @@ TestRocks = Rocks.TestCase
 TestMemory = Memory.TestCase
 TestMemory.settings = settings(max_examples=100, stateful_step_count=30, phases=[Phase.generate])
 # each step is a file system's work: shrinking would take minutes
-TestRocks.settings = settings(TestMemory.settings, max_examples=60)
+TestRocks.settings = settings(TestMemory.settings, max_examples=40)

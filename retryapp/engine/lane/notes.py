@@ -1,12 +1,5 @@
 """Metadata of the committed offsets of a lane's sources.
 
-source           what
-===============  ================================================================================================
-main             a mark of who works behind the offset (`core.marks`), and what was counted before it (`core.marks`)
-redelivery       a mark
-retry topics     whose changelog has the rows of what is before it (`engine.lane.recovery.check_changelog`)
-===============  ================================================================================================
-=======
 * main: a mark of who works after the offset (`core.marks`), and what was counted before it (`core.marks`);
 * redelivery: a mark;
 * retry topics: the id of the changelog that has the rows of what is before it (`engine.lane.recovery.check_changelog`).
