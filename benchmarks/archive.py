@@ -127,11 +127,8 @@ def main(count: int, warm: int) -> None:
         connection = KafkaConnection(run.broker(current_settings().cache_dir).bootstrap)
         admin = KafkaAdmin(connection)
         admin.create(
-            topic_specs(
-                TOPOLOGY, partitions=PARTITIONS, main_max_message_bytes=MAX_MESSAGE_BYTES, replication=1,
-                longest_wait_ms=60_000,
-            )
-        )  # fmt: skip
+            topic_specs(TOPOLOGY, partitions=PARTITIONS, main_max_message_bytes=MAX_MESSAGE_BYTES, replication=1)
+        )
         admin.wait_for_topics(TOPOLOGY.owned)
         with spark_session() as spark:
             lake = open_lake(spark, str(run.folder / "lake"))

@@ -61,7 +61,7 @@ class Retries:
         start_timeout: how long a start waits for a broker before it gives up (exit 3).
         create_main_partitions: partitions of main topics that are created if missing; None: a missing one is an error.
         allow_low_replication: accept fewer than three copies of our topics on three or more brokers.
-        downtime: longest time that all workers may be down; retention of retry and redelivery topics follows.
+        downtime: longest time that all workers may be down; the doctor compares retentions with it.
         dlq_retention: how long dead letters are kept; None: no limit. Default: 30 days.
         admin_options: librdkafka properties for the administration client, for what the app's credentials do not hold
             (`ssl.ca.location` with TLS).
@@ -136,7 +136,7 @@ class Retries:
             value: what the function takes: `bytes` (default; None for a null value), `dict` (JSON), a pydantic model,
                 or any type that pydantic can read from JSON. A value that does not decode takes the policy's path with
                 its bytes kept.
-            concurrency: handler runs at once per worker; redeliveries have as many of their own.
+            concurrency: handler runs at once per worker; retries have as many of their own.
             tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
             max_in_flight: records per partition that may be taken in and not settled.
             max_crashes: how many workers may die running a record alone before it is dead-lettered as `crashed`.

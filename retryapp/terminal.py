@@ -22,10 +22,8 @@ REFRESH_PER_S: Final = 4
 _STATE_STYLES: Final = {"open": "green", "opening": "yellow", "idle": "yellow", "closed": "red"}
 _NUMBERS: Final = {
     "pending": "pending",
-    "due": "due_unfired",
+    "due": "due",
     "main lag": "main_lag",
-    "to park": "retry_lag",
-    "redeliver": "redelivery_lag",
     "in flight": "in_flight",
 }
 """Heading → name of the fact of a lane."""
@@ -45,11 +43,15 @@ class HandlerFigures:
     """One handler, over all workers that answered."""
 
     main: str
-    pending: int
+    pending: int | None
     next_due_ms: int | None
     due_next_minute: int | None = None
     due_is_exact: bool = True
-    dead: int = 0
+    dead: int | None = 0
+    as_of_ms: int | None = None
+    """Time of the oldest number in the sums of waiting and dead records; None: all are current."""
+    unknown_partitions: Sequence[int] = ()
+    """Partitions that these sums leave out."""
     dead_by_reason: Mapping[str, int] = field(default_factory=dict)
     """Of all dead letters, or only of those since the workers started."""
     deliveries_per_s: float | None = None
@@ -134,10 +136,12 @@ def group_table(group: Group) -> RenderableType:
 def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
-    table.add_row("waiting", f"[yellow]{figures.pending:,}[/]{_due_text(figures, now_ms)}")
+    table.add_row("waiting", f"[yellow]{_number_text(figures.pending)}[/]{_due_text(figures, now_ms)}")
     if figures.due_next_minute is not None:
         table.add_row("due", f"{figures.due_next_minute:,}{'' if figures.due_is_exact else '+'} in the next minute")
-    table.add_row("dead", f"[red]{figures.dead:,}[/]{escape(_reasons(figures))}")
+    table.add_row("dead", f"[red]{_number_text(figures.dead)}[/]{escape(_reasons(figures))}")
+    if limits := _limits_text(figures, now_ms):
+        table.add_row("", f"[yellow]{limits}[/]")
     if figures.deliveries_per_s is not None or figures.failures_per_s is not None:
         failures = f"[red]{_rate_text(figures.failures_per_s)}[/]"
         table.add_row("runs", f"{_rate_text(figures.deliveries_per_s)} delivered, {failures} failed")
@@ -172,12 +176,23 @@ def group_line(group: Group) -> str:
         states = [lane["state"] for lane in group.lanes if lane["main"] == figures.main]
         lanes = f"  lanes open {states.count('open')}/{len(states)}" if states else ""
         parts.append(
-            f"{figures.main}  waiting {figures.pending:,}{_due_text(figures, group.now_ms)}  "
-            f"dead {figures.dead:,}{_reasons(figures)}  "
+            f"{figures.main}  waiting {_number_text(figures.pending)}{_due_text(figures, group.now_ms)}  "
+            f"dead {_number_text(figures.dead)}{_reasons(figures)}  {_limits_text(figures, group.now_ms)}  "
             f"delivered {_rate_text(figures.deliveries_per_s)}  failed {_rate_text(figures.failures_per_s)}  "
             f"late {_latency_text(figures.lateness)}{lanes}"
         )
     return "  |  ".join(parts)
+
+
+def _number_text(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"
+
+
+def _limits_text(figures: HandlerFigures, now_ms: int) -> str:
+    """Return how old the numbers of waiting and dead records are, and what they leave out."""
+    age = [] if figures.as_of_ms is None else [f"last known {length_text(max(0, now_ms - figures.as_of_ms))} ago"]
+    count = len(figures.unknown_partitions)
+    return "; ".join([*age, f"without {count} partition{'s' * (count > 1)}, not known now"] if count else age)
 
 
 def _due_text(figures: HandlerFigures, now_ms: int) -> str:
@@ -189,7 +204,7 @@ def _reasons(figures: HandlerFigures) -> str:
     reasons = figures.dead_by_reason
     if not reasons:
         return ""
-    since = "" if sum(reasons.values()) >= figures.dead else "since the workers started: "
+    since = "" if sum(reasons.values()) >= (figures.dead or 0) else "since the workers started: "
     return f" ({since}{', '.join(f'{reason} {count:,}' for reason, count in sorted(reasons.items()))})"
 
 

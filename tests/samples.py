@@ -1,12 +1,14 @@
-"""Facts that several tests need one of: metadata of a record that waits, and a partition as the pages see it."""
+"""Facts that several tests need one of: a record that waits, its row, and a partition as the pages see it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
-from retryapp.ports import PartitionInfo
+from retryapp.core.rows import PendingRow, encode_row, identity_of, row_due_ms, row_key
+from retryapp.ports import PartitionInfo, Row
 
 WAITING = RetryMetadata(
     group="app",
@@ -35,6 +37,26 @@ def waiting(offset: int, **changes: object) -> RetryMetadata:
 def dead(offset: int) -> RetryMetadata:
     """Return metadata of its dead letter."""
     return waiting(offset, due_at_ms=None, tier=None, reason="exhausted")
+
+
+def waiting_row(
+    offset: int, *, due_at_ms: int = 1, tier: str = "1m", value: bytes = b"v", topic_id: str = "kq8G0bTz"
+) -> Row:
+    """Return the row of that record, as the engine makes it."""
+    metadata = waiting(offset, due_at_ms=due_at_ms, tier=tier)
+    metadata = replace(metadata, origin=replace(metadata.origin, topic_id=topic_id))
+    row = PendingRow(b"k", value, encode_metadata(metadata), due_at_ms, 1, 1, 1)
+    return Row(identity_of(metadata.origin), encode_row(row), tier)
+
+
+def key_of(row: Row) -> bytes:
+    """Return the key of a row in its table."""
+    return row_key(row_due_ms(row.value or b""), row.identity)
+
+
+def removal(row: Row) -> Row:
+    """Return the change that removes a record's row."""
+    return Row(row.identity, None, "?")
 
 
 def partition(number: int, **changes: object) -> PartitionInfo:

@@ -24,7 +24,7 @@ from retryapp.demo.settings import DemoSettings
 from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
 from retryapp.retries import Retries
 from retryapp.runtime.observe.metrics import MetricsObserver, Sources
-from retryapp.runtime.observe.observers import EVENT_IDS
+from retryapp.runtime.observe.observers import EVENT_IDS, NEW_CAUSE, SUMMARY
 from retryapp.runtime.options import SETTINGS
 from retryapp.settings import settings_table
 
@@ -121,13 +121,7 @@ def example() -> tuple[TopicSpec, ...]:
     """The topics of the README's program on a cluster of three brokers."""
     policy = RetryPolicy("5m*2 30m*3 1h")
     topology = HandlerTopology("billing", "orders", delays_ms=policy.schedule.nominal_delays_ms)
-    return topic_specs(
-        topology,
-        partitions=6,
-        main_max_message_bytes=KAFKA_MAX_MESSAGE_BYTES,
-        replication=3,
-        longest_wait_ms=policy.longest_wait_ms,
-    )
+    return topic_specs(topology, partitions=6, main_max_message_bytes=KAFKA_MAX_MESSAGE_BYTES, replication=3)
 
 
 def topic_names() -> str:
@@ -170,7 +164,7 @@ def metrics() -> str:
 
 def log_events() -> str:
     """Log messages and their levels."""
-    rows = ((f"`{name}`", logging.getLevelName(level)) for name, level in EVENT_IDS.values())
+    rows = ((f"`{name}`", logging.getLevelName(level)) for name, level in (*EVENT_IDS.values(), NEW_CAUSE, SUMMARY))
     return table(("message", "level"), rows)
 
 

@@ -24,7 +24,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.core.rows import IDENTITY_AT, PendingRow, due_bound, encode_row, identity_of, origin_offset
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Row
@@ -62,17 +62,18 @@ def fill(folder: Path, partition: int, rows: int, now_ms: int) -> RocksPendingTa
         batch = []
         for offset in range(first, min(rows, first + 2_000)):
             due_ms = now_ms + int(chance.random() ** 2 * DAY_MS)
+            origin = Origin("orders", "kq8G0bTz", partition, offset)
             headers = encode_metadata(
                 RetryMetadata(
-                    group="app", handler="shop.charge", origin=Origin("orders", "kq8G0bTz", partition, offset),
+                    group="app", handler="shop.charge", origin=origin,
                     origin_timestamp_ms=now_ms, attempt=1, due_at_ms=due_ms, started_ms=now_ms, policy="p", tier="1m",
                     first_failed_ms=now_ms, last_failed_ms=now_ms, error_type="ValueError", error_message="no",
                     fingerprint="f",
                 )
             )  # fmt: skip
-            row = encode_row(PendingRow(b"k", b"x" * 200, headers, now_ms))
-            batch.append(Row(row_key(due_ms, partition, offset), row, "1m"))
-        table.write(batch, [], first)
+            row = encode_row(PendingRow(b"k", b"x" * 200, headers, due_ms, now_ms))
+            batch.append(Row(identity_of(origin), row, "1m"))
+        table.write(batch, first)
     return table
 
 
@@ -89,9 +90,10 @@ def worker(app: faust.App, tables: list[RocksPendingTable]) -> RuntimeView:
 
     runtime: Any = SimpleNamespace(
         app=app, clock=SystemClock(), plan=None, assigned=True, consumer=SimpleNamespace(in_thread=no_offsets),
+        contact=SimpleNamespace(silence=lambda: None, silent_s=float),
         behind=lambda _main, _number: (0, 0),
         observer=SimpleNamespace(observe=lambda _: None), intake=SimpleNamespace(waiting=lambda _: 0),
-        served={"orders": SimpleNamespace(handler=handler, partitions=len(tables))},
+        served={"orders": SimpleNamespace(handler=handler, partitions=len(tables), topic_id="kq8G0bTz")},
         placed={
             ("orders", number): SimpleNamespace(
                 engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=None, sources=()),
@@ -123,8 +125,8 @@ async def measure(tables: list[RocksPendingTable], now_ms: int, requests: int) -
     heart = asyncio.create_task(beat())
     await asyncio.sleep(2)
     print(f"{'quiet':<54} longest delay {max(delays) * 1e3:5.1f} ms")
-    deep = row_key(now_ms + DAY_MS // 3, 0, 0)
-    offset = int.from_bytes(tables[0].page(deep, 1)[0][0][12:], "big")
+    (deep, _) = tables[0].page(due_bound(now_ms + DAY_MS // 3), 1)[0]
+    offset = origin_offset(deep[IDENTITY_AT:])
     pages = {
         "index": "", "handler": "orders/", "partitions": "orders/partitions",
         "pending": "orders/pending", "pending, deep": f"orders/pending?after={deep.hex()}",

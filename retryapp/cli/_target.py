@@ -27,8 +27,8 @@ class Target(NamedTuple):
     topologies: tuple[HandlerTopology, ...]
 
 
-def resolve(place: Place) -> Target:
-    """Return the cluster and the handlers to look at.
+def resolve(place: Place, *, ask: bool = True) -> Target:
+    """Return the cluster and the handlers to look at; with ``-A`` and without `ask` the cluster need not answer.
 
     Raises:
         click.UsageError: neither ``-A`` nor ``--broker`` with ``--group``, or both, or no handler of that main topic.
@@ -37,7 +37,8 @@ def resolve(place: Place) -> Target:
     if place.app_spec is not None:
         refuse_with_app(place, "broker", "group", "client_config")
         application = load_handlers(place.app_spec)
-        reach(application.connection)
+        if ask:
+            reach(application.connection)
         return Target(application.connection, _only(tuple(application.topologies), place.topic))
     if place.broker is None or place.group is None:
         raise click.UsageError(WHERE)

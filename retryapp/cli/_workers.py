@@ -9,12 +9,14 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from retryapp.lookup.records import known_sum
 from retryapp.ports import PAGES_PREFIX
 from retryapp.terminal import Group, HandlerFigures, Latency
 
@@ -28,7 +30,7 @@ DEAD: Final = "retryapp_dead_total"
 LATENESS: Final = "retryapp_lateness_seconds_bucket"
 _LABELS: Final = {DELIVERIES: None, FAILURES: None, DEAD: "reason", LATENESS: "le"}
 """Metric → the label that its samples are told apart by; others are added up."""
-_LANE: Final = ("state", "since_ms", "pending", "main_lag", "retry_lag", "redelivery_lag", "due_unfired", "in_flight",
+_LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight",
                 "last_error", "partition")  # fmt: skip
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
 
@@ -107,6 +109,7 @@ class Workers:
             workers=sorted(worker.url for worker in workers),
             handlers=self._figures(workers, elapsed_s),
             lanes=[lane for worker in workers for lane in _lanes(worker)],
+            note="; ".join(f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index["broker_silence"]),
         )
         self._before = {worker.url: worker.counters for worker in workers}
         self._before_ms = now_ms
@@ -145,7 +148,14 @@ class Workers:
     def _figures(self, workers: Sequence[_Worker], elapsed_s: float | None) -> list[HandlerFigures]:
         figures = []
         for main in sorted({main for worker in workers for main in worker.due}):
-            handlers = [h for worker in workers for h in worker.index["handlers"] if h["main"] == main]
+            numbers = max(h["partitions"] for w in workers for h in w.index["handlers"] if h["main"] == main)
+            # without a broker two workers may claim a partition: the newest known numbers count
+            claims = [
+                item for worker in workers for item in worker.partitions.get(main, ()) if item["pending"] is not None
+            ]
+            claims.sort(key=lambda item: inf if item["as_of_ms"] is None else item["as_of_ms"])
+            places = {item["partition"]: item for item in claims}.values()
+            whole = {item["partition"] for item in places if item["dead"] is not None}
             minutes = [worker.due[main]["minute"] for worker in workers if main in worker.due]
             total: Counters = Counter()
             recent: Counters = Counter()
@@ -156,11 +166,13 @@ class Workers:
             figures.append(
                 HandlerFigures(
                     main=main,
-                    pending=sum(handler["pending"] for handler in handlers),
-                    next_due_ms=min((h["next_due_ms"] for h in handlers if h["next_due_ms"] is not None), default=None),
-                    due_next_minute=sum(minute["count"] for minute in minutes),
+                    pending=known_sum(item["pending"] for item in places),
+                    next_due_ms=min((p["next_due_ms"] for p in places if p["next_due_ms"] is not None), default=None),
+                    due_next_minute=known_sum(minute["count"] for minute in minutes),
                     due_is_exact=not any(minute["more"] for minute in minutes),
-                    dead=sum(handler["dead"] for handler in handlers),
+                    dead=known_sum(item["dead"] for item in places),
+                    as_of_ms=min((item["as_of_ms"] for item in places if item["as_of_ms"] is not None), default=None),
+                    unknown_partitions=[number for number in range(numbers) if number not in whole],
                     dead_by_reason={reason: n for (metric, reason), n in total.items() if metric == DEAD and n},
                     deliveries_per_s=None if elapsed_s is None else recent[DELIVERIES, ""] / elapsed_s,
                     failures_per_s=None if elapsed_s is None else recent[FAILURES, ""] / elapsed_s,

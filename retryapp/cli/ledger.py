@@ -123,11 +123,6 @@ def _notes(ledger: Ledger) -> list[str]:
     whole, lines = ledger.total, []
     if whole.recovered:
         lines.append(f"{whole.recovered:,} of the done records had failed before")
-    if whole.to_park or whole.redelivered:
-        lines.append(
-            f"of the pending records, {whole.to_park:,} are not in the pending table yet and {whole.redelivered:,} are "
-            "being redelivered"
-        )
     if whole.expired_offsets:
         lines.append(
             f"unknown (expired): the first {whole.expired_offsets:,} offsets of {ledger.main} are no longer kept; "

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._stations import Stations
-from retryapp.cli._target import Target, resolve
+from retryapp.cli._target import Target, reach, resolve
 from retryapp.cli._workers import Workers
 from retryapp.cli.console import ExitCode, emit
 from retryapp.runtime.machine.clock import SystemClock
@@ -82,7 +82,7 @@ class _Watch:
         alone = place.app_spec is None and place.broker is None
         if alone and not urls:
             raise click.UsageError("say where to look: -A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url")
-        self._target = None if alone else resolve(place)
+        self._target = None if alone else resolve(place, ask=False)
         self._members, self._looked_at = 0, ", ".join(urls)
         group = place.group if self._target is None else self._target.topologies[0].group
         if self._target is not None and not urls:
@@ -107,11 +107,12 @@ class _Watch:
             if missing <= 0:
                 return group
             note = f"no pages of {missing} of {self._members} members found at {self._looked_at}; --url names others"
-            return replace(group, note=f"{note}. Their figures are missing")
+            return replace(group, note="; ".join(filter(None, (group.note, f"{note}. Their figures are missing"))))
         if self._target is None:
             remedy = "start it, correct --url, or read the topics with -A or --broker and --group"
             raise click.UsageError(f"no worker answers at {self._looked_at}: {remedy}")
         if self._stations is None:
+            reach(self._target.connection)
             self._stations = Stations(self._target.connection, self._target.topologies)
         where = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
         if not self._workers.urls:
@@ -121,12 +122,14 @@ class _Watch:
 
 
 def _hosts(target: Target) -> tuple[list[str], int]:
-    """Return the hosts of the group's members, and how many members there are."""
+    """Return the hosts of the group's members, and how many members there are; without a broker, this machine."""
     group = target.topologies[0].group
     try:
         admin = AdminClient(target.connection.client_config())
         members = admin.describe_consumer_groups([group])[group].result(_MEMBERS_S).members
-    except KafkaException:
-        return [], 0
+    except TimeoutError:
+        return ["127.0.0.1"], 0
+    except KafkaException as exc:
+        return ["127.0.0.1"] if exc.args[0].code() < 0 else [], 0  # a negative code is the library's own: no answer
     hosts = sorted({member.host.lstrip("/") for member in members})
     return [f"[{host}]" if ":" in host else host for host in hosts], len(members)

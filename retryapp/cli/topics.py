@@ -1,4 +1,4 @@
-"""``retryapp topics``: create an application's topics."""
+"""``retryapp topics``: create an application's topics, and their partitions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from retryapp.cli._app import load_handlers
+from retryapp.cli._options import app_option, json_option
 from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit
 from retryapp.cli.plan import plan_facts, planned
-from retryapp.kafka import PlanOptions, ensure_topics, plan_topics
+from retryapp.kafka import PlanOptions, ensure_topics, grow_topics, plan_topics
 
 if TYPE_CHECKING:
     from retryapp.retries import Retries
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group(name="topics")
 def command() -> None:
-    """Create an application's topics."""
+    """Create an application's topics, or add partitions to them."""
 
 
 @command.command()
@@ -41,4 +43,23 @@ def create(*, application: Retries, options: PlanOptions, as_json: bool) -> Exit
     text = [f"created {topic}" for topic in created]
     text.append(f"{len(after.steps)} topics are as required on {after.bootstrap}")
     emit({"created": created, **plan_facts(after)}, "\n".join(text), as_json=as_json)
+    return ExitCode.FINE
+
+
+@command.command()
+@app_option(required=True)
+@json_option
+def grow(*, app_spec: str, as_json: bool) -> ExitCode:
+    """Give an application's topics as many partitions as their main topics have. Safe to repeat, while workers run.
+
+    Running workers open the new partitions within 30 s.
+
+    \b
+    Example:
+      retryapp topics grow -A billing
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    application = load_handlers(app_spec)
+    grown = grow_topics(reach(application.connection), application.topologies, application.plan_options)
+    text = [f"grown {topic}" for topic in grown] or ["no topic has fewer partitions than its main topic"]
+    emit({"grown": grown}, "\n".join(text), as_json=as_json)
     return ExitCode.FINE

@@ -22,7 +22,7 @@ from typing import Final
 from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
 from retryapp.core.text import cut_text
-from retryapp.core.traces import fingerprint_of, qualified_name, shorten_trace
+from retryapp.core.traces import fingerprint_of, place_of, qualified_name, shorten_trace
 from retryapp.core.values import keyword_value_type
 from retryapp.core.verdicts import Reject, RetryLater
 
@@ -131,6 +131,8 @@ class Failure:
     trace: str | None
     """Shortened traceback; None where there is none."""
     fingerprint: str
+    place: str | None = None
+    """Where it was raised in the user's code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
         retry_after_ms=None if verdict is None else verdict.retry_after_ms,
         trace=shorten_trace(error, _text_of),
         fingerprint=fingerprint_of(error),
+        place=place_of(shown),
     )
 
 

@@ -4,7 +4,7 @@ The first answer wins:
 
 1. The failure itself is final (non-retryable, rejected, undecodable): dead.
 2. The attempts are used up: dead, ``exhausted``.
-3. The next wait would end after ``max_elapsed`` from the first failure: dead, ``expired``, without being parked.
+3. The next wait would end after ``max_elapsed`` from the first failure: dead, ``expired``, without waiting.
 4. Else again: at now plus the schedule's jittered delay, or plus the wait that the handler asked for.
 """
 

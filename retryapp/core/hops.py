@@ -4,10 +4,9 @@ Life of a record, each step a pure function:
 
 1. ``arriving`` (main topic): what the handler sees of a new record.
 2. ``after_failure``: the metadata of a failed attempt and its decision.
-3. ``to_tier``: the copy that waits.  ``row_of`` (rows.py) parks it.
-4. ``to_redelivery``: the parked row comes back when due.
-5. ``restore``: what the handler sees of it: its own headers, its original coordinates and timestamp.
-6. ``to_dead_letter``: the dead letter.
+3. ``to_tier``: its copy on the retry topic, which is history; ``to_row``: the row that waits.
+4. ``restore``: what the handler sees of a due row: its own headers, its original coordinates and timestamp.
+5. ``to_dead_letter``: the dead letter.
 
 A copy is measured (``waiting_size``) first: one that the broker refuses would fail its transaction and all later ones.
 
@@ -40,7 +39,7 @@ from retryapp.core.metadata import (
     clamped,
 )
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import ROW_HEADER_OVERHEAD_BYTES, ROW_KEY_BYTES, ROW_OVERHEAD_BYTES, PendingRow
+from retryapp.core.rows import IDENTITY_BYTES, ROW_HEADER_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES, PendingRow
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import value_type
@@ -78,13 +77,13 @@ def record_size(key: bytes | None, value: bytes | None, headers: Headers) -> int
 
 
 def waiting_size(copy: Outgoing) -> int:
-    """Return an upper bound for the bytes of a waiting copy in any form: tier record, row, redelivery record."""
+    """Return an upper bound for the bytes of a record that waits, as its copy and as its row."""
     size = BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES + len(copy.key or b"") + len(copy.value or b"")
     names = "".join([name for name, _ in copy.headers])
     size += len(names) if names.isascii() else sum(len(name_bytes(name)) for name, _ in copy.headers)
     size += sum([len(header) for _, header in copy.headers if header])
     count = len(copy.headers)
-    row = ROW_KEY_BYTES + ROW_OVERHEAD_BYTES + count * ROW_HEADER_OVERHEAD_BYTES
+    row = IDENTITY_BYTES + ROW_OVERHEAD_BYTES + count * ROW_HEADER_OVERHEAD_BYTES
     return size + max(count * _HEADER_OVERHEAD_BYTES, row)
 
 
@@ -100,7 +99,7 @@ def arriving(record: Record) -> Record:
 
 
 def restore(record: Record, metadata: RetryMetadata) -> Record:
-    """Return what the handler sees of a redelivered record: as it was at its first delivery."""
+    """Return what the handler sees of a due row: the record as it was at its first delivery."""
     origin = metadata.origin
     return Record(
         topic=origin.topic,
@@ -154,9 +153,19 @@ def _nominal_ms(tier: str) -> int | None:
         return None  # the tier is for people; the due time decides
 
 
-def to_redelivery(row: PendingRow, *, topology: HandlerTopology, partition: int) -> Outgoing:
-    """Return the copy that brings a parked record back to its handler."""
-    return Outgoing(topology.redelivery, partition, row.key, row.value, escape_names(row.headers))
+def to_row(copy: Outgoing, metadata: RetryMetadata) -> PendingRow:
+    """Return the row of a record that waits, from its copy; raise `ValueError` without a due time."""
+    if metadata.due_at_ms is None:
+        raise ValueError(f"{metadata.failure_id} is dead ({metadata.reason}): it has no due time")
+    return PendingRow(
+        copy.key,
+        copy.value,
+        copy.headers,
+        due_at_ms=metadata.due_at_ms,
+        since_ms=metadata.last_failed_ms,
+        attempt=metadata.attempt,
+        delivery=metadata.attempt,
+    )
 
 
 def to_dead_letter(

@@ -1,11 +1,14 @@
-"""What a lane writes down about its work: beside a committed offset, and on the changelog of its pending table.
+"""What a lane writes down about its work: beside the main topic's committed offset, and on its changelog.
 
-The metadata of a committed offset, where it is not empty, is a mark, a tally, or both with a space between:
+The metadata of the committed offset, where it is not empty, is a mark, a tally, a mark of the rows and a changelog's
+id, those that there are, with spaces between:
 
 ``r2:3f9c`` : the life ``3f9c`` works from this offset on, and two before it ended uncleanly without moving it.
 ``s1:3f9c`` : the record at this offset was started alone, for the first time.
 ``p1:100-140@1700000000000:40,38,1`` : of the offsets from 100 on, before 140, 40 records were settled, 38 of them done
 at their first delivery and 1 passed over; the others failed. The range began at that epoch millisecond.
+``wr2:3f9c@5d41402abc4b2a76`` : a mark as above, about the due rows from this one on.
+``c:kq2T0`` : the changelog with this topic id has the rows of what was before the offset.
 
 A life is a process. A mark written by another life means that the writer ended without a word: killed, out of memory,
 or cut off from the group. One such end proves nothing; after two without progress the records from the offset on are
@@ -23,6 +26,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from retryapp.core.hops import Outgoing
@@ -34,11 +38,14 @@ PROGRESS: Final = b"progress"
 SUSPECT_AFTER: Final = 2
 """Unclean ends in a row, without progress, after which records run alone."""
 _MARK = re.compile(r"([rs])(\d{1,6}):([0-9A-Za-z._-]{1,64})")
-MAX_NOTE_CHARS: Final = 256
+ROWS_MARK: Final = "w"
+"""What the mark of the rows begins with."""
+MAX_NOTE_CHARS: Final = 400
 """No note is longer; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
 _NUMBER = r"(0|[1-9]\d{0,18})"
 _TALLY = re.compile(rf"p1:{_NUMBER}-{_NUMBER}@{_NUMBER}:{_NUMBER},{_NUMBER},{_NUMBER}", re.ASCII)
 _ANY_VERSION = re.compile(r"p\d+:", re.ASCII)
+_CHANGELOG = re.compile(r"c:([0-9A-Za-z_-]{1,32})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class Suspected(NamedTuple):
     crashes: int
     """How often a worker ended while it ran the first of them."""
     upto: int
-    """Offset after the last of them."""
+    """Offset after the last of them; of rows, the due time of none of them."""
 
 
 class Suspicion(NamedTuple):
@@ -100,6 +107,31 @@ def suspicion(found: Mark | None, life: str, *, start: int, end: int) -> Suspici
     ends = found.count + (found.life != life)
     suspected = Suspected(0, end) if ends >= SUSPECT_AFTER else None
     return Suspicion(Mark(alone=False, count=ends, life=life), suspected)
+
+
+def place_of(row_key: bytes) -> str:
+    """Return how a mark names the row that it is about."""
+    return blake2b(row_key, digest_size=8).hexdigest()
+
+
+def rows_suspicion(text: str, life: str, *, least: bytes, now_ms: int) -> tuple[str, Suspected | None]:
+    """Return the mark of the rows for this process's life, as text, and what runs alone.
+
+    Args:
+        text: the mark that was found.
+        life: of this process.
+        least: key of the row that is due first.
+        now_ms: a row that is not due before this cannot have been running.
+    """
+    mark, at, place = text.removeprefix(ROWS_MARK).partition("@")
+    found = parse_mark(mark) if at and place == place_of(least) else None
+    told, suspected = suspicion(found, life, start=0, end=now_ms)
+    return "" if told is None else rows_text(told, least), suspected
+
+
+def rows_text(mark: Mark, row_key: bytes) -> str:
+    """Return the mark of the rows from this one on, as text."""
+    return f"{ROWS_MARK}{mark.text}@{place_of(row_key)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,19 +187,27 @@ class Note(NamedTuple):
     """Text for `parse_mark`, or text of another program."""
     tally: str
     """Text for `parse_tally`."""
+    rows: str = ""
+    """Text for `rows_suspicion`."""
+    changelog: str = ""
+    """Topic id of the changelog."""
 
     @property
     def text(self) -> str:
         """Return it as metadata."""
-        return " ".join(part for part in self if part)
+        parts = (self.mark, self.tally, self.rows, self.changelog and f"c:{self.changelog}")
+        return " ".join(part for part in parts if part)
 
 
 def split_note(text: str) -> Note:
     """Return the parts of an offset's metadata."""
-    if _ANY_VERSION.match(text):
-        return Note("", text)
-    mark, space, tally = text.partition(" ")
-    return Note(mark, tally) if space and _ANY_VERSION.match(tally) else Note(text, "")
+    parts = text.split(" ")
+    changelog = match[1] if (match := _CHANGELOG.fullmatch(parts[-1])) else ""
+    if match:
+        parts.pop()
+    rows = parts.pop() if parts and parts[-1].startswith(ROWS_MARK) else ""
+    at = next((at for at, part in enumerate(parts) if _ANY_VERSION.match(part)), len(parts))
+    return Note(" ".join(parts[:at]), " ".join(parts[at:]), rows, changelog)
 
 
 def clock_probe(changelog: str, partition: int) -> Outgoing:
@@ -175,9 +215,10 @@ def clock_probe(changelog: str, partition: int) -> Outgoing:
     return Outgoing(changelog, partition, CLOCK, b"", ())
 
 
-def progress_value(positions: Mapping[str, int], topic_id: str, tally: str = "") -> bytes:
+def progress_value(positions: Mapping[str, int], topic_id: str, tally: str = "", changelog_id: str = "") -> bytes:
     """Return the value of a record with the key `PROGRESS`; `positions`: next offset by topic."""
-    return json.dumps({"v": 1, "main": topic_id, "next": positions, **({"tally": tally} if tally else {})}).encode()
+    more = {name: text for name, text in (("tally", tally), ("changelog", changelog_id)) if text}
+    return json.dumps({"v": 1, "main": topic_id, "next": positions, **more}).encode()
 
 
 def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
@@ -186,6 +227,11 @@ def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
         return {}
     mark = json.loads(value)
     return {topic: offset for topic, offset in mark["next"].items() if topic != main or mark["main"] == topic_id}
+
+
+def read_changelog(value: bytes) -> str:
+    """Return the topic id of the changelog that the record was written to; empty if it does not say."""
+    return str(json.loads(value).get("changelog", "")) if value else ""
 
 
 def read_tally(value: bytes, topic_id: str) -> str:

@@ -1,22 +1,26 @@
-"""Bytes of the pending table: the row's key, which sorts by due time, and the row.
+"""Bytes of the pending table: a row's identity, the key that sorts it, and the row.
 
-Row key, 20 bytes, all numbers unsigned and big-endian::
+Identity, 21 bytes, the key on the changelog: a later row of a record replaces the former one, whenever it is due::
 
-    0        8           12             20
-    | due_ms | partition | origin offset |
-    |  u64   |    u32    |      u64      |
+    | kind u8 = 1 | main topic u64 | partition u32 | origin offset u64 |
 
-Big-endian numbers sort as their values do, so the store's order is the order of firing. The *origin's* offset makes the
-key unique (two tier topics have the same offsets) and lets a record that is parked again with the same due time
-overwrite itself.
+The main topic is a hash of its name and id: one that is deleted and made again has other records at the same offsets.
+Keys of other kinds, or of other lengths, are not rows.
 
-Row, version 1, big-endian::
+Row key, 29 bytes, the key in the local store: the due time, u64, then the identity. All numbers are unsigned and
+big-endian, so the store's order is the order of delivery.
 
-    | version u8 = 1 | timestamp_ms i64 | key_len i32 | value_len i32 | header_count u32 |
-    | header_count x (name_len u32, value_len i32) | key | value | header_count x (name, value) |
+Row, version 2, big-endian::
+
+    | version u8 = 2 | state u8 | hold u8 | flags u8 | due_ms u64 | since_ms u64 | attempt u32 | delivery u32 |
+    | revision u32 | key_len i32 | value_len i32 | header_count u32 | more_len u32 |
+    | header_count x (name_len u32, value_len i32) | key | value | header_count x (name, value) | more |
 
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
-No row is empty, so ``b""`` is never valid and a tombstone is never a row.
+No row is empty, so ``b""`` is never valid and a tombstone is never a row. A state or a hold that is not 0 says that the
+row waits for something else than its time: this version cannot judge that, and treats it as a newer one's. `flags`,
+`revision` and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are
+kept.
 """
 
 from __future__ import annotations
@@ -24,19 +28,24 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Final
 
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
-from retryapp.core.record import Headers, Record
+from retryapp.core.metadata import MAX_EPOCH_MS
+from retryapp.core.record import Headers, Origin
 from retryapp.core.values import value_type
 
-ROW_VERSION: Final = 1
-ROW_KEY_BYTES: Final = 20
-ORIGIN_OFFSET_AT: Final = 12
-"""Start of the origin's offset, the last part of a row key."""
-ROW_OVERHEAD_BYTES: Final = 21
+ROW_VERSION: Final = 2
+COPY: Final = 1
+"""Kind of a row that holds a copy of its record."""
+IDENTITY_BYTES: Final = 21
+ROW_KEY_BYTES: Final = 29
+IDENTITY_AT: Final = 8
+"""Start of the identity in a row key."""
+ROW_OVERHEAD_BYTES: Final = 48
 """Bytes of a row without key, value and headers."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
@@ -46,9 +55,11 @@ _COMMON_HEADERS: Final = 64
 """Only rows with at most this many headers are cached (`_spans`): bounds the cache."""
 _VERSIONS_END: Final = 0x20
 """No version reaches this: bytes that begin with a printable character are never a row."""
-_KEY: Final = struct.Struct(">QIQ")
-_FIXED: Final = struct.Struct(">BqiiI")
+_IDENTITY: Final = struct.Struct(">BQIQ")
+_KEY: Final = struct.Struct(">QBQIQ")
+_FIXED: Final = struct.Struct(">BBBBQQIIIiiII")
 _DUE: Final = struct.Struct(">Q")
+_DUE_AT: Final = 4
 _PAIR: Final = struct.Struct(">Ii")
 
 
@@ -57,30 +68,61 @@ class RowKey:
     """A decoded row key; sorts as its bytes do."""
 
     due_at_ms: int
+    kind: int
+    main: int
+    """Hash of the main topic and its id."""
     partition: int
     origin_offset: int
 
 
 @value_type
 class PendingRow:
-    """A parked record: key, value and headers as they stand on the tier record."""
+    """A record that waits: key, value and headers as they stand on its copy on the retry topic."""
 
     key: bytes | None
     value: bytes | None
     """Record value; empty with ``retry-null-value`` where the original was null."""
     headers: Headers
-    """Foreign headers and ours, as on the tier record."""
-    timestamp_ms: int
-    """The tier record's timestamp: when the broker took it."""
+    """Foreign headers and ours, as on the copy."""
+    due_at_ms: int = 0
+    """The next attempt does not start before this, epoch milliseconds."""
+    since_ms: int = 0
+    """When it began to wait, epoch milliseconds."""
+    attempt: int = 0
+    """Number of the attempt that failed last, as the policy counts."""
+    delivery: int = 0
+    """Number of the delivery that ended last; rises with every outcome."""
+    flags: int = 0
+    revision: int = 0
+    more: bytes = b""
 
 
-def row_key(due_at_ms: int, partition: int, origin_offset: int) -> bytes:
-    """Return the key of a row; raise `DamagedRowError` if a number is out of range."""
+@lru_cache(maxsize=256)  # a partition has records of one main topic, unless that was made again
+def _main_hash(topic: str, topic_id: str) -> int:
+    return int.from_bytes(blake2b(f"{topic}@{topic_id}".encode(), digest_size=8).digest(), "big")
+
+
+def identity_of(origin: Origin) -> bytes:
+    """Return the identity of the row of a record."""
+    return _IDENTITY.pack(COPY, _main_hash(origin.topic, origin.topic_id), origin.partition, origin.offset)
+
+
+def is_identity(key: bytes | None) -> bool:
+    """Tell whether the key of a changelog record is that of a row."""
+    return key is not None and len(key) == IDENTITY_BYTES and key[0] == COPY
+
+
+def origin_offset(identity: bytes) -> int:
+    """Return the offset of the first delivery in an identity."""
+    return int.from_bytes(identity[-8:], "big")
+
+
+def row_key(due_at_ms: int, identity: bytes) -> bytes:
+    """Return the key of a row in the local store; raise `DamagedRowError` if the due time is out of range."""
     try:
-        return _KEY.pack(due_at_ms, partition, origin_offset)
+        return _DUE.pack(due_at_ms) + identity
     except struct.error as error:
-        numbers = f"due={due_at_ms}, partition={partition}, offset={origin_offset}"
-        raise DamagedRowError("row key", f"{numbers}: {error}") from error
+        raise DamagedRowError("row key", f"due={due_at_ms}: {error}") from error
 
 
 def due_bound(due_at_ms: int) -> bytes:
@@ -95,9 +137,11 @@ def parse_row_key(raw: bytes) -> RowKey:
     return RowKey(*_KEY.unpack(raw))
 
 
-def row_of(record: Record) -> PendingRow:
-    """Return the row that parks a tier record."""
-    return PendingRow(record.key, record.value, record.headers, record.timestamp_ms)
+def row_due_ms(raw: bytes) -> int:
+    """Return when a row is due, without decoding it; 0, at once, where the bytes are no row: it is looked at then."""
+    if len(raw) < _FIXED.size or raw[0] != ROW_VERSION:
+        return 0
+    return min(int.from_bytes(raw[_DUE_AT : _DUE_AT + 8], "big"), MAX_EPOCH_MS)
 
 
 def _length(data: bytes | None) -> int:
@@ -105,25 +149,27 @@ def _length(data: bytes | None) -> int:
 
 
 def encode_row(row: PendingRow) -> bytes:
-    """Encode a row; raise `DamagedRowError` for parts over 2**31 - 1 bytes or a timestamp over 64 bits."""
+    """Encode a row; raise `DamagedRowError` for parts over 2**31 - 1 bytes or numbers that do not fit."""
     lengths: list[int] = []
     parts: list[bytes] = []
     for name, value in row.headers:
         raw = name.encode() if name.isascii() else name_bytes(name)
         lengths += (len(raw), -1 if value is None else len(value))
         parts += (raw, value or b"")
+    numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
+    counts = _length(row.key), _length(row.value), len(row.headers), len(row.more)
     try:
-        fixed = _FIXED.pack(ROW_VERSION, row.timestamp_ms, _length(row.key), _length(row.value), len(row.headers))
+        fixed = _FIXED.pack(ROW_VERSION, 0, 0, row.flags, *numbers, *counts)
         table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
     except struct.error as error:
-        raise DamagedRowError("row", f"a length or the timestamp does not fit: {error}") from error
-    return b"".join((fixed, table, row.key or b"", row.value or b"", *parts))
+        raise DamagedRowError("row", f"a number does not fit: {error}") from error
+    return b"".join((fixed, table, row.key or b"", row.value or b"", *parts, row.more))
 
 
 def row_header(raw: bytes, name: bytes) -> bytes | None:
     """Return the value of a row's first header of a name without decoding the others, or None; raises as decode_row."""
     try:
-        version, _, key_length, value_length, count = _FIXED.unpack_from(raw)
+        version, state, hold, *_, key_length, value_length, count, more = _FIXED.unpack_from(raw)
     except struct.error:
         _lengths(raw)
         raise
@@ -134,7 +180,8 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         first += key_length
     if value_length > 0:
         first += value_length
-    if version != ROW_VERSION or key_length < -1 or value_length < -1 or first + total != len(raw):
+    known = version == ROW_VERSION and not state and not hold
+    if not known or key_length < -1 or value_length < -1 or first + total + more != len(raw):
         _lengths(raw)  # says what is wrong
     for start, length in spans:
         if raw.startswith(name, first + start):
@@ -171,7 +218,7 @@ def decode_row(raw: bytes) -> PendingRow:
         NewerRowError: a newer retryapp wrote it.
         DamagedRowError: no possible version, or lengths that do not add up to exactly these bytes.
     """
-    lengths, at = _lengths(raw)
+    lengths, at, more = _lengths(raw)
     nulls = lengths.count(-1)
     ends = tuple(accumulate((max(0, length) for length in lengths) if nulls else lengths, initial=at))
     pieces: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
@@ -179,15 +226,16 @@ def decode_row(raw: bytes) -> PendingRow:
         pieces = [None if length == -1 else piece for piece, length in zip(pieces, lengths, strict=True)]
     key, value, *parts = pieces
     names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
-    _, timestamp_ms, *_ = _FIXED.unpack_from(raw)
-    return PendingRow(key, value, tuple(zip(names, parts[1::2], strict=True)), timestamp_ms)
+    headers = tuple(zip(names, parts[1::2], strict=True))
+    _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
+    return PendingRow(key, value, headers, due_at_ms, since_ms, attempt, delivery, flags, revision, more)
 
 
-def _lengths(raw: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the lengths of key, value, and each header's name and value, and the start of these parts."""
+def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
+    """Return the lengths of key, value, and each header's name and value; the start of these parts; what follows."""
     if len(raw) < _FIXED.size:
         raise DamagedRowError("row", f"{len(raw)} bytes, fewer than the {_FIXED.size} of an empty one")
-    version, _, key_length, value_length, count = _FIXED.unpack_from(raw)
+    version, state, hold, *_, key_length, value_length, count, more = _FIXED.unpack_from(raw)
     if version != ROW_VERSION:
         if ROW_VERSION < version < _VERSIONS_END:
             raise NewerRowError(version, ROW_VERSION)
@@ -197,6 +245,8 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int]:
     at = _FIXED.size + count * 8
     lengths = (key_length, value_length, *struct.unpack_from(">" + "Ii" * count, raw, _FIXED.size))
     nulls = lengths.count(-1)
-    if min(lengths) < -1 or sum(lengths) + nulls != len(raw) - at:
+    if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    return lengths, at
+    if state or hold:
+        raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
+    return lengths, at, raw[len(raw) - more :] if more else b""

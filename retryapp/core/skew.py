@@ -6,7 +6,7 @@ clock synchronization"; here with both bounds instead of their middle). Bounds o
 loosen with time as crystals drift.
 
 The correction stays while it is within the bounds; else it becomes the lower bound. The broker's time is then never
-overestimated: the records of a machine whose clock is ahead would fire early, by as long as its acknowledgements take.
+overestimated: the records of a machine whose clock is ahead would run early, by as long as its acknowledgements take.
 A wait on a machine with a corrected clock counts from the latest possible time (``late_ms``), or records would be due
 early elsewhere.
 

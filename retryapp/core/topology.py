@@ -18,11 +18,11 @@ from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, N
 
 DAY_MS: Final = 86_400_000
 DEFAULT_DOWNTIME_MS: Final = 7 * DAY_MS
-"""Longest time that all workers of a group may be down without losing records of the retry topics."""
+"""Longest time that all workers of a group may be down: its offsets and the main topic must be kept for so long."""
 DEFAULT_DLQ_RETENTION_MS: Final = 30 * DAY_MS
 """How long dead letters are kept."""
 DEFAULT_EVENTS_RETENTION_MS: Final = 7 * DAY_MS
-"""How long lifecycle events are kept: longer than the archive may lag."""
+"""How long lifecycle events and the copies of failures are kept: longer than the archive may lag."""
 METADATA_ROOM_BYTES: Final = 64 * 1_024
 """What our topics allow over the main topic's ``max.message.bytes``: twice the bound of our headers."""
 CHANGELOG_SEGMENT_MS: Final = 3_600_000
@@ -30,6 +30,9 @@ CHANGELOG_DELETE_RETENTION_MS: Final = DAY_MS
 """How long tombstones stay readable; a local store unused for half of this is dropped."""
 MAX_NAME_CHARS: Final = 249
 """Kafka's limit for topic names."""
+
+GROW: Final = "Run 'retryapp topics grow -A MODULE'"
+"""What to do when the main topic has more partitions than ours."""
 
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _MANY_REPLICAS: Final = 3
@@ -48,7 +51,6 @@ class TopicRole(StrEnum):
     """What a topic of ours is for."""
 
     RETRY = "retry"
-    REDELIVERY = "redelivery"
     DLQ = "dlq"
     EVENTS = "events"
     CHANGELOG = "changelog"
@@ -82,7 +84,7 @@ class HandlerTopology:
         if self.tiers is Tiers.SINGLE or not self.delays_ms:
             retry_topics = (f"{self.prefix}.retry",)
         object.__setattr__(self, "retry_topics", retry_topics)
-        owned = (*retry_topics, self.redelivery, self.dlq, self.events, self.pending_changelog)
+        owned = (*retry_topics, self.dlq, self.events, self.pending_changelog)
         if self.seen_window_ms is not None:
             owned = (*owned, self.seen_changelog)
         object.__setattr__(self, "owned", owned)
@@ -100,11 +102,6 @@ class HandlerTopology:
         if len(topics) == 1:
             return topics[0]
         return min(zip(self.delays_ms, topics, strict=True), key=lambda tier: (abs(tier[0] - delay_ms), tier[0]))[1]
-
-    @property
-    def redelivery(self) -> str:
-        """Topic that brings due records back to the handler."""
-        return f"{self.prefix}.redelivery"
 
     @property
     def dlq(self) -> str:
@@ -128,8 +125,8 @@ class HandlerTopology:
 
     @property
     def consumed(self) -> tuple[str, ...]:
-        """Topics that the group subscribes: main, retry, redelivery."""
-        return (self.main, *self.retry_topics, self.redelivery)
+        """Topics that the group subscribes."""
+        return (self.main,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,18 +208,13 @@ def topic_specs(
     partitions: int,
     main_max_message_bytes: int,
     replication: int,
-    longest_wait_ms: int,
-    downtime_ms: int = DEFAULT_DOWNTIME_MS,
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS,
     events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS,
 ) -> tuple[TopicSpec, ...]:
     """Return the required state of each of ``topology.owned``, in that order."""
-    down, wait = format_duration_ms(downtime_ms), format_duration_ms(longest_wait_ms)
-    hours = -(-(downtime_ms + longest_wait_ms) // _HOUR_MS)  # up: a small edit of the policy asks for nothing new
-    flow = (hours * _HOUR_MS, f"all workers may be down for {down}, plus the longest wait of {wait}, in full hours")
+    history = "history, for people, the ledger and the archive: what waits is in the changelog"
     retentions: dict[str, tuple[TopicRole, int | None, str]] = {
-        **dict.fromkeys(topology.retry_topics, (TopicRole.RETRY, *flow)),
-        topology.redelivery: (TopicRole.REDELIVERY, *flow),
+        **dict.fromkeys(topology.retry_topics, (TopicRole.RETRY, events_retention_ms, history)),
         topology.dlq: (TopicRole.DLQ, dlq_retention_ms, "how long dead letters can be looked at and replayed"),
         topology.events: (TopicRole.EVENTS, events_retention_ms, "how long events wait for the archive"),
     }
@@ -264,9 +256,9 @@ class _Shape:
             name,
             role,
             {
-                "cleanup.policy": ("delete", "a queue: compaction would drop all but one record of a key"),
+                "cleanup.policy": ("delete", "compaction would drop all but one record of a key"),
                 "retention.ms": (str(-1 if retention_ms is None else retention_ms), reason),
-                "retention.bytes": ("-1", "by time only: a size limit would delete records that still wait"),
+                "retention.bytes": ("-1", "by time only: a size limit would delete sooner"),
             },
         )
 

@@ -1,7 +1,8 @@
 """Names, tracebacks and fingerprints of errors, without reading source files.
 
 * A shortened traceback has one line for each frame (file's base name, line, function) and the type and text of each
-  error, causes first, as Python prints them; if it is too long its last lines are kept.
+  error, causes first, as Python prints them; if it is too long its last lines are kept. Frames of retryapp are left out
+  if there are others.
 * A fingerprint groups failures with the same cause: a hash of the error types along ``__cause__`` and of the user's
   frames as file base name and function. Line numbers and messages do not count; nor do frames of retryapp, Faust and
   the standard library, nor of installed packages if a frame of the user's own is left.
@@ -26,7 +27,7 @@ MAX_CHAIN: Final = 10
 FINGERPRINT_CHARS: Final = 12
 _TRACE_MESSAGE_BYTES: Final = 256
 _LEFT_OUT: Final = "...\n"
-_MACHINERY: Final = frozenset({"retryapp", "faust", "mode", "aiokafka"})
+_MACHINERY: Final = frozenset({"faust", "mode", "aiokafka"})
 _USER_PACKAGES: Final = ("retryapp.demo",)
 
 
@@ -44,7 +45,8 @@ def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str])
         return None
     blocks = []
     for each in reversed(chain):
-        frames = _frames(each.__traceback__)
+        every = _frames(each.__traceback__)
+        frames = [at for at in every if not _is_ours(_module(at[0]))] or every
         skipped = [f"  ... {len(frames) - MAX_FRAMES} more"] if len(frames) > MAX_FRAMES else []
         lines = [
             f'  File "{_file(frame.f_code.co_filename)}", line {line}, in {_function(frame)}'
@@ -53,6 +55,15 @@ def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str])
         text = cut_text(text_of(each), _TRACE_MESSAGE_BYTES)
         blocks.append("\n".join((*skipped, *lines, f"{qualified_name(type(each))}: {text}")))
     return _last_lines("\nwhich caused:\n".join(blocks))
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return where an error was raised: the last frame of the user's own, else the last one; None without any."""
+    frames = _frames(error.__traceback__)
+    own = [at for at in frames if not _is_machinery(_module(at[0])) and not _is_installed(at[0])]
+    for frame, line in (own or frames)[-1:]:
+        return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
+    return None
 
 
 def fingerprint_of(error: BaseException) -> str:
@@ -105,11 +116,15 @@ def _function(frame: FrameType) -> str:
 
 
 @lru_cache(maxsize=1024)
+def _is_ours(module: str) -> bool:
+    users = any(module == package or module.startswith(f"{package}.") for package in _USER_PACKAGES)
+    return module.partition(".")[0] == "retryapp" and not users
+
+
+@lru_cache(maxsize=1024)
 def _is_machinery(module: str) -> bool:
     top = module.partition(".")[0]
-    if any(module == package or module.startswith(f"{package}.") for package in _USER_PACKAGES):
-        return False
-    return top in _MACHINERY or top in sys.stdlib_module_names
+    return _is_ours(module) or top in _MACHINERY or top in sys.stdlib_module_names
 
 
 def _is_installed(frame: FrameType) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from retryapp.core import marks
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
-from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.core.rows import is_identity
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
 from retryapp.doctor.brokers import INTERNAL, judge_brokers
@@ -168,9 +168,8 @@ class _Cluster:
     def _topics(self) -> Iterator[Finding]:
         plan = plan_topics(self.admin, self.topologies, self.subject.options)
         self.states = plan.states
-        known = self.subject.topologies is not None
-        yield from judge_plan(plan, waits_known=known)
-        if known:
+        yield from judge_plan(plan)
+        if self.subject.topologies is not None:
             yield from judge_main_retention(self.topologies, self.states, self.subject.options.downtime_ms)
 
     def _group(self) -> Iterator[Finding]:
@@ -180,8 +179,8 @@ class _Cluster:
         yield judge_group(self.subject.group, facts, partitions=max(mains, default=0))
 
     def _offsets(self) -> Iterator[Finding]:
-        topics = {name for topology in self.topologies for name in topology.consumed if name in self.replicas}
-        ranges = {name: self.admin.offsets(name) for name in sorted(topics)}
+        mains = {topology.main for topology in self.topologies if topology.main in self.replicas}
+        ranges = {name: self.admin.offsets(name) for name in sorted(mains)}
         yield from judge_offsets(self.topologies, self._committed(ranges), ranges, self._trace)
 
     def _committed(self, ranges: Mapping[str, Mapping[int, OffsetRange]]) -> dict[str, dict[int, int]]:
@@ -200,10 +199,11 @@ class _Cluster:
             return Trace()
         rows, mark = False, b""
         for record in read_topic(self.subject.connection, changelog, partitions=[partition]):
-            rows |= len(record.key or b"") == ROW_KEY_BYTES
+            rows |= is_identity(record.key)
             mark = record.value or b"" if record.key == marks.PROGRESS else mark
         main = self.states.get(topology.main)
-        return Trace(rows=rows, written=marks.read_progress(mark, main.topic_id if main else "", topology.main))
+        written = marks.read_progress(mark, main.topic_id if main else "", topology.main)
+        return Trace(lost=rows and not mark, written=written.get(topology.main))
 
     def _leftovers(self, names: Sequence[str]) -> Iterator[Finding]:
         mains = {topology.main for topology in self.topologies}
@@ -211,14 +211,8 @@ class _Cluster:
             if former.main not in mains and former.pending_changelog in names:
                 rows = fold_changelog(self.subject.connection, former.pending_changelog, lambda _key, _value: None)
                 yield judge_old_handler(former.main, len(rows))
-        old = old_retry_topics(self.topologies, names)
-        ranges = {topic: self.admin.offsets(topic) for topic in old}
-        committed = self._committed(ranges)
-        for topic, main in old.items():
-            unread = sum(
-                max(0, kept.end - committed[topic].get(number, kept.begin)) for number, kept in ranges[topic].items()
-            )
-            yield judge_old_retry_topic(topic, main, unread)
+        for topic, main in old_retry_topics(self.topologies, names).items():
+            yield judge_old_retry_topic(topic, main)
 
     def _clock(self) -> Iterator[Finding]:
         subject, name = self.subject, "rights on transactions"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.cluster import GroupFacts
-from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
+from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem
 from retryapp.kafka import OffsetRange
 
 PROTOCOL: Final = "faust"
@@ -52,10 +52,10 @@ def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Finding:
 class Trace:
     """What the changelog of a partition says of its past."""
 
-    rows: bool = False
-    """Records have waited there."""
-    written: Mapping[str, int] = field(default_factory=dict)
-    """Topic → next offset that the lane noted last; empty: none."""
+    lost: bool = False
+    """Records have waited there, and it does not say where the lane was."""
+    written: int | None = None
+    """The main topic's next offset that the lane noted last."""
 
 
 Traced = Callable[[HandlerTopology, int], Trace]
@@ -65,33 +65,28 @@ Traced = Callable[[HandlerTopology, int], Trace]
 def judge_offsets(
     topologies: Sequence[HandlerTopology], committed: Committed, ranges: Ranges, traced: Traced
 ) -> Iterator[Finding]:
-    """Report committed offsets that are missing or point outside their topic."""
+    """Report committed offsets that are missing or point outside their main topic."""
     for topology in topologies:
-        topics = [topic for topic in topology.consumed if topic in ranges]
-        found = [
-            _outside(topic, number, str(offset), offset, ranges[topic][number])
-            for topic in topics
-            for number, offset in sorted(committed.get(topic, {}).items())
-            if number in ranges[topic] and not _keeps(ranges[topic][number], offset)
-        ]
-        partitions = sorted({number for topic in topics for number in ranges[topic]})
+        main, kept = topology.main, ranges.get(topology.main, {})
+        offsets = committed.get(main, {})
+        outside = list[Finding]()
         new, expired, forgotten = list[int](), list[int](), list[int]()
-        for number in partitions:
-            sources = [topic for topic in topics if number in ranges[topic]]
-            missing = [topic for topic in sources if number not in committed.get(topic, {})]
-            trace = traced(topology, number) if missing else Trace()
-            if missing == sources and not trace.written:
-                (forgotten if trace.rows else new).append(number)
-                continue
-            bad = list(_missing(number, missing, ranges, trace))
-            found += bad
-            if not bad and any(topic in trace.written for topic in missing):
+        for number, here in sorted(kept.items()):
+            offset, seen = offsets.get(number), ""
+            if offset is None:
+                trace = traced(topology, number)
+                offset, seen = trace.written, "none; the changelog says "
+                if offset is None:
+                    (forgotten if trace.lost else new).append(number)
+                    continue
+            if not here.begin <= offset <= here.end:
+                outside.append(_outside(main, number, f"{seen}{offset}", offset, here))
+            elif seen:
                 expired.append(number)
-        found += _summaries(topology, len(partitions), new, expired, forgotten)
-        yield from found
-        if topics and not found:
-            count = sum(len(committed.get(topic, {})) for topic in topics)
-            yield ok(f"offsets of {topology.main}", f"{count} committed, all within their topics")
+        findings = [*outside, *_summaries(topology, len(kept), new, expired, forgotten)]
+        yield from findings
+        if kept and not findings:
+            yield ok(f"offsets of {main}", f"{len(offsets)} committed, all within the topic")
 
 
 def _summaries(
@@ -119,10 +114,6 @@ def _summaries(
         yield note(name, f"none yet for {len(new)} of {partitions} partitions", why="a worker sets them")
 
 
-def _keeps(kept: OffsetRange, offset: int) -> bool:
-    return kept.begin <= offset <= kept.end
-
-
 def _reset(place: str, target: str) -> str:
     command = f"kafka-consumer-groups.sh --reset-offsets --topic {place} {target} --execute"
     return f"Choose where to continue, with all workers stopped: {command}"
@@ -137,19 +128,3 @@ def _outside(topic: str, number: int, seen: str, offset: int, kept: OffsetRange)
         why=f"{lost if offset < kept.begin else 'the topic was recreated, or lost its end'}; its lane refuses to start",
         remedy=_reset(f"{topic}:{number}", "--to-earliest"),
     )
-
-
-def _missing(number: int, topics: Sequence[str], ranges: Ranges, trace: Trace) -> Iterator[Finding]:
-    """Judge the missing offsets of a partition whose lane has worked."""
-    for topic in topics:
-        kept, written = ranges[topic][number], trace.written.get(topic)
-        if written is not None and not _keeps(kept, written):
-            yield _outside(topic, number, f"none; the changelog says {written}", written, kept)
-        elif written is None and kept.end:  # else a source that is new and empty
-            yield warning(
-                f"offset of {topic}[{number}]",
-                "none, although the group has others of this partition",
-                expected=f"{kept.begin} to {kept.end}",
-                why=f"a worker begins at {kept.begin}, so records from there on are processed again",
-                remedy=_reset(f"{topic}:{number}", "--to-offset OFFSET"),
-            )

@@ -28,7 +28,7 @@ def known_tiers(topology: HandlerTopology, names: Sequence[str]) -> HandlerTopol
     return HandlerTopology(topology.group, topology.main, Tiers.PER_DELAY, tuple(delays))
 
 
-def judge_plan(plan: Plan, *, waits_known: bool = True) -> Iterator[Finding]:
+def judge_plan(plan: Plan) -> Iterator[Finding]:
     """Report the plan: one line for each handler's topics, and one for each topic that does not serve."""
     for main, listed in groupby(plan.steps, key=lambda step: step.main):
         steps = list(listed)
@@ -36,9 +36,7 @@ def judge_plan(plan: Plan, *, waits_known: bool = True) -> Iterator[Finding]:
         missing = [step.topic for step in steps if step.action is Action.CREATE]
         fine = [step for step in steps if step.action is Action.OK]
         if fine:
-            waits = _retention(steps) if waits_known else ", retention not compared with the longest wait: use -A"
-            partitions = counted(steps[0].partitions or 0, "partition")
-            seen = f"{len(fine)} of {len(steps)} ok, {partitions}{waits}"
+            seen = f"{len(fine)} of {len(steps)} ok, {counted(steps[0].partitions or 0, 'partition')}"
             yield ok(name, seen, "names, partitions, clean-up, retention, sizes, replicas as in 'retryapp plan'")
         if missing:
             remedy = "A worker creates them when it starts; 'retryapp topics create' does too"
@@ -57,12 +55,6 @@ def _refused(step: PlanStep) -> Iterator[Finding]:
     for found in step.problems:
         seen = f"{found.setting}={found.have}"
         yield problem(name, seen, expected=found.want, why=found.why, remedy=found.remedy)
-
-
-def _retention(steps: Sequence[PlanStep]) -> str:
-    """Return the retention of the retry topics in words: the allowed downtime plus the longest wait."""
-    retention = next((s.config["retention.ms"] for s in steps if s.role == "retry" and "retention.ms" in s.config), "")
-    return f", retries kept for {format_duration_ms(int(retention))}" if retention.isdigit() else ""
 
 
 def judge_main_retention(
@@ -144,16 +136,13 @@ def old_retry_topics(topologies: Sequence[HandlerTopology], names: Sequence[str]
     return old
 
 
-def judge_old_retry_topic(topic: str, main: str, unread: int) -> Finding:
-    """Report a retry topic that a policy has no more; a warning where up to so many records in it are unread."""
-    if not unread:
-        remedy = "Delete it: kafka-topics.sh --delete"
-        return note(f"topic {topic}", f"the policy of {main} has no such delay any more; all is read", remedy=remedy)
-    return warning(
+def judge_old_retry_topic(topic: str, main: str) -> Finding:
+    """Report a retry topic that a policy has no more."""
+    return note(
         f"topic {topic}",
-        f"the policy of {main} has no such delay any more, and up to {counted(unread, 'record')} in it are unread",
-        why="no worker reads it, so they do not come back",
-        remedy="Run the former schedule and tiers= until it is read, then change them again",
+        f"the policy of {main} has no such delay any more",
+        why="it is history: records that waited for that delay are in the pending table and come back",
+        remedy="Delete it when its history is archived or not needed: kafka-topics.sh --delete",
     )
 
 

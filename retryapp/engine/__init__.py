@@ -1,1 +1,1 @@
-"""The retry protocol over ports: deliver, park, fire, lane, progress. Knows neither Faust nor Kafka nor RocksDB."""
+"""The retry protocol over ports: deliver, schedule, lane, progress. Knows neither Faust nor Kafka nor RocksDB."""

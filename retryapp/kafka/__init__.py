@@ -6,7 +6,7 @@ from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.discovery import GroupMissingError, find_handlers, require_handlers
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError
 from retryapp.kafka.owner import OwnerMark, claim_owner_mark, read_owner_mark
-from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, plan_topics
+from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
 from retryapp.kafka.positions import OpenTransactionError, Positions
 from retryapp.kafka.reader import fold_changelog, read_offsets, read_record, read_topic
 
@@ -31,6 +31,7 @@ __all__ = [
     "ensure_topics",
     "find_handlers",
     "fold_changelog",
+    "grow_topics",
     "plan_topics",
     "read_offsets",
     "read_owner_mark",

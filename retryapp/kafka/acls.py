@@ -91,8 +91,8 @@ _OURS: Final = {
     "Create": "workers create missing topics",
     "Describe": "partition counts, topic ids, leaders",
     "DescribeConfigs": "every start checks the settings that could lose a record",
-    "Read": "retry and redelivery topics, changelogs, dead letters for the pages",
-    "Write": "retries, redeliveries, dead letters, events, changelogs",
+    "Read": "changelogs when a lane opens, dead letters for the pages",
+    "Write": "retries, dead letters, events, changelogs",
 }
 _MAIN: Final = {
     "Describe": "its partition count decides that of our topics",

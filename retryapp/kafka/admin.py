@@ -1,4 +1,4 @@
-"""What the cluster has: topics, settings, offsets; and creating topics.
+"""What the cluster has: topics, settings, offsets; creating topics and their partitions.
 
 Looking never creates a topic, and every failure is a named error. All calls block.
 """
@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
     AdminClient,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     ResourceType,
 )
@@ -201,16 +202,28 @@ class KafkaAdmin:
         """Create a user's topic with the brokers' default settings."""
         return self._create([NewTopic(name, num_partitions=partitions, replication_factor=BROKER_DEFAULT)])
 
-    def wait_for_topics(self, names: Sequence[str]) -> dict[str, TopicState]:
+    def grow(self, topic: str, partitions: int) -> None:
+        """Add partitions to a topic until it has ``partitions``."""
+        futures = self._client.create_partitions([NewPartitions(topic, partitions)], request_timeout=self.timeout_s)
+        self._result(futures[topic], doing=f"add partitions to topic {topic}", topic=topic)
+
+    def wait_for_topics(
+        self, names: Sequence[str], partitions: Mapping[str, int] | None = None
+    ) -> dict[str, TopicState]:
         """Wait until the metadata shows topics and a leader for each partition; return their states.
+
+        Args:
+            names: the topics.
+            partitions: how many partitions a topic must have at least.
 
         Raises:
             TopicMissingError: one was not shown in time.
         """
-        budget_s, pause_s = self.timeout_s, 0.05
+        budget_s, pause_s, least = self.timeout_s, 0.05, partitions or {}
         while True:
             states = self.describe_topics(names)
-            late = [name for name in names if name not in states or states[name].leaderless]
+            ready = {name for name, s in states.items() if not s.leaderless and s.partitions >= least.get(name, 1)}
+            late = [name for name in names if name not in ready]
             if not late:
                 return states
             if budget_s <= 0:

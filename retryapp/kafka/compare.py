@@ -9,6 +9,8 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from retryapp.core.topology import GROW, TopicRole
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -62,7 +64,8 @@ def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_repli
     """Yield what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
     if state.partitions != spec.partitions:
         remedy = (
-            f"Add the missing ones: kafka-topics.sh --alter --topic {spec.name} --partitions {spec.partitions}"
+            f"{GROW}: it adds what is missing to all topics of the handler (to this one alone: kafka-topics.sh "
+            f"--alter --topic {spec.name} --partitions {spec.partitions})"
             if state.partitions < spec.partitions
             else "Kafka cannot remove partitions: give the main topic as many, or let everything in it end, delete it "
             "and let it be made again"
@@ -80,6 +83,8 @@ def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_repli
     for setting, want in spec.config.items():
         if setting not in SERVES or (allow_low_replication and setting == "min.insync.replicas"):
             continue
+        if spec.role is TopicRole.RETRY and setting.startswith("retention."):
+            continue  # history, which no worker reads: its owner decides how much of it is kept
         serves, wording = SERVES[setting]
         have = state.config.get(setting)
         if have is None or not serves(have, want):

@@ -4,7 +4,8 @@
 2. :func:`ensure_topics` refuses the plan by a named error or creates what is missing, and claims the topics by their
    owner mark; workers call it at start, many at once.
 
-An existing topic is never altered: the message of the refusal has the remedy.
+An existing topic is never altered: the message of the refusal has the remedy. :func:`grow_topics`, an operator's, adds
+partitions.
 """
 
 from __future__ import annotations
@@ -189,8 +190,6 @@ def plan_handler(
         partitions=partitions if partitions is not None else 1,
         main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)),
         replication=_copies(main, cluster),
-        longest_wait_ms=max(topology.delays_ms, default=1),
-        downtime_ms=options.downtime_ms,
         dlq_retention_ms=options.dlq_retention_ms,
     )
     for spec in specs:
@@ -285,3 +284,27 @@ def ensure_topics(
         mark = OwnerMark(topology.group, topology.main)
         claim_owner_mark(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
     return plan
+
+
+def grow_topics(
+    admin: KafkaAdmin, topologies: Sequence[HandlerTopology], options: PlanOptions = DEFAULT_OPTIONS
+) -> tuple[str, ...]:
+    """Give topics of ours as many partitions as their main topics have; return their names.
+
+    A running worker opens a partition as soon as all of them have it.
+
+    Raises:
+        OwnerMismatchError: the topics belong to another handler.
+    """
+    plan = plan_topics(admin, topologies, options)
+    foreign = tuple(step for step in plan.refused if any(found.setting == OWNER for found in step.problems))
+    replace(plan, steps=foreign).raise_refused()
+    short = {
+        step.topic: step.partitions
+        for step in plan.steps
+        if step.partitions and step.topic in plan.states and plan.states[step.topic].partitions < step.partitions
+    }
+    for topic, partitions in short.items():
+        admin.grow(topic, partitions)
+    admin.wait_for_topics([*short], short)
+    return tuple(short)

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Record
-from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.core.rows import is_identity
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import UNREACHABLE, KafkaConnection, named_error
 from retryapp.kafka.errors import UnreadableHeaderError
@@ -92,10 +92,10 @@ def fold_changelog(
     *,
     partitions: Iterable[int] | None = None,
 ) -> dict[bytes, T]:
-    """Return the rows of a table by key, each put converted from key and value, from its changelog."""
+    """Return the rows of a table by identity, each put converted from key and value, from its changelog."""
     rows: dict[bytes, T] = {}
     for record in read_topic(connection, topic, partitions=partitions):
-        if record.key is None or len(record.key) != ROW_KEY_BYTES:  # owner mark, progress
+        if record.key is None or not is_identity(record.key):  # owner mark, progress
             continue
         if record.value is None:
             rows.pop(record.key, None)

@@ -4,17 +4,17 @@ A lane (one handler, one partition number) moves its records in transactions, on
 of a transaction into each partition, and into the group's offsets, one by one. So topics are asked in an order in which
 nothing can be missing, and later records are recognised:
 
-1. *Floors*: the committed ends of the topics that records are handed to. Earlier records are of finished transactions.
-2. *The moment*: the group's offsets of all topics of the lane, in one answer, while no transaction has moves of them
-   open. So every transaction that has published below the floors and moves offsets has moved them.
-3. *The changelog*: its end, open transactions included, once those are over. A transaction that has moved the offsets
-   of 2 had written its rows before, so they are in there.
-4. *The other topics*, in the same way. What the transactions of 2 and 3 have published is in there.
+1. *Floors*: the committed ends of the topics that copies are published to. Earlier ones are of finished transactions.
+2. *Received*: the group's offsets of the main topic, while no transaction has moves of them open. So every first
+   delivery with a copy below the floors is received.
+3. *The moment*: the changelog's end, open transactions included, once those are over. A transaction has written its
+   rows before it ends, so whatever is below the floors, or received, came before the moment. Deliveries of rows move no
+   offset, but every change of a row is here.
+4. *Copies*: the ends of the topics of 1, in the same way. What transactions before the moment published is below them.
 
-The ledger is that of the moment 2: a copy before the group's offset is handled. Rows may have left the table a little
-later, up to 3; such a record is on the redelivery topic at or after the group's offset, pending in both places.
-What was published later is not on a record's way to where it was at 2 (`journey.follow`); only a contradiction below
-the floors is a fault. No lane is stopped, and none is waited for longer than one transaction takes.
+The ledger counts the records of 2 where they are at 3: in the table, or at an end, which is below 4. Later records are
+left out. A copy that contradicts the table is a fault if it is below the floors; others may be newer than the moment
+(`journey.follow`). No lane is stopped, and none is waited for longer than one transaction takes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Bounds:
     begin: Mapping[Place, int]
     """First kept offset, before the moment."""
     floor: Mapping[Place, int]
-    """Up to here, what was handed over was published before the moment."""
-    committed: Mapping[Place, int | None]
-    """The group's offsets: the moment."""
+    """Up to here, copies were published before the moment."""
+    received: Mapping[int, int | None]
+    """The group's offset of the main topic, by partition."""
     end: Mapping[Place, int]
-    """Up to here topics are read; of the main topic, its end after the moment."""
+    """Up to here topics are read: the changelog's is the moment; of the main topic, its end after the moment."""
 
 
 def take_bounds(
@@ -55,13 +55,15 @@ def take_bounds(
     def places(names: tuple[str, ...]) -> list[Place]:
         return [(name, number) for name in names for number in range(partitions[name])]
 
-    changelog = places((topics.names[topics.changelog],))
-    main = places((topics.main,))
-    published = places(topics.names[1 : topics.changelog])
-    begin = positions.begins([*main, *published, *changelog])
-    floor = positions.ends(published)
-    consumed = places(topics.names[: topics.redelivery + 1])
-    rows = [[place for place in consumed if place[1] == number] for number in range(partitions[topics.main])]
-    committed = positions.group_offsets(topics.group, rows, on_wait)
-    end = positions.settled_ends(changelog, on_wait) | positions.settled_ends(published, on_wait)
-    return Bounds(begin=begin, floor=floor, committed=committed, end=end | positions.ends(main))
+    main, *_ = by_topic = [places((name,)) for name in topics.names]
+    copies = places(topics.names[1 : topics.changelog])
+    begin = positions.begins([place for found in by_topic for place in found])
+    floor = positions.ends(copies)
+    received = positions.group_offsets(topics.group, [[place] for place in main], on_wait)
+    end = positions.settled_ends(by_topic[topics.changelog], on_wait) | positions.settled_ends(copies, on_wait)
+    return Bounds(
+        begin=begin,
+        floor=floor,
+        received={number: offset for (_, number), offset in received.items()},
+        end=end | positions.ends(main),
+    )

@@ -3,7 +3,7 @@
 1. `tell` and `note` take the contents of our topics, in any order.
 2. `judge` follows every record that has a trace to its fate at the cut.
 3. `see` takes the received records of the main topic, in order. Those without a trace were done at their first
-   delivery: a failure leaves one, in the transaction that moves the offset.
+   delivery: a failure leaves one, in the transaction that moves the offset, and so does each end.
 4. `close` compares, and returns the balance.
 
 Workers' own counts (`progress` events: so many received and failed between two offsets) are not added up but compared:
@@ -22,15 +22,12 @@ from typing import Final
 
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Origin, failure_id
-from retryapp.ledger.journey import Cut, Fate, Fault, Journey, Problem, follow
+from retryapp.ledger.journey import WHOLE, Cut, Fate, Fault, Problem, follow, kept_since
 from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
 
-CLOCKS_MS: Final = 60_000
-"""Tolerated difference between workers' and brokers' clocks."""
 _STATION_TEXTS: Final = {
     Station.RETRY: "retry topic, attempt {} failed",
     Station.ROW: "pending table, attempt {} failed",
-    Station.REDELIVERY: "redelivery topic, attempt {} failed",
     Station.DEAD: "dead-letter topic, attempt {} failed",
     Station.SUCCEEDED: "events topic, attempt {} succeeded",
     Station.SKIPPED: "events topic, skipped as a duplicate",
@@ -53,10 +50,6 @@ class Balance:
     lost: int = 0
     recovered: int = 0
     """Of those done: after a failure."""
-    to_park: int = 0
-    """Of those pending: on a retry topic, not in the table yet."""
-    redelivered: int = 0
-    """Of those pending: on the redelivery topic, not handled yet."""
     expired_offsets: int = 0
     """Offsets at the beginning that the main topic no longer keeps and that have no trace."""
     unread_offsets: int = 0
@@ -70,6 +63,8 @@ class _Range:
     told: Progress
     where: str
     seen: int = 0
+    fine: int = 0
+    """Of these: done at the first delivery, for all that the topics show."""
 
 
 class PartitionCount:
@@ -84,23 +79,19 @@ class PartitionCount:
         self._start = start
         self._traces: dict[tuple[str, int] | int, bytes] = {}
         self._nobody: list[tuple[Trace, str]] = []
-        self.buried: dict[int, list[tuple[int, int]]] = {}
-        """Topic → ranges of offsets there that a dead letter stands for."""
         self._ranges: list[_Range] = []
         self._damaged: list[tuple[int, int]] = []
         self._fates: dict[int, Fate] = {}
         self._offsets: list[int] = []
         self._skipped: list[int] = []
         self._cut: Cut
+        self._shown_from_ms = WHOLE
         self._open: list[_Range] = []
         self._next_range = 0
 
     def tell(self, told: Told) -> None:
         """Take the contents of one record of our topics."""
-        if told.buried is not None:
-            topic, first, last = told.buried
-            self.buried.setdefault(topic, []).append((first, last))
-        elif told.nobody is not None:
+        if told.nobody is not None:
             self._nobody.append((told.trace, told.nobody))
         elif told.topic_id == self._topic_id:
             if told.offset >= self._start:
@@ -116,9 +107,9 @@ class PartitionCount:
         if told.from_offset >= self._start:
             self._ranges.append(_Range(told, where))
 
-    def check_offset(self, topic: int, committed: int, *, begin: int, end: int) -> None:
-        """Compare the committed offset of a topic (by index) with its first kept and its end offset."""
-        where = f"{self._topics.names[topic]}[{self.partition}]"
+    def check_offset(self, committed: int, *, begin: int, end: int) -> None:
+        """Compare the committed offset of the main topic with its first kept and its end offset."""
+        where = f"{self._topics.main}[{self.partition}]"
         if committed < begin:
             text = f"{begin - committed} offsets of {where} from committed offset {committed} on were deleted unread"
             self._problem(Fault.DELETED, text)
@@ -128,46 +119,46 @@ class PartitionCount:
 
     def judge(self, cut: Cut) -> None:
         """Follow every record that has left a trace."""
-        self._cut = cut
-        received_to = cut.committed[0]
+        self._cut, self._shown_from_ms = cut, cut.shown_from_ms
         ahead: list[tuple[int, Trace]] = []
         while self._traces:
             key, raw = self._traces.popitem()
             traces = unpack(raw)
-            if isinstance(key, int) and key >= received_to:
+            if isinstance(key, int) and key >= cut.received:
                 sure = [trace for trace in traces if cut.sure(trace)]
                 if sure:
                     ahead.append((key, sure[-1]))
                 continue
             topic_id, offset = (self._topic_id, key) if isinstance(key, int) else key
             journey = follow(traces, cut)
-            self._add(journey)
-            last = None if journey.last is None else station_text(journey.last)
+            self._add(journey.fate)
             for fault, found, text in journey.faults:
                 where = tuple(cut.place(trace) for trace in found)
-                self._problem(fault, text, offset=offset, topic_id=topic_id, station=last, where=where)
+                station = station_text(journey.last)
+                self._problem(fault, text, offset=offset, topic_id=topic_id, station=station, where=where)
             if isinstance(key, int):
                 self._fates[key] = journey.fate
             else:
                 self.balance.received += 1
-        self._tell_ahead(sorted(ahead), received_to)
+        self._tell_ahead(sorted(ahead), cut.received)
         self._tell_nobody()
         self._offsets = sorted(at for at, fate in self._fates.items() if fate is not Fate.SKIPPED)
         self._skipped = sorted(self._fates.keys() - self._offsets)
-        inside = [each for each in self._ranges if each.told.to_offset <= received_to]
+        inside = [each for each in self._ranges if each.told.to_offset <= cut.received]
         self._ranges = sorted(inside, key=lambda each: each.told.from_offset)
 
     def see(self, offset: int, timestamp_ms: int) -> None:
         """Take a received record of the main topic."""
         balance = self.balance
         balance.received += 1
+        fine = False
         if self._fates.pop(offset, None) is None:
             if self._is_damaged(offset):
                 balance.dead += 1
-            elif self._cut.keeps([self._topics.dlq], timestamp_ms):
+            elif fine := kept_since(self._shown_from_ms, timestamp_ms):
                 balance.done += 1
             else:
-                balance.unknown += 1  # it may have died, and its letter be gone
+                balance.unknown += 1  # it may have failed, and what followed be gone
         ranges = self._ranges
         while self._next_range < len(ranges) and ranges[self._next_range].told.from_offset <= offset:
             self._open.append(ranges[self._next_range])
@@ -175,6 +166,7 @@ class PartitionCount:
         for each in self._open:
             if offset < each.told.to_offset:
                 each.seen += 1
+                each.fine += fine
         if self._open and self._open[0].told.to_offset <= offset:
             self._open = [each for each in self._open if each.told.to_offset > offset]
 
@@ -204,15 +196,17 @@ class PartitionCount:
             text = f"workers received {told.received} records in {where}, the topic has {each.seen}"
             self._problem(Fault.COUNTS, text, where=(each.where,))
         skipped = _between(self._skipped, told)
-        if skipped < told.skipped and self._cut.keeps([self._topics.events], told.from_ms - CLOCKS_MS):
+        if skipped < told.skipped and self._cut.keeps([self._topics.events], told.from_ms):
             text = f"{told.skipped} records were skipped in {where}, {skipped} of them left a trace"
             self._problem(Fault.COUNTS, text, where=(each.where,))
         traced = _between(self._offsets, told)
-        kept = self._cut.keeps([*self._topics.retry, self._topics.dlq], told.from_ms - CLOCKS_MS)
-        if traced < told.failed and kept:
-            missing = told.failed - traced
-            self.balance.lost += missing
+        if traced < told.failed:
+            missing = min(told.failed - traced, each.fine)
             self.balance.done -= missing
+            if not kept_since(self._shown_from_ms, told.from_ms):
+                self.balance.unknown += missing
+                return
+            self.balance.lost += missing
             text = f"{told.failed} records failed in {where}, {traced} of them left a trace"
             self._problem(Fault.LOST, text, where=(each.where,))
         elif traced > told.failed:
@@ -231,8 +225,6 @@ class PartitionCount:
 
     def _tell_nobody(self) -> None:
         for trace, text in self._nobody:
-            buried = any(first <= trace.offset <= last for first, last in self.buried.get(trace.topic, ()))
-            text = f"{text}; it has a dead letter" if buried else text
             where = (self._cut.place(trace),)
             self._problem(Fault.NOBODY, text, station=station_text(trace), where=where)
 
@@ -256,14 +248,10 @@ class PartitionCount:
                     where=where)
         )  # fmt: skip
 
-    def _add(self, journey: Journey) -> None:
-        balance, last = self.balance, journey.last
-        name = journey.fate.name.lower()
-        setattr(balance, name, getattr(balance, name) + 1)
-        balance.recovered += journey.fate is Fate.DONE
-        if journey.fate is Fate.PENDING and last is not None:
-            balance.to_park += last.station is Station.RETRY
-            balance.redelivered += last.station is Station.REDELIVERY
+    def _add(self, fate: Fate) -> None:
+        name = fate.name.lower()
+        setattr(self.balance, name, getattr(self.balance, name) + 1)
+        self.balance.recovered += fate is Fate.DONE
 
     def _is_damaged(self, offset: int) -> bool:
         return any(first <= offset <= last for first, last in self._damaged)

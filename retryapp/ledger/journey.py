@@ -1,34 +1,41 @@
-"""One record's way, followed through its traces to where it is at the cut. Pure: no Kafka, no clock.
+"""One record's way, followed through its traces to where it is at the moment. Pure: no Kafka, no clock.
 
 A record goes
 
-    main ─► retry ─► row ─► redelivery ─► retry ─► … ─► succeeded | dead        dead ─► retry (a replay)
-    main ─► skipped (a duplicate)
+    main ─► retry copy + row ─► retry copy + row ─► … ─► succeeded | dead        dead ─► retry copy + row (a replay)
+    main ─► dead, or skipped (a duplicate)
 
-and each arrow is one transaction, so at any cut it is at one station: the first that it has not left by then. `follow`
-goes from arrow to arrow:
+and each arrow is one transaction, so at any cut it is at one station. The table says which: its rows are those of the
+moment (`bounds`), and all other topics are read a little further.
 
-* a copy on a retry or redelivery topic at or after the committed offset has not been handled: there it is, and further
-  copies were published after the cut;
-* one before the committed offset was handled, so the next copy must be there. Where it is not, the record is *lost*, or
-  *unknown* if the topic of the next copy has deleted records of that time;
-* a row is in the table at the cut; further copies were published after it.
+* With a row, the record waits there, and further copies came later.
+* Without one, it has come to an end, and that is on the topics. Where it is not, the record is *lost*, or *unknown* if
+  they have deleted records of that time. Retry copies are history: whether they are kept changes nothing here.
+* A replay without a row may be newer than the moment: the record was dead then.
 
-A trace that is not on this way, and was certainly published *before* the cut, is a second station: the record is there
-*twice*. A copy in the middle that is missing, where nothing has been deleted yet, is a *gap*.
+A trace that is not on the way, and certainly of *before* the moment, is a second station: the record is there *twice*.
+A copy in the middle that is missing, where nothing has been deleted yet, is a *gap*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final
 
 from retryapp.ledger.traces import Station, Topics, Trace
 
 WHOLE: Final = -1.0
 """Time before which a topic may have deleted records: it has deleted none."""
+CLOCKS_MS: Final = 60_000
+"""Tolerated difference between the clocks of workers and brokers."""
+
+
+def kept_since(from_ms: float, timestamp_ms: float) -> bool:
+    """Return whether what was taken at a time is kept, where all after `from_ms` is."""
+    return from_ms == WHOLE or from_ms < timestamp_ms - CLOCKS_MS
 
 
 class Fate(StrEnum):
@@ -91,31 +98,32 @@ class Cut:
 
     partition: int
     topics: Topics
-    committed: Sequence[int]
-    """The group's committed offsets, of what it consumes."""
+    received: int
+    """The group's committed offset of the main topic."""
     floor: Sequence[int]
-    """What is below these offsets was published before the cut."""
+    """What is below these offsets was published before the moment; of the changelog 0."""
     kept_from_ms: Sequence[float]
     """What the broker took after these times it still keeps; `WHOLE` where it keeps all, infinity where nothing."""
-    buried: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """Topic → ranges of offsets that a dead letter stands for."""
-
-    def handled(self, trace: Trace) -> bool:
-        """Return whether the committed offset is past a copy."""
-        return trace.offset < self.committed[trace.topic]
 
     def sure(self, trace: Trace) -> bool:
-        """Return whether a copy was certainly published before the cut."""
-        if trace.station is Station.ROW:  # its record on the retry topic shows it
-            return False
-        consumed = trace.topic in self.topics.consumed and self.handled(trace)
-        return consumed or trace.offset < self.floor[trace.topic]
+        """Return whether a copy was certainly published before the moment."""
+        return trace.offset < self.floor[trace.topic]
 
-    def keeps(self, topics: Sequence[int], timestamp_ms: float) -> bool:
+    def before(self, trace: Trace) -> bool:
+        """Return the same for the trace of a received record: a row is in the table at the moment."""
+        return trace.station is Station.ROW or self.sure(trace)
+
+    def keeps(self, topics: Iterable[int], timestamp_ms: float) -> bool:
         """Return whether topics keep all that they took at that time or later."""
-        return all(self.kept_from_ms[topic] < timestamp_ms or self.kept_from_ms[topic] == WHOLE for topic in topics)
+        return kept_since(max(self.kept_from_ms[topic] for topic in topics), timestamp_ms)
 
-    def whole(self, topics: Sequence[int]) -> bool:
+    @property
+    def shown_from_ms(self) -> float:
+        """Time from which every failure has left a trace: its first copy is kept, or whatever it has come to."""
+        topics, kept = self.topics, self.kept_from_ms
+        return max(kept[topics.dlq], min(kept[topics.events], max(kept[topic] for topic in topics.retry)))
+
+    def whole(self, topics: Iterable[int]) -> bool:
         """Return whether topics have deleted nothing yet."""
         return all(self.kept_from_ms[topic] == WHOLE for topic in topics)
 
@@ -126,139 +134,97 @@ class Cut:
 
 @dataclass(slots=True)
 class Journey:
-    """How far a record has come at the cut."""
+    """How far a record has come at the moment."""
 
-    fate: Fate = Fate.UNKNOWN
-    last: Trace | None = None
+    fate: Fate
+    last: Trace
     """Where it is, or was seen last."""
     faults: list[tuple[Fault, tuple[Trace, ...], str]] = field(default_factory=list)
 
 
+_FATES: Final = {
+    Station.ROW: Fate.PENDING,
+    Station.DEAD: Fate.DEAD,
+    Station.SUCCEEDED: Fate.DONE,
+    Station.SKIPPED: Fate.SKIPPED,
+}
+
+
 def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
     """Follow a received record through all of its traces: at least one, sorted."""
-    return _Walk(traces, cut).walk()
+    torn = [trace for trace in traces if trace.loose and trace.station is Station.RETRY]
+    sound = [trace for trace in traces if not trace.loose]
+    placed = [_placed(trace, sound) for trace in traces if trace.loose and trace.station is not Station.RETRY]
+    steps: dict[tuple[int, int, Station], list[Trace]] = {}
+    for trace in sorted([*sound, *placed]):
+        steps.setdefault(trace.step, []).append(trace)
+    way, aside = _way([same[0] for same in steps.values()] or torn[:1])
+    aside = [trace for trace in aside if cut.before(trace)]
+    journey = _end(way, aside, cut)
+    for same in steps.values():
+        if len(same) > 1:
+            journey.faults.append((Fault.TWICE, tuple(same), f"the same hand-off was published {len(same)} times"))
+    if aside:
+        journey.faults.append((Fault.TWICE, (journey.last, *aside), "it is in several places at once"))
+    while way and not cut.before(way[-1]):
+        way.pop()  # of later ones some topics were read further than others
+    if not torn:
+        journey.faults += _gaps(way, cut)
+    return journey
 
 
-class _Walk:
-    def __init__(self, traces: Sequence[Trace], cut: Cut) -> None:
-        self._cut = cut
-        self._journey = Journey()
-        self._steps: dict[tuple[int, int, Station], list[Trace]] = {}
-        for trace in traces:
-            self._steps.setdefault(trace.step, []).append(trace)
-        self._left = {step: copies[0] for step, copies in self._steps.items()}
-
-    def walk(self) -> Journey:
-        journey = self._journey
-        self._count_copies()
-        at: Trace | None = None
-        while (following := self._next(at)) is not None:
-            at = journey.last = self._left.pop(following.step)
-        journey.fate = self._fate(at)
-        self._look_round()
-        return journey
-
-    def _next(self, at: Trace | None) -> Trace | None:
-        """Return the next station; None where the record rests, or nothing follows."""
-        cut = self._cut
-        if at is not None and not self._moved_on(at):
-            return None
-        for step in _arrows(at):
-            if step in self._left:
-                return self._left[step]
-        if at is not None and at.station is Station.DEAD:
-            return None
-        loose = next((trace for trace in self._left.values() if trace.loose), None)
-        if loose is not None:
-            return loose
-        if at is not None and self._is_buried(at):
-            return None
-        later = min((t for t in self._left.values() if at is None or t.step > at.step), default=None)
-        if later is not None:
-            missing = _before(later, cut.topics)
-            provable = cut.keeps(missing, later.timestamp_ms) if later.station is Station.ROW else cut.whole(missing)
-            if missing and provable:
-                names = " and ".join(cut.topics.names[topic] for topic in missing)
-                self._journey.faults.append((Fault.GAP, (later,), f"its previous record is missing from {names}"))
-        return later
-
-    def _moved_on(self, at: Trace) -> bool:
-        if at.station in (Station.RETRY, Station.REDELIVERY):
-            return self._cut.handled(at)
-        return at.station is Station.DEAD
-
-    def _is_buried(self, at: Trace) -> bool:
-        return any(first <= at.offset <= last for first, last in self._cut.buried.get(at.topic, ()))
-
-    def _fate(self, at: Trace | None) -> Fate:
-        cut = self._cut
-        if at is None:
-            raise ValueError("a record without a trace has no way to follow")
-        if at.station is Station.SUCCEEDED:
-            return Fate.DONE
-        if at.station is Station.DEAD:
-            return Fate.DEAD
-        if at.station is Station.SKIPPED:
-            return Fate.SKIPPED
-        if not self._moved_on(at):
-            return Fate.PENDING
-        if self._is_buried(at):
-            return Fate.DEAD
-        if not cut.keeps(_after(at, cut.topics), at.timestamp_ms):
-            return Fate.UNKNOWN
-        what = "parked" if at.station is Station.RETRY else "redelivered"
-        self._journey.faults.append((Fault.LOST, (at,), f"it was {what}, and is neither pending nor done nor dead"))
-        return Fate.LOST
-
-    def _count_copies(self) -> None:
-        for copies in self._steps.values():
-            if len(copies) > 1:
-                text = f"the same hand-off was published {len(copies)} times"
-                self._journey.faults.append((Fault.TWICE, tuple(copies), text))
-
-    def _look_round(self) -> None:
-        """Find traces that are not on the record's way."""
-        cut, last = self._cut, self._journey.last
-        for (replays, attempt, station), row in self._left.items():
-            if station is not Station.ROW or row.loose or (replays, attempt, Station.RETRY) in self._steps:
-                continue
-            if cut.keeps(cut.topics.retry, row.timestamp_ms):
-                self._journey.faults.append((Fault.GAP, (row,), "it is in the pending table, but not on a retry topic"))
-        others = [trace for trace in self._left.values() if cut.sure(trace) and not self._was_buried(trace)]
-        if others and last is not None:
-            self._journey.faults.append((Fault.TWICE, (last, *sorted(others)), "it is in several places at once"))
-
-    def _was_buried(self, trace: Trace) -> bool:
-        """Return whether a copy with damaged headers was handled: then a dead letter followed, with any numbers."""
-        return trace.loose and trace.station in (Station.RETRY, Station.REDELIVERY) and self._cut.handled(trace)
+def _placed(loose: Trace, copies: Sequence[Trace]) -> Trace:
+    """Return a trace with the numbers that follow from its time: of the copy before it."""
+    before = [t for t in copies if t.station is Station.RETRY and t.timestamp_ms <= loose.timestamp_ms]
+    if not before:
+        return loose
+    return loose._replace(replays=before[-1].replays, attempt=before[-1].attempt + (loose.station is Station.DEAD))
 
 
-def _arrows(at: Trace | None) -> tuple[tuple[int, int, Station], ...]:
-    """Return where a record may go from a station, the usual first."""
-    if at is None:
-        return (0, 1, Station.RETRY), (0, 1, Station.DEAD), (0, 0, Station.SKIPPED)
-    replays, attempt, station = at.step
-    if station is Station.RETRY:
-        return tuple((replays, attempt, to) for to in (Station.ROW, Station.REDELIVERY, Station.DEAD))
-    if station is Station.REDELIVERY:
-        ends = tuple((replays, attempt + 1, to) for to in (Station.RETRY, Station.SUCCEEDED, Station.DEAD))
-        return *ends, (replays, attempt, Station.DEAD)
-    if station is Station.DEAD:
-        return ((replays + 1, 0, Station.RETRY),)
-    return ()
+def _way(traces: Iterable[Trace]) -> tuple[list[Trace], list[Trace]]:
+    """Return the traces that follow from each other, up to the row if there is one, and those beside or after them."""
+    way: list[Trace] = []
+    aside: list[Trace] = []
+    for trace in traces:
+        (way if not way or _may_follow(way[-1], trace) else aside).append(trace)
+    return way, aside
 
 
-def _before(trace: Trace, topics: Topics) -> tuple[int, ...]:
-    """Return the topics of the previous copy; none if that is the main topic's record."""
-    if trace.station in (Station.ROW, Station.REDELIVERY):
-        return tuple(topics.retry)
-    if trace.attempt == 0:
-        return (topics.dlq,)
-    return () if trace.replays == 0 and trace.attempt == 1 else (topics.redelivery,)
+def _may_follow(at: Trace, trace: Trace) -> bool:
+    if at.station is Station.RETRY:  # one delivery has one outcome
+        return trace.step[:2] > at.step[:2] or trace.station is Station.ROW
+    return at.station is Station.DEAD and trace.replays > at.replays
 
 
-def _after(trace: Trace, topics: Topics) -> tuple[int, ...]:
-    """Return the topics of the next copy, after a trace was handled and its row is gone."""
-    if trace.station is Station.RETRY:
-        return topics.redelivery, topics.dlq
-    return *topics.retry, topics.dlq, topics.events
+def _end(way: Sequence[Trace], aside: Sequence[Trace], cut: Cut) -> Journey:
+    """Return the station at the moment."""
+    last = way[-1]
+    if last.station in _FATES:
+        return Journey(_FATES[last.station], last)
+    died = [at for at, trace in enumerate(way) if trace.station is Station.DEAD]
+    if died and not any(cut.sure(trace) for trace in way[died[-1] + 1 :]):
+        return Journey(Fate.DEAD, way[died[-1]])
+    if ends := [trace for trace in aside if trace.station in _FATES]:
+        return Journey(_FATES[ends[-1].station], last)
+    if not cut.keeps((cut.topics.dlq, cut.topics.events), last.timestamp_ms):
+        return Journey(Fate.UNKNOWN, last)
+    return Journey(Fate.LOST, last, [(Fault.LOST, (last,), "it failed, and is neither pending nor done nor dead")])
+
+
+def _gaps(way: Sequence[Trace], cut: Cut) -> Iterator[tuple[Fault, tuple[Trace, ...], str]]:
+    """Find what is missing before a station, where what is deleted does not explain it."""
+    for before, trace in pairwise((None, *way)):
+        if trace is None or trace.loose or trace.step <= (0, 1, Station.RETRY) or trace.step == (0, 1, Station.DEAD):
+            continue
+        replays, attempt, station = trace.step
+        row = station is Station.ROW
+        if station is Station.RETRY and attempt == 0:
+            missing: Sequence[int] = (cut.topics.dlq,)
+            there = before is not None and (before.replays, before.station) == (replays - 1, Station.DEAD)
+        else:
+            missing = cut.topics.retry
+            there = before is not None and before.step == (replays, attempt - (not row), Station.RETRY)
+        # a row's copy is of its own transaction; of the others only a whole topic proves anything
+        if not there and (cut.keeps(missing, trace.timestamp_ms) if row else cut.whole(missing)):
+            names = " and ".join(cut.topics.names[topic] for topic in missing)
+            yield Fault.GAP, (trace,), f"its previous record is missing from {names}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from retryapp.core import marks
@@ -15,7 +15,7 @@ from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import DamagedEventError, InvalidDurationError, TopicMissingError
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Record
-from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
+from retryapp.core.rows import is_identity
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_offsets, read_topic
 from retryapp.ledger.bounds import Bounds, OnWait, take_bounds
@@ -91,6 +91,8 @@ class _Taking:
     bounds: Bounds = field(init=False)
     counts: dict[int, PartitionCount] = field(init=False)
     starts: dict[int, int] = field(init=False)
+    received: dict[int, int | None] = field(init=False)
+    """The group's offset of the main topic, by partition."""
     forgotten: tuple[int, ...] = ()
     unread_events: int = 0
     passed: int = 0
@@ -103,9 +105,10 @@ class _Taking:
         self.bounds = take_bounds(
             self.positions, self.topics, {name: self.states[name].partitions for name in names}, self.on_wait
         )
-        self._remember()
         self._begin_counts()
-        firsts = self._read_ours()
+        self._read_changelog()
+        self._check_offsets()
+        firsts = self._read_copies()
         self._judge(firsts)
         self._read_main()
         main = [(names[0], number) for number in self.counts]
@@ -128,36 +131,13 @@ class _Taking:
     def _find_topics(self) -> None:
         admin, topology = KafkaAdmin(self.connection), self.topology
         retry = [name for name in admin.topic_names() if _is_retry_topic(name, topology)] or topology.retry_topics
-        ours = (topology.redelivery, topology.dlq, topology.events, topology.pending_changelog)
+        ours = (topology.dlq, topology.events, topology.pending_changelog)
         names = (topology.main, *retry, *ours)
         self.states = admin.describe_topics(names)
         for name in names:
             if name not in self.states:
                 raise TopicMissingError(name, self.connection.bootstrap)
         self.topics = Topics(topology.group, names)
-
-    def _remember(self) -> None:
-        """Take committed offsets that the broker has expired from the changelog."""
-        topics, committed = self.topics, self.bounds.committed
-        asked = {number for (_, number), offset in committed.items() if offset is None}
-        if not asked:
-            return
-        changelog = topics.names[topics.changelog]
-        end = self.bounds.end
-        stop = {number: end[changelog, number] for number in asked if (changelog, number) in end}
-        last: dict[int, bytes] = {}
-        for record in read_topic(self.connection, changelog, partitions=sorted(stop), stop=stop):
-            if record.key == marks.PROGRESS:
-                last[record.partition] = record.value or b""
-        topic_id = self.states[topics.main].topic_id
-        noted = {number: marks.read_progress(value, topic_id, topics.main) for number, value in last.items()}
-        found = {
-            (name, number): noted[number][name]
-            for (name, number), offset in committed.items()
-            if offset is None and name in noted.get(number, {})
-        }
-        self.bounds = replace(self.bounds, committed={**committed, **found})
-        self.forgotten = tuple(sorted(number for name, number in found if name == topics.main))
 
     def _begin_counts(self) -> None:
         topics, bounds = self.topics, self.bounds
@@ -171,29 +151,32 @@ class _Taking:
             number: PartitionCount(partition=number, topics=topics, topic_id=state.topic_id, start=start)
             for number, start in self.starts.items()
         }
-        for (name, number), offset in bounds.committed.items():
-            if offset is not None and number in self.counts:
-                ends = {"begin": bounds.begin[name, number], "end": bounds.end[name, number]}
-                self.counts[number].check_offset(topics.names.index(name), offset, **ends)
-        ours = sum(end - bounds.begin[place] for place, end in bounds.end.items() if place[0] != topics.main)
-        self.in_all = ours + sum(max(0, stop - self.starts[number]) for number, stop in self._main_stops().items())
+        self.received = dict(bounds.received)
+        passed = sum(end - bounds.begin[place] for place, end in bounds.end.items() if place[0] != topics.main)
+        self.in_all = passed + sum(max(0, stop - self.starts[number]) for number, stop in self._main_stops().items())
+
+    def _check_offsets(self) -> None:
+        main, bounds = self.topics.main, self.bounds
+        for number, offset in self.received.items():
+            if offset is not None:
+                place = main, number
+                self.counts[number].check_offset(offset, begin=bounds.begin[place], end=bounds.end[place])
 
     def _main_stops(self) -> dict[int, int]:
-        return {number: self.bounds.committed.get((self.topics.main, number)) or 0 for number in self.starts}
+        return {number: offset or 0 for number, offset in self.received.items()}
 
-    def _read_ours(self) -> dict[tuple[int, int], int]:
-        """Read our topics; return the time of the first record by topic index and partition."""
+    def _read_copies(self) -> dict[tuple[int, int], int]:
+        """Read our other topics; return the time of the first record by topic index and partition."""
         topics = self.topics
         firsts: dict[tuple[int, int], int] = {}
-        stations = {**dict.fromkeys(topics.retry, Station.RETRY), topics.redelivery: Station.REDELIVERY}
-        for topic, station in {**stations, topics.dlq: Station.DEAD}.items():
+        for topic in range(1, topics.changelog):
+            station = Station.DEAD if topic == topics.dlq else Station.RETRY
             for record in self._records(topic):
                 firsts.setdefault((topic, record.partition), record.timestamp_ms)
-                self._tell(record.partition, told_by(record, station, topic, topics))
-        for record in self._records(topics.events):
-            firsts.setdefault((topics.events, record.partition), record.timestamp_ms)
-            self._take_event(record)
-        self._read_rows()
+                if topic == topics.events:
+                    self._take_event(record)
+                else:
+                    self._tell(record.partition, told_by(record, station, topic, topics))
         return firsts
 
     def _tell(self, number: int, told: Told) -> None:
@@ -211,20 +194,29 @@ class _Taking:
         elif isinstance(told, Progress) and told.partition in self.counts:
             self.counts[told.partition].note(told, record.coordinates)
 
-    def _read_rows(self) -> None:
-        """Fold the changelog into what its rows say."""
-        topic_id = self.states[self.topics.main].topic_id
+    def _read_changelog(self) -> None:
+        """Fold the changelog into what its rows say; take committed offsets that the broker has expired from it."""
+        topics = self.topics
+        topic_id = self.states[topics.main].topic_id
         rows: dict[bytes, tuple[int, Told]] = {}
-        for record in self._records(self.topics.changelog):
-            if record.key is None or len(record.key) != ROW_KEY_BYTES:  # an owner mark, a mark of the clock
+        noted: dict[int, bytes] = {}
+        for record in self._records(topics.changelog):
+            key = record.key or b""
+            if key == marks.PROGRESS:
+                noted[record.partition] = record.value or b""
+            elif not is_identity(key):  # an owner mark, a mark of the clock
                 continue
-            if record.value is None:
-                rows.pop(record.key, None)
+            elif record.value is None:
+                rows.pop(key, None)
             else:
-                told = told_by_row(parse_row_key(record.key), record, topic_id, self.topics)
-                rows[record.key] = record.partition, told
+                rows[key] = record.partition, told_by_row(record, topic_id, topics)
         for number, told in rows.values():
             self._tell(number, told)
+        written = {n: marks.read_progress(value, topic_id, topics.main).get(topics.main) for n, value in noted.items()}
+        self.forgotten = tuple(
+            n for n, offset in self.received.items() if offset is None and written.get(n) is not None
+        )
+        self.received |= {number: written[number] for number in self.forgotten}
 
     def _judge(self, firsts: Mapping[tuple[int, int], int]) -> None:
         topics, bounds = self.topics, self.bounds
@@ -238,10 +230,9 @@ class _Taking:
                 Cut(
                     partition=number,
                     topics=topics,
-                    committed=[bounds.committed.get((topics.names[t], number)) or 0 for t in topics.consumed],
+                    received=self._main_stops()[number],
                     floor=[bounds.floor.get((name, number), 0) for name in topics.names],
                     kept_from_ms=kept,
-                    buried=count.buried,
                 )
             )
             end = bounds.end[topics.main, number]

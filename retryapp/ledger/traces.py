@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -32,7 +32,7 @@ from retryapp.core.headers import (
 from retryapp.core.lifecycle import Progress, Skipped, Succeeded, decode_event
 from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.record import Headers, Origin, Record, parse_failure_id
-from retryapp.core.rows import RowKey, decode_row
+from retryapp.core.rows import decode_row, identity_of, origin_offset
 
 _PACKED: Final = struct.Struct("<IIBBqq")
 _LOOSE: Final = 0x80
@@ -44,10 +44,9 @@ class Station(IntEnum):
 
     RETRY = 0
     ROW = 1
-    REDELIVERY = 2
-    DEAD = 3
-    SUCCEEDED = 4
-    SKIPPED = 5
+    DEAD = 2
+    SUCCEEDED = 3
+    SKIPPED = 4
     """Skipped as a duplicate; without an attempt, so number 0."""
 
 
@@ -63,7 +62,7 @@ class Trace(NamedTuple):
     """Index into `Topics.names`."""
     offset: int
     timestamp_ms: int
-    """The broker's; of a row, that of its record on the retry topic. -1: not known."""
+    """The broker's."""
     loose: bool = False
     """Its headers are damaged: the numbers above are a guess."""
 
@@ -89,24 +88,21 @@ def unpack(raw: bytes) -> list[Trace]:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics of a handler, by index: main, retry topics, redelivery, dead letters, events, changelog."""
+    """The topics of a handler, by index: main, retry topics, dead letters, events, changelog."""
 
     group: str
     names: tuple[str, ...]
     main: str = field(init=False)
     retry: range = field(init=False)
-    redelivery: int = field(init=False)
     dlq: int = field(init=False)
     events: int = field(init=False)
     changelog: int = field(init=False)
-    consumed: range = field(init=False)
-    """Those that the group reads."""
 
     def __post_init__(self) -> None:
         """Number them from the end: there may be several retry topics."""
         count = len(self.names)
-        facts = {"main": self.names[0], "retry": range(1, count - 4), "redelivery": count - 4, "dlq": count - 3,
-                 "events": count - 2, "changelog": count - 1, "consumed": range(count - 3)}  # fmt: skip
+        facts = {"main": self.names[0], "retry": range(1, count - 3), "dlq": count - 3, "events": count - 2,
+                 "changelog": count - 1}  # fmt: skip
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
@@ -122,28 +118,35 @@ class Told:
     """Its offset there."""
     last_offset: int = -1
     """Of a dead letter for a damaged batch: the last offset of that."""
-    buried: tuple[int, int, int] | None = None
-    """Of a dead letter for unreadable records of a topic of ours: topic, first and last offset there."""
     nobody: str | None = None
     """Why it belongs to no record of this handler."""
 
 
 def told_by(record: Record, station: Station, topic: int, topics: Topics) -> Told:
-    """Read a record of a retry, redelivery or dead-letter topic."""
+    """Read a record of a retry or dead-letter topic."""
     return _told(record.headers, record.partition, station, (topic, record.offset, record.timestamp_ms), topics)
 
 
-def told_by_row(key: RowKey, record: Record, topic_id: str, topics: Topics) -> Told:
-    """Read a row of the changelog; a damaged one belongs to the offset in its key, of the main topic `topic_id`."""
+def told_by_row(record: Record, topic_id: str, topics: Topics) -> Told:
+    """Read a row of the changelog; a damaged one belongs to the offset in its key, if that is of main topic `topic_id`.
+
+    So does one that a newer version wrote.
+    """
+    key = record.key or b""
     try:
-        row = decode_row(record.value or b"")
+        headers = decode_row(record.value or b"").headers
     except DamagedRowError:
-        loose = Trace(0, 0, Station.ROW, topics.changelog, record.offset, -1, loose=True)
-        return Told(loose, topic_id, key.origin_offset)
-    told = _told(row.headers, key.partition, Station.ROW, (topics.changelog, record.offset, row.timestamp_ms), topics)
-    if told.nobody is not None:
-        return Told(told.trace._replace(loose=True), topic_id, key.origin_offset)
-    return told
+        headers = ()
+    place = topics.changelog, record.offset, record.timestamp_ms
+    told = _told(headers, record.partition, Station.ROW, place, topics)
+
+    def is_of(topic_id: str, offset: int) -> bool:
+        return key == identity_of(Origin(topics.main, topic_id, record.partition, offset))
+
+    if told.nobody is None:
+        return told if is_of(told.topic_id, told.offset) else Told(told.trace, nobody="its key is another record's")
+    offset = origin_offset(key)
+    return Told(told.trace._replace(loose=True), topic_id, offset) if is_of(topic_id, offset) else told
 
 
 def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
@@ -187,7 +190,7 @@ def _told(headers: Headers, partition: int, station: Station, place: tuple[int, 
     except DamagedMetadataError as error:
         return Told(trace, nobody=f"its headers do not identify a record: {error}")
     told = _named(group, origin, partition, trace, topics)
-    return _damaged(told, origin, _range(read, origin.offset), topics) if damaged else told
+    return replace(told, last_offset=_range(read, origin.offset)) if damaged else told
 
 
 def _named(group: str, origin: Origin, partition: int, trace: Trace, topics: Topics) -> Told:
@@ -198,17 +201,6 @@ def _named(group: str, origin: Origin, partition: int, trace: Trace, topics: Top
     if origin.topic != topics.main:
         return Told(trace, nobody=f"it belongs to {origin.text}, another topic")
     return Told(trace, origin.topic_id, origin.offset)
-
-
-def _damaged(told: Told, origin: Origin, last_offset: int, topics: Topics) -> Told:
-    """Read a dead letter for damage: its origin may be the place where the damage was found."""
-    if told.nobody is None:
-        return Told(told.trace, told.topic_id, told.offset, last_offset)
-    if origin.topic == topics.names[topics.changelog]:  # of a row: its key has the main topic's offset
-        return Told(told.trace, origin.topic_id, origin.offset)
-    if origin.topic in topics.names[1:]:
-        return Told(told.trace, buried=(topics.names.index(origin.topic), origin.offset, last_offset))
-    return told
 
 
 def _range(read: HeaderReader, first: int) -> int:

@@ -7,7 +7,7 @@ to fail.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from heapq import nlargest, nsmallest
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id
-from retryapp.core.rows import PendingRow, decode_row, parse_row_key
+from retryapp.core.rows import PendingRow, decode_row, parse_row_key, row_due_ms, row_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, fold_changelog, read_topic
 from retryapp.lookup.payloads import header_text, payload_of
@@ -27,6 +27,12 @@ Facts = dict[str, Any]
 """As JSON has them: units in the names, times in epoch milliseconds."""
 
 _SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
+
+
+def known_sum(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum of the numbers that are known; None if none is."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
 
 
 def pending_summary(entry: PendingEntry) -> Facts:
@@ -41,7 +47,7 @@ def pending_detail(entry: PendingEntry) -> Facts:
     return {
         **_detail(row.headers, damaged),
         **key,
-        "parked_ms": row.timestamp_ms if row.timestamp_ms >= 0 else None,
+        "since_ms": row.since_ms or None,
         "key": payload_of(row.key),
         "value": payload_of(original_value(row.headers, row.value)),
     }
@@ -75,7 +81,7 @@ def _row(entry: PendingEntry) -> tuple[PendingRow, Facts, str | None]:
     try:
         return decode_row(entry.value), facts, None
     except DamagedRowError as error:
-        return PendingRow(None, entry.value, (), -1), facts, str(error)
+        return PendingRow(None, entry.value, ()), facts, str(error)
 
 
 def _metadata(headers: Headers) -> tuple[RetryMetadata | None, str | None]:
@@ -170,7 +176,8 @@ def _waiting(
     numbers = None if partition is None else [partition]
     rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value, partitions=numbers)
     entries = {}
-    for raw, value in rows.items():
+    for identity, value in rows.items():
+        raw = row_key(row_due_ms(value), identity)
         key = parse_row_key(raw)
         mark = PageMark(key.due_at_ms, topology.main, key.partition, key.origin_offset)
         entries[mark] = PendingEntry(partition=key.partition, key=raw, value=value)

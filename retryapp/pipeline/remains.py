@@ -19,7 +19,7 @@ class Remains:
 
 
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:
-    """Read a group's main, retry, redelivery and dead-letter topics and count a key's records."""
+    """Read a group's main, retry and dead-letter topics and count a key's records."""
     handlers = find_handlers(admin, group)
     states = admin.describe_topics(_holding_keys(handlers, admin.topic_names()))
     found = []
@@ -35,4 +35,4 @@ def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ..
 
 def _holding_keys(handlers: tuple[HandlerTopology, ...], names: tuple[str, ...]) -> set[str]:
     archived = {name for name, (topology, _) in stations_of(handlers, names).items() if name != topology.events}
-    return archived | {name for topology in handlers for name in (topology.main, topology.redelivery)}
+    return archived | {topology.main for topology in handlers}

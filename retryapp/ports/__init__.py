@@ -24,7 +24,6 @@ from retryapp.ports.flow import (
     Observation,
     Observer,
     Random,
-    Removal,
     Row,
     TopicPartition,
 )
@@ -61,7 +60,6 @@ __all__ = [
     "PendingEntry",
     "PendingTable",
     "Random",
-    "Removal",
     "Row",
     "SeenTable",
     "Sink",

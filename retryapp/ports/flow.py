@@ -33,7 +33,7 @@ class Clock(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Tell whether wall time is trusted; while it is not, nothing fires."""
+        """Tell whether wall time is trusted; while it is not, no due row is delivered."""
 
     @property
     def known(self) -> bool:
@@ -64,8 +64,6 @@ class Event(StrEnum):
     FAILED = "failed"
     SCHEDULED = "scheduled"
     DEAD = "dead"
-    PARKED = "parked"
-    FIRED = "fired"
     PUBLISHED = "published"
     DAMAGED = "damaged"
     LANE_OPENED = "lane_opened"
@@ -98,6 +96,10 @@ class Observation:
     error_class: str | None = None
     error_type: str | None = None
     message: str | None = None
+    place: str | None = None
+    """File, line and function of the user's where the error was raised."""
+    fingerprint: str | None = None
+    """Equal for equal causes (`core.traces`)."""
     trace: str | None = None
 
 
@@ -109,17 +111,11 @@ class Observer(Protocol):
 
 
 class Row(NamedTuple):
-    """A row of the pending table: `core.rows` key and value bytes, and the tier for the counts."""
+    """A change of the pending table: the identity and the bytes of a row (`core.rows`), and its tier for the counts."""
 
-    key: bytes
-    value: bytes
-    tier: str
-
-
-class Removal(NamedTuple):
-    """A row to remove from the pending table."""
-
-    key: bytes
+    identity: bytes
+    value: bytes | None
+    """None: the record's row is removed."""
     tier: str
 
 
@@ -129,10 +125,12 @@ class LaneBatch:
 
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     publishes: list[Outgoing] = field(default_factory=list)
-    puts: list[Row] = field(default_factory=list)
-    removes: list[Removal] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    """Changes of the pending table, in the order of their turns."""
     notes: dict[TopicPartition, str] = field(default_factory=dict)
     """Metadata of an offset, where it is not the usual mark."""
+    rows_note: str | None = None
+    """The mark of the rows (`core.marks`); None: unchanged."""
     tally: Tally | None = None
     """The main topic's counts after this; None: unchanged."""
     size: int = 0
@@ -140,7 +138,7 @@ class LaneBatch:
     @property
     def changes(self) -> int:
         """Number of its records."""
-        return len(self.publishes) + len(self.puts) + len(self.removes)
+        return len(self.publishes) + len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)

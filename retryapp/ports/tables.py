@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from retryapp.core.deduplicate import Seen
-from retryapp.ports.flow import Removal, Row
+from retryapp.ports.flow import Row
 
 
 class LocalTable(Protocol):
@@ -29,7 +29,7 @@ class LocalTable(Protocol):
 
 
 class PendingTable(LocalTable, Protocol):
-    """The parked records of one handler and partition, sorted by due time. Keys and values are those of `core.rows`."""
+    """The records of one handler and partition that wait, sorted by due time: keys and rows of `core.rows`."""
 
     @property
     def last_written(self) -> int | None:
@@ -47,8 +47,8 @@ class PendingTable(LocalTable, Protocol):
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a row, or None."""
 
-    def find(self, origin_offset: int) -> bytes | None:
-        """Return the key of the row whose first delivery had this offset, or None."""
+    def find(self, identity: bytes) -> bytes | None:
+        """Return the key of a record's row, or None."""
 
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """Return at most `limit` rows with a key greater than `after`, in key order."""
@@ -59,11 +59,11 @@ class PendingTable(LocalTable, Protocol):
     def counts(self) -> Mapping[str, int]:
         """Return the number of rows by tier."""
 
-    def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        """Apply a committed batch and the changelog offset up to which this table is complete, atomically."""
+    def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
+        """Apply a committed batch, in order, and the changelog offset up to which the table is complete, atomically."""
 
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
-        """Apply changelog records `(key, row or None)`, in order; other keys are skipped."""
+        """Apply changelog records `(identity, row or None)`, in order; other keys are skipped."""
 
     def recovered(self) -> None:
         """Note that the changelog was read to its end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from retryapp.core.record import Record
@@ -36,13 +36,17 @@ class PartitionInfo:
     partition: int
     state: str
     """`open`, `opening`, `closed`, or `elsewhere`."""
-    owner_url: str | None
+    owner_url: str | None = None
     """Page address of the worker that has it, when known."""
-    pending: int
-    pending_by_tier: Mapping[str, int]
-    next_due_ms: int | None
-    dead: int
-    in_flight: int
+    pending: int | None = None
+    """None: not known."""
+    pending_by_tier: Mapping[str, int] = field(default_factory=dict)
+    next_due_ms: int | None = None
+    dead: int | None = None
+    """None: not known."""
+    as_of_ms: int | None = None
+    """When `pending`, `next_due_ms` and `dead` were known last, epoch milliseconds; None: they are current."""
+    in_flight: int = 0
     release_lag_ms: int = 0
     """Age of the oldest record in flight: offsets move only when it has finished."""
     looked_ms: int | None = None
@@ -53,7 +57,7 @@ class PartitionInfo:
     """Offsets of the dead-letter topic that its look-up table has yet to read."""
     session: int = 0
     since_ms: int | None = None
-    last_error: str | None
+    last_error: str | None = None
     """Why its lane is not open, or was closed last; kept when the lane is open again."""
     last_error_ms: int | None = None
 
@@ -67,10 +71,6 @@ class PartitionLag:
     """The group's committed offset on the main topic; None before the first commit."""
     main: int
     """First deliveries to come: main topic."""
-    retry: int
-    """Failed records that are not parked yet: retry topics."""
-    redelivery: int
-    """Fired records that the handler has not finished: redelivery topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +131,11 @@ class WorkerView(Protocol):
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""
 
+    def silence(self) -> str | None:
+        """Return which broker has not answered for how long; None while one answers."""
+
     def ready(self) -> bool:
-        """Tell whether every lane that belongs to this worker is open."""
+        """Tell whether a broker answers and every lane that belongs to this worker is open."""
 
     def metrics_text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import faust
@@ -22,17 +23,17 @@ from mode.utils.times import want_seconds
 from typing_extensions import override
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, LaneError
+from retryapp.core.errors import DuplicateHandlerError, EnvironmentFault, InvalidSettingError, LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Membership, Placer, Served
-from retryapp.kafka import KafkaConnection, Plan
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
-from retryapp.runtime.clients.security import admin_connection, client_options
+from retryapp.runtime.clients.security import addresses, admin_connection, client_options
 from retryapp.runtime.clients.tail import TailReader
 from retryapp.runtime.clients.unreadable import TOPICS
 from retryapp.runtime.faust.agents import register_agent, to_record
@@ -40,9 +41,9 @@ from retryapp.runtime.faust.consumer import RetryConsumer, RetryTransport
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.runtime.machine.heap import find_trim, give_back_memory
 from retryapp.runtime.observe import repeats
+from retryapp.runtime.observe.contact import Contact
 from retryapp.runtime.observe.metrics import MetricsObserver, Sources
 from retryapp.runtime.observe.observers import CombinedObserver, FactsFormatter, LogObserver
-from retryapp.runtime.observe.retentions import RetentionWatch
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
 from retryapp.runtime.preparation import prepare
 from retryapp.runtime.transport import KafkaTransport, lane_place
@@ -50,6 +51,7 @@ from retryapp.runtime.transport import KafkaTransport, lane_place
 logger = get_logger(__name__)
 
 _CATCH_UP_S = 10.0  # how often offsets are set past transaction markers that no record follows
+_GROWTH_S = 5.0  # how often our topics are counted while they have fewer partitions than a main topic
 _ASK_TIME_S = 1.0  # how often a clock in doubt asks for the broker's time
 
 _IDLE_S = 30.0  # how much longer than a session and a rebalance an idle lane waits for its next assignment
@@ -96,20 +98,21 @@ class Runtime(Ownership):
 
     def __init__(self, app: faust.App, options: RuntimeOptions) -> None:
         self.clock: SystemClock = SystemClock()
-        super().__init__(clock=self.clock, observer=LogObserver(), to_record=to_record, drain_s=options.drain_ms / 1000)
+        self._log = LogObserver()
+        super().__init__(clock=self.clock, observer=self._log, to_record=to_record, drain_s=options.drain_ms / 1000)
         self.app = app
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
+        self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it."""
-        self.retentions = RetentionWatch(self.served, lambda: self.connection)
         self.metrics = MetricsObserver(
             Sources(
                 partitions=lambda: self.gauges(),
                 orphans=self.orphans,
                 skew=self.clock.skew,
                 rebalancing_s=self.rebalancing_s,
-                retentions=self.retentions.retentions,
+                silent_s=self.contact.silent_s,
             )
         )
         self.observer = CombinedObserver(self.observer, self.metrics)
@@ -165,6 +168,12 @@ class Runtime(Ownership):
         """
         return cast("RetryConsumer", self.intake.flow)  # what `RetryTransport` made attaches itself
 
+    def _answered_s(self) -> float:
+        try:
+            return self.consumer.answered_s()
+        except RuntimeError:  # the app has not started it
+            return -math.inf
+
     def _new_transport(self) -> RetryTransport:
         return RetryTransport(self.app.conf.broker_consumer, self.app, intake=self.intake)
 
@@ -211,7 +220,7 @@ class Runtime(Ownership):
             self._register_agents(served.handler)
 
     def _register_agents(self, handler: Handler) -> None:
-        for topic in handler.topology.consumed:
+        for topic in (*handler.topology.consumed, handler.topology.retry_topics[0]):
             if topic not in self.feed.channels:
                 self.feed.channels[topic] = register_agent(self.app, topic, self.feed.accept)
 
@@ -230,8 +239,6 @@ class Runtime(Ownership):
         if not self.served:
             return
         await asyncio.to_thread(self.prepare)
-        if self.plan is not None:
-            self.retentions.learn(self.plan)
         for handler in logging.getLogger().handlers:
             if not isinstance(handler.formatter, FactsFormatter):
                 handler.setFormatter(FactsFormatter(handler.formatter))
@@ -250,6 +257,7 @@ class Runtime(Ownership):
             random=self.random,
             observer=self.observer,
             tick_s=max(0.25, sum(served.partitions for served in self.served.values()) / 64),
+            emit=self.feed.emit,
             pump=self.feed.pump,
             forget=self.feed.forget,
         )
@@ -258,7 +266,8 @@ class Runtime(Ownership):
             served.again.start()
         self._tasks = [
             asyncio.create_task(self._catch_up_regularly(), name="catch-up"),
-            asyncio.create_task(self.retentions.run(), name="retentions"),
+            asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
+            asyncio.create_task(self._look_for_growth(), name="growth"),
         ]
         if (trim := find_trim()) is not None:
             self._tasks.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))
@@ -279,6 +288,22 @@ class Runtime(Ownership):
         while True:
             doubted = self.catch_up()
             await asyncio.sleep(_ASK_TIME_S if doubted else _CATCH_UP_S)
+
+    async def _look_for_growth(self) -> None:
+        while True:
+            await asyncio.sleep(_GROWTH_S)
+            for served in self.served.values():
+                if served.lacking:
+                    least = await asyncio.to_thread(self._least_partitions, served.handler.topology.owned)
+                    self.complete(served, least)
+
+    def _least_partitions(self, topics: Sequence[str]) -> int:
+        try:
+            states = KafkaAdmin(self.connection).describe_topics(topics)
+        except EnvironmentFault as exc:  # asked again soon; the silence of a broker is reported elsewhere
+            logger.debug("Cannot count the partitions of our topics: %s", exc)
+            return 0
+        return min((states[topic].partitions if topic in states else 0 for topic in topics), default=0)
 
     def _client_settings(self) -> ClientSettings:
         conf = self.app.conf
@@ -302,6 +327,7 @@ class Runtime(Ownership):
             await served.again.stop()
         if self._reader is not None:
             await self._reader.stop()
+        self._log.summarize()
 
     async def _on_before_shutdown(self, _app: Any, **_kwargs: Any) -> None:
         await self.suspend(self.options.grace_ms / 1000)

@@ -15,6 +15,7 @@ SETTINGS: Mapping[str, tuple[Any, str]] = {
     "broker_session_timeout": (15.0, "seconds until a killed worker's partitions move"),
     "broker_request_timeout": (30.0, "a request to a dead broker must not take minutes"),
     "broker_rebalance_timeout": (30.0, "a rebalance must not wait minutes for a hanging worker"),
+    "consumer_metadata_max_age_ms": (10_000, "a topic that has grown is noticed within 10 s, not 5 minutes"),
     "topic_disable_leader": (True, "the leader topic is not used"),
     "web_bind": ("127.0.0.1", "the pages have no login"),
     "web_tables_enabled": (False, "shows table contents without a login"),

@@ -109,7 +109,7 @@ def _refuse_stranding(app: faust.App, topologies: Iterable[HandlerTopology], adm
 def _learn(served: Served, plan: Plan) -> None:
     topology = served.handler.topology
     main = plan.states[topology.main]
-    served.partitions = main.partitions
+    served.partitions = served.known = served.complete = main.partitions
     served.topic_id = short_topic_id(main.topic_id)
     served.changelog_id = plan.states[topology.pending_changelog].topic_id
     served.dlq_id = plan.states[topology.dlq].topic_id

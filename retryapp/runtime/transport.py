@@ -34,7 +34,7 @@ from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.placement import Served
 from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.runtime.clients.batches import Sent, send_all
-from retryapp.runtime.clients.lifecycle import ClientSettings, end, reconnect_slowly
+from retryapp.runtime.clients.lifecycle import ClientSettings, begin_promptly, end, reconnect_slowly
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.machine.clock import counted_s
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
@@ -70,14 +70,13 @@ def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LaneP
         main=TopicPartition(topology.main, partition),
         changelog=TopicPartition(topology.pending_changelog, partition),
         dlq=TopicPartition(topology.dlq, partition),
-        delivering=engine.delivering,
         topic_id=served.topic_id,
         changelog_id=served.changelog_id,
         dlq_id=served.dlq_id,
         seen=TopicPartition(topology.seen_changelog, partition) if served.handler.deduplicate else None,
         seen_id=served.seen_id,
         store_dir=Path(app.conf.datadir) / "retryapp" / topology.prefix,
-        start_at_end=app.conf.consumer_auto_offset_reset == "latest",
+        start_at_end=app.conf.consumer_auto_offset_reset == "latest" and partition < served.known,
     )
 
 
@@ -126,6 +125,7 @@ class KafkaTransport(LaneProtocol):
             **settings.connection,
         )
         reconnect_slowly(producer)
+        begin_promptly(producer)
         self._producer = producer
         await producer.start()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -17,19 +18,29 @@ from aiokafka.errors import KafkaError
 from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError
-from retryapp.core.record import Record
+from retryapp.core.record import Origin, Record
+from retryapp.core.rows import identity_of
+from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import read_record
-from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, TopicPartition, WorkerView
+from retryapp.ports import (
+    DeadEntry,
+    HandlerInfo,
+    PartitionInfo,
+    PartitionLag,
+    PendingEntry,
+    TopicPartition,
+    WorkerView,
+)
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.observers import CombinedObserver
 
-NO_CLAIMS: frozenset[bytes] = frozenset()
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
 _ELSEWHERE: Final = "elsewhere"
+_IDLE: Final = str(LaneState.IDLE)
 
 
 class RuntimeView(WorkerView):
@@ -38,6 +49,8 @@ class RuntimeView(WorkerView):
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lanes = LaneWatch(runtime.clock)
+        self._known: dict[tuple[str, int], PartitionInfo] = {}
+        """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
 
@@ -73,6 +86,8 @@ class RuntimeView(WorkerView):
         }
         if not open_here:
             return []
+        if (silence := self.silence()) is not None:
+            raise self._unreachable(silence)
         tps = [tp for placed in open_here.values() for tp in placed.engine.sources]
         try:
             async with asyncio.timeout(LAG_TIMEOUT_S):
@@ -104,7 +119,8 @@ class RuntimeView(WorkerView):
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
         placed = self._open(main, partition)
         table = placed.transport.pending if placed else None
-        key = table.find(origin_offset) if table else None
+        origin = Origin(main, self._runtime.served[main].topic_id, partition, origin_offset)
+        key = table.find(identity_of(origin)) if table else None
         value = table.get(key) if table and key else None
         return PendingEntry(partition=partition, key=key, value=value) if key and value else None
 
@@ -126,9 +142,17 @@ class RuntimeView(WorkerView):
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
 
     @override
+    def silence(self) -> str | None:
+        return self._runtime.contact.silence()
+
+    @override
     def ready(self) -> bool:
         runtime = self._runtime
-        if not runtime.assigned or runtime.app.rebalancing:  # before the first assignment nothing is placed yet
+        if (
+            not runtime.assigned or runtime.app.rebalancing or self.silence()
+        ):  # before the first assignment nothing is placed yet
+            return False
+        if any(served.lacking for served in runtime.served.values()):
             return False
         return all(placed.lane.state is LaneState.OPEN for placed in runtime.placed.values())
 
@@ -146,32 +170,26 @@ class RuntimeView(WorkerView):
         return {int(number): str(url) for url, topics in workers.items() for number in topics.get(main, ())}
 
     def _partition(self, main: str, number: int, address: str | None) -> PartitionInfo:
-        placed = self._open(main, number)
+        placed, place = self._open(main, number), (main, number)
         if placed is None:
-            return PartitionInfo(
-                partition=number,
-                state=_ELSEWHERE,
-                owner_url=address if address and address != self.url() else None,
-                pending=0,
-                pending_by_tier={},
-                next_due_ms=None,
-                dead=0,
-                in_flight=0,
-                last_error=None,
-            )
-        lane, pending, dead = placed.lane, placed.transport.pending, placed.transport.dead
-        counts = dict(pending.counts()) if pending else {}
+            if not self._runtime.assigned and (last := self._known.get(place)) is not None:
+                seen = self._lanes.look(main, number, last.session, _IDLE, None)
+                return replace(
+                    last, state=_IDLE, since_ms=seen.since_ms, last_error=seen.error, last_error_ms=seen.error_ms
+                )
+            self._known.pop(place, None)
+            if number in self._runtime.served[main].lacking:
+                why = f"a topic of ours lacks this partition. {GROW}"
+                return PartitionInfo(partition=number, state=str(LaneState.CLOSED), last_error=why)
+            url = address if address and address != self.url() else None
+            return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
+        lane = placed.lane
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
-        return PartitionInfo(
-            partition=number,
+        return replace(
+            self._numbers(placed, place),
             state=str(lane.state),
-            owner_url=None,
-            pending=sum(counts.values()),
-            pending_by_tier=counts,
-            next_due_ms=pending.due(0, 0, NO_CLAIMS)[1] if pending and counts else None,
-            dead=dead.count() if dead else 0,
             in_flight=placed.engine.in_flight,
             release_lag_ms=placed.engine.release_lag_ms,
             looked_ms=placed.engine.looked_ms if is_open else None,
@@ -182,6 +200,28 @@ class RuntimeView(WorkerView):
             last_error=seen.error,
             last_error_ms=seen.error_ms,
         )
+
+    def _numbers(self, placed: Placed, place: tuple[str, int]) -> PartitionInfo:
+        """Return the numbers of the open tables while a broker answers, else the last known ones with their time.
+
+        A table is complete while its lane is open only; dead letters are read after that.
+        """
+        contact, pending, dead = self._runtime.contact, placed.transport.pending, placed.transport.dead
+        known = self._known.get(place) or PartitionInfo(partition=place[1], state=_IDLE)
+        if placed.lane.state is LaneState.OPEN and pending is not None and not contact.silence():
+            counts = dict(pending.counts())
+            known = PartitionInfo(
+                partition=place[1],
+                state=_IDLE,
+                pending=sum(counts.values()),
+                pending_by_tier=counts,
+                next_due_ms=pending.due(0, 0, placed.engine.claimed)[1] if counts else None,
+                dead=dead.count() if dead is not None and not self._runtime.behind(*place)[1] else None,
+                session=placed.lane.session,
+            )
+            at_ms = self._runtime.clock.wall_ms() - round(contact.silent_s() * 1000)
+            self._known[place] = replace(known, as_of_ms=at_ms)
+        return known
 
     async def _offsets(self, tps: Sequence[TopicPartition]) -> tuple[Any, Any, Any]:
         client_tps = [ClientTopicPartition(*tp) for tp in tps]
@@ -226,14 +266,11 @@ def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]
             return 0
         return max(0, end - int(committed.get(client_tp, 0)))
 
-    topology = runtime.served[main].handler.topology
     first = TopicPartition(main, number)
     return PartitionLag(
         partition=number,
         committed=committed.get(ClientTopicPartition(*first)),
         main=behind(first) if first in sources else 0,
-        retry=sum(behind(tp) for tp in sources if tp.topic in topology.retry_topics),
-        redelivery=sum(behind(tp) for tp in sources if tp.topic == topology.redelivery),
     )
 
 
@@ -251,7 +288,6 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         timeout_ms=handler.policy.timeout_ms,
         topics={
             "main": main,
-            "redelivery": topology.redelivery,
             "dlq": topology.dlq,
             "events": topology.events,
             "changelog": topology.pending_changelog,

@@ -1,15 +1,15 @@
 """One partition of one handler: the engine's own code on memory topics, in virtual time.
 
-`send` puts records on the main topic; the partition delivers, parks, fires and dead-letters them exactly as a worker
-would; `advance` lets time pass.
+`send` puts records on the main topic; the partition delivers, retries and dead-letters them exactly as a worker would;
+`advance` lets time pass.
 
 Leaving the block kills the worker. What is in Kafka and on its disk is in the transport, and a new worker can continue
 with that::
 
     async with MemoryPartition(charge, "5m") as orders:
-        parking = orders.transport.pause(Step.COMMIT, after=1)
+        dying = orders.transport.pause(Step.COMMIT)
         await orders.send(b"order 1")
-        assert parking.reached
+        assert dying.reached
     async with MemoryPartition(charge, "5m", transport=orders.transport) as orders:
         assert orders.waiting == {"5m": 1}
 """
@@ -34,6 +34,7 @@ from retryapp.engine.handler.handler import Handler, HandlerFunction
 from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
+from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
@@ -60,7 +61,7 @@ class MemoryPartition:
         random: for jitter; default: always 0.5.
         limits: of the lane.
         transport: Kafka and the local store as a worker has left them; default: new ones.
-        pools: for first deliveries and redeliveries, shared by partitions of one handler; default: its own.
+        pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
         options: more fields of `Handler`, as `value_type` and `concurrency`.
     """
@@ -127,7 +128,6 @@ class MemoryPartition:
             main=TopicPartition(main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
-            delivering=self.engine.delivering,
             seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(
@@ -139,7 +139,7 @@ class MemoryPartition:
             observer=self.observer,
             on_open=self._begin,
             on_close=self.engine.end,
-            on_room=self._on_room,
+            on_applied=self._on_applied,
             limits=limits,
         )
         self.engine.lane = self.lane
@@ -238,7 +238,7 @@ class MemoryPartition:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Parked records by tier."""
+        """Waiting records by tier."""
         return {} if self.transport.pending is None else dict(self.transport.pending.counts())
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
@@ -249,8 +249,8 @@ class MemoryPartition:
         self._next = dict(starts)
         self.engine.begin(session, starts, self.transport)
 
-    def _on_room(self) -> None:
-        self.engine.firing.room()
+    def _on_applied(self, turns: list[Turn]) -> None:
+        self.engine.settled(turns)
         self._feed()
 
     def _feed(self) -> None:

@@ -14,8 +14,8 @@ from typing_extensions import override
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import RETRY_TIER, failure_id_of
-from retryapp.core.rows import ROW_KEY_BYTES, due_bound, parse_row_key, row_header
-from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Removal, Row, SeenTable
+from retryapp.core.rows import IDENTITY_AT, due_bound, is_identity, parse_row_key, row_due_ms, row_header, row_key
+from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Row, SeenTable
 
 
 class Disk:
@@ -85,7 +85,7 @@ class MemoryPendingTable(_Stored, PendingTable):
         for key in sorted(self.rows):
             if key in claimed:
                 continue
-            value = self.rows[key].value
+            value = self.rows[key].value or b""
             size += len(value)
             too_much = bool(due) and max_bytes is not None and size > max_bytes
             if key >= bound or len(due) >= limit or too_much:
@@ -103,29 +103,26 @@ class MemoryPendingTable(_Stored, PendingTable):
         return self.rows[key].value if key in self.rows else None
 
     @override
-    def find(self, origin_offset: int) -> bytes | None:
-        newest_first = reversed(self.rows)
-        return next((key for key in newest_first if parse_row_key(key).origin_offset == origin_offset), None)
+    def find(self, identity: bytes) -> bytes | None:
+        return next((key for key in self.rows if key[IDENTITY_AT:] == identity), None)
 
     @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         keys = sorted(key for key in self.rows if after is None or key > after)
-        return [(key, self.rows[key].value) for key in keys[:limit]]
+        return [(key, self.rows[key].value or b"") for key in keys[:limit]]
 
     @override
     def counts(self) -> Mapping[str, int]:
         return Counter(row.tier for row in self.rows.values())
 
     @override
-    def write(self, puts: Sequence[Row], removes: Sequence[Removal], changelog_offset: int | None) -> None:
-        next_offset = None if changelog_offset is None else changelog_offset + 1
-        self._keep([*puts, *removes], next_offset, changelog_offset)
+    def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
+        self._keep([*rows], None if changelog_offset is None else changelog_offset + 1, changelog_offset)
 
     @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
-        rows = [(key, value) for key, value in records if len(key) == ROW_KEY_BYTES]
-        changes = [Removal(key, "?") if value is None else Row(key, value, _tier_of(value)) for key, value in rows]
-        self._keep(changes, next_offset, self._last_written)
+        rows = [Row(key, value, _tier_of(value)) for key, value in records if is_identity(key)]
+        self._keep(rows, next_offset, None)
 
     @override
     def recovered(self) -> None:
@@ -135,18 +132,19 @@ class MemoryPendingTable(_Stored, PendingTable):
     def touch(self, now_ms: int) -> None:
         pass
 
-    def _apply(self, changes: Sequence[Row | Removal], next_offset: int | None, last_written: int | None) -> None:
-        for change in changes:
-            self.rows.pop(change.key, None)
-            if isinstance(change, Row):
-                self.rows[change.key] = change
+    def _apply(self, rows: Sequence[Row], next_offset: int | None, last_written: int | None) -> None:
+        for row in rows:
+            if (former := self.find(row.identity)) is not None:
+                del self.rows[former]
+            if row.value is not None:
+                self.rows[row_key(row_due_ms(row.value), row.identity)] = row
         self._reach(next_offset)
         self._last_written = last_written
 
 
-def _tier_of(value: bytes) -> str:
+def _tier_of(value: bytes | None) -> str:
     try:
-        return (row_header(value, RETRY_TIER.encode()) or b"?").decode()
+        return (row_header(value, RETRY_TIER.encode()) or b"?").decode() if value else "?"
     except DamagedRowError:
         return "?"
 

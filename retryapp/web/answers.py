@@ -234,15 +234,16 @@ class Answers:
         )
 
     async def ready(self, _question: Question) -> Facts:
-        """Return ``{"ok": true}`` when every lane of this worker is open, or refuse with 503 and name the others."""
+        """Return ``{"ok": true}`` when a broker answers and every lane here is open, or refuse with 503 and say why."""
         if self.view.ready():
             return {"ok": True}
+        silence = self.view.silence()
         lanes: list[tuple[HandlerInfo, PartitionInfo]] = []
         for info in self.view.handlers():
             lanes += [(info, item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             await asyncio.sleep(0)
         waiting = [(info, item) for info, item in lanes if item.state != OPEN]
-        raise not_ready(waiting, len(lanes), self.now_ms(), f"{PAGES_PREFIX}/")
+        raise not_ready(silence, waiting, len(lanes), self.now_ms(), f"{PAGES_PREFIX}/")
 
     def get_handler_or_404(self, main: str) -> HandlerInfo:
         """Return the handler of a main topic, or refuse with 404."""
@@ -285,6 +286,7 @@ def _list_facts(question: Question, infos: Sequence[PartitionInfo]) -> Facts:
         "partition": question.partition,
         "limit": question.limit,
         "partitions_here": [item.partition for item in infos if item.state != ELSEWHERE],
+        "partitions_left_out": [item.partition for item in infos if item.state not in {OPEN, ELSEWHERE}],
         "partitions_elsewhere": [{"partition": item.partition, "owner_url": web_url(item.owner_url)} for item in away],
     }
 

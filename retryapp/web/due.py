@@ -30,13 +30,17 @@ class DueCounts:
     async def of(self, main: str, infos: Sequence[PartitionInfo], now_ms: int) -> Facts:
         """Return `{"overdue": {count, more}, "minute": …, "hour": …, "day": …}`, at most `KEPT_MS` old.
 
-        Each of `WINDOWS` begins now and contains those before it. `more`: the real number is larger.
+        Each of `WINDOWS` begins now and contains those before it. `more`: the real number is larger. Partitions that
+        are not open are left out; `count` is None if none is open.
         """
         async with self._one_at_a_time:
             counted_ms, facts = self._counts.get(main, (-KEPT_MS, {}))
             if not 0 <= now_ms - counted_ms < KEPT_MS:
-                partitions = [info.partition for info in infos if info.state == "open" and info.pending]
-                facts = await asyncio.to_thread(self._count, main, partitions, now_ms)
+                here = [info for info in infos if info.state == "open"]
+                partitions = [info.partition for info in here if info.pending != 0]
+                facts = {name: {"count": None, "more": False} for name in ("overdue", *dict(WINDOWS))}
+                if here:
+                    facts = await asyncio.to_thread(self._count, main, partitions, now_ms)
                 self._counts[main] = now_ms, facts
             return facts
 

@@ -76,16 +76,23 @@ def not_open(main: str, partition: int, state: str, last_error: str | None) -> P
     )
 
 
-def not_ready(waiting: Sequence[tuple[HandlerInfo, PartitionInfo]], lanes: int, now_ms: int, home: str) -> PageError:
+def not_ready(
+    silence: str | None, waiting: Sequence[tuple[HandlerInfo, PartitionInfo]], lanes: int, now_ms: int, home: str
+) -> PageError:
     """Return 503 for a worker that is not ready; `waiting`: those of its `lanes` that are not open."""
     if waiting:
         names = [_lane_text(info, item, now_ms) for info, item in waiting[:NAMED_LANES]]
         names += [f"and {len(waiting) - NAMED_LANES} more"] if len(waiting) > NAMED_LANES else []
         message = f"{len(waiting)} of {lanes} lanes of this worker are not open: {'; '.join(names)}"
         hint = f"Lanes retry by themselves; an idle one waits for the next assignment. Ask again, or see {home}"
-    else:
+    elif silence is None:
         message = "this worker waits for its partitions: for its first assignment, or for the end of a rebalance"
         hint = f"Ask again; if nothing changes, look at the group's other members, the worker's log and {home}"
+    if silence is not None:
+        message = f"{silence}; {message}" if waiting else silence
+        hint = (
+            f"See whether it runs and can be reached from here; this worker goes on by itself once it answers: {home}"
+        )
     return PageError(503, "not-ready", message, hint, SOON)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
-from retryapp.lookup.records import Facts
+from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PartitionInfo, PartitionLag
 
 ELSEWHERE: Final = "elsewhere"
@@ -17,7 +17,7 @@ ELSEWHERE: Final = "elsewhere"
 OPEN: Final = "open"
 """State of a partition that can be read."""
 DUE_ROWS: Final = 1_000
-"""Rows that are due and not fired are counted up to this number for each partition."""
+"""Due rows are counted up to this number for each partition."""
 
 _KNOWN_ELSEWHERE: Final = {"partition", "state", "owner_url", "since_ms", "last_error", "last_error_ms"}
 
@@ -43,15 +43,16 @@ def lag_facts(info: PartitionInfo, lag: PartitionLag | None, *, due: int | None,
         "owner_url": web_url(here_url if here else info.owner_url),
         "committed_offset": lag.committed if lag else None,
         "main_lag": lag.main if lag else None,
-        "retry_lag": lag.retry if lag else None,
-        "redelivery_lag": lag.redelivery if lag else None,
-        "due_unfired": due,
-        "due_unfired_is_least": due == DUE_ROWS,
+        "due": due,
+        "due_is_least": due == DUE_ROWS,
     }
 
 
 def totals(infos: Sequence[PartitionInfo]) -> Facts:
-    """Return the sums over the partitions of this worker."""
+    """Return the sums over the partitions of this worker that are known, with the age of the oldest number.
+
+    A sum of nothing is None: not known.
+    """
     here = [item for item in infos if item.state != ELSEWHERE]
     by_tier: Counter[str] = Counter()
     for item in here:
@@ -60,10 +61,12 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
     return {
         "partitions_here": len(here),
         "partitions_open": sum(item.state == OPEN for item in here),
-        "pending": sum(item.pending for item in here),
+        "pending": known_sum(item.pending for item in here),
         "pending_by_tier": _by_length(by_tier),
         "next_due_ms": min((item.next_due_ms for item in here if item.next_due_ms is not None), default=None),
-        "dead": sum(item.dead for item in here),
+        "dead": known_sum(item.dead for item in here),
+        "as_of_ms": min((item.as_of_ms for item in here if item.as_of_ms is not None), default=None),
+        "unknown_partitions": [item.partition for item in here if item.pending is None or item.dead is None],
         "in_flight": sum(item.in_flight for item in here),
         "workers": sorted(url for url in away if url is not None),
     }

@@ -57,7 +57,7 @@ def environment() -> Environment:
         query=lambda items: urlencode({name: value for name, value in items.items() if value is not None}),
         relative=relative_text,
         span=lambda value: length_text(value) if value else "0 s",
-        amount=lambda value: f"{value['count']:,}" + ("+" if value["more"] else ""),
+        amount=lambda value: "unknown" if value["count"] is None else f"{value['count']:,}" + "+" * value["more"],
         utc=utc_text,
     )
     env.globals["style"] = Markup(_style(env))  # noqa: S704 - our own file, no facts in it

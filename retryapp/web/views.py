@@ -64,6 +64,8 @@ class Page(web.View):
         """Write the answer in a thread: a long list takes some 50 ms, in which records would wait."""
         if isinstance(facts, bytes):
             return self.bytes(facts, headers={**safety_headers(), "Content-Type": METRICS_TYPE})
+        if self.template:
+            facts = {**facts, "broker_silence": self.answers.view.silence()}
         if question.as_json or not self.template:
             return self._respond(await asyncio.to_thread(to_json, facts), JSON)
         shown = {**self._frame(request), **facts, "refresh_s": question.refresh_s}
@@ -73,7 +75,7 @@ class Page(web.View):
         wants_html = request.query.get("format") != "json" and "text/html" in request.headers.get("Accept", "")
         if not wants_html:
             return self._respond(to_json(error.facts), JSON, error)
-        frame = {**self._frame(request), "refresh_s": None, "status": status_text(error.status)}
+        frame = {**self._frame(request), "refresh_s": None, "broker_silence": None, "status": status_text(error.status)}
         return self._respond(to_html("error.html", {**frame, **error.facts}), HTML, error)
 
     def _respond(self, body: str, content_type: str, error: PageError | None = None) -> web.Response:

@@ -1,4 +1,4 @@
-"""Batches as no client writes them, and damage in the files of a broker."""
+"""Batches as no client writes them, damage in the files of a broker, and rows that nobody can read."""
 
 from __future__ import annotations
 
@@ -6,17 +6,50 @@ import asyncio
 import json
 import struct
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from acceptance.books import named
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 from harness import Stage
+from harness.operator import Operator
+from samples import waiting
+
+from retryapp.core.headers import encode_metadata
+from retryapp.core.marks import PROGRESS, progress_value
+from retryapp.core.record import Headers, Origin
+from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.kafka import KafkaAdmin
+from retryapp.kafka.plan import ensure_topics
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Name and number in the attributes of a batch (Kafka's protocol guide, "Record Batch")."""
 CRC, ATTRIBUTES, LAST_DELTA = 17, 21, 23
 """Where they begin in a batch, offset and length included."""
+
+NO_ROW = b"no row"
+
+
+def changed(name: str, value: bytes | None) -> Callable[[Headers], Headers]:
+    """Return what changes one header."""
+    return lambda good: tuple((dict(good) | {name: value}).items())
+
+
+DAMAGED: dict[bytes, Callable[[Headers], Headers]] = {
+    NO_ROW: lambda _: (),
+    b"no headers": lambda _: (),
+    b"foreign only": lambda _: (("x", b"1"),),
+    b"attempt": changed("retry-attempt", b"many"),
+    b"negative attempt": changed("retry-attempt", b"-1"),
+    b"due": changed("retry-due-ms", b"soon"),
+    b"null due": changed("retry-due-ms", None),
+    b"origin": changed("retry-origin", b"nowhere"),
+    b"two attempts": lambda good: (*good, ("retry-attempt", b"1")),
+    b"no version": changed("retry-version", b"0"),
+}
+"""By key: the headers that a row has instead of good ones."""
 
 
 def damage(stage: Stage, logs: Path) -> None:
@@ -40,6 +73,21 @@ def damage(stage: Stage, logs: Path) -> None:
         at = end
     assert struct.unpack_from(">i", raw, at + LAST_DELTA) == (1,), "two records in one batch"
     overwrite(segment, at + LAST_DELTA, bytes(4))
+
+
+def damage_rows(stage: Stage) -> None:
+    """Have `DAMAGED` wait on the changelog of `metadata`, as if a worker had left them there."""
+    topic = named(stage, "metadata")
+    topology, operator = stage.topology(topic), Operator(stage.bootstrap)
+    topic_id = ensure_topics(KafkaAdmin(stage.connection), [topology]).states[topic].topic_id
+    for offset, (key, damaged) in enumerate(DAMAGED.items()):
+        origin = Origin(topic, topic_id, 0, offset)
+        headers = damaged(encode_metadata(replace(waiting(offset), origin=origin)))
+        row = encode_row(PendingRow(key, b"kept", headers, attempt=1, delivery=1))
+        place = {"key": identity_of(origin), "partition": 0}
+        operator.publish(topology.pending_changelog, NO_ROW if key == NO_ROW else row, **place)
+    passed = progress_value({topic: 0}, topic_id)
+    operator.publish(topology.pending_changelog, passed, key=PROGRESS, partition=0)
 
 
 def segment_of(logs: Path, topic: str) -> Path:

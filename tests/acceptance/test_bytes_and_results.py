@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from acceptance.books import named, results
-from acceptance.damage import CODECS, codecs_in, damage, segment_of
+from acceptance.damage import CODECS, DAMAGED, NO_ROW, codecs_in, damage, damage_rows, segment_of
 from confluent_kafka import Producer
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
 from harness.operator import Operator
@@ -60,6 +60,7 @@ def house(request: pytest.FixtureRequest, bootstrap: str, make_stage: Callable[[
     )
     if not os.environ.get("RETRYAPP_TEST_BROKER"):  # only the files of our own broker can be damaged
         damage(stage, log_dir(request.getfixturevalue("broker").data))
+    damage_rows(stage)
     stage.worker()
     yield stage
     assert stage.workers[0].stop() == 0
@@ -133,41 +134,21 @@ def test_bytes_headers_and_time_are_untouched(house: Stage) -> None:
 
 
 def test_damaged_metadata_is_a_dead_letter(house: Stage) -> None:
-    """What comes on our topics with unreadable metadata is dead, reason damaged: never delivered, no counter reset."""
+    """A row that cannot be read, or that has unreadable metadata, is dead: never delivered, no counter reset."""
     topic = named(house, "metadata")
     evidence = house.evidence(topic)
-    house.produce(topic, [{"id": "model", "fail": 1}])
-    good = dict(wait_for(lambda: [r.headers for r, _ in evidence.retries()], "a record that waits")[0])
-
-    def changed(**changes: bytes | None) -> list[tuple[str, bytes | None]]:
-        renamed = {f"retry-{name.replace('_', '-')}": value for name, value in changes.items()}
-        return [*({**good, **renamed}).items()]
-
-    damaged: dict[bytes, list[tuple[str, bytes | None]]] = {
-        b"no headers": [],
-        b"foreign only": [("x", b"1")],
-        b"attempt": changed(attempt=b"many"),
-        b"negative attempt": changed(attempt=b"-1"),
-        b"due": changed(due_ms=b"soon"),
-        b"null due": changed(due_ms=None),
-        b"origin": changed(origin=b"nowhere"),
-        b"two attempts": [*changed(), ("retry-attempt", b"1")],
-        b"no version": changed(version=b"0"),
-    }
-    operator = Operator(house.bootstrap)
-    for key, headers in damaged.items():
-        operator.publish(evidence.topology.retry_topics[0], b"kept", key=key, partition=0, headers=headers)
-    operator.publish(evidence.topology.redelivery, b"kept", key=b"redelivered", partition=1, headers=[("x", b"1")])
-    wanted = {*damaged, b"redelivered"}
-    wait_for(lambda: {r.key for r in evidence.records(evidence.topology.dlq)} >= wanted, "all are dead")
+    wait_for(lambda: len(evidence.dead()) >= len(DAMAGED), "all are dead")
     house.produce(topic, [{"id": "behind", "fail": 1}])
-    wait_for(lambda: "behind" in house.service.done(topic), "the topics still flow")
+    wait_for(lambda: "behind" in house.service.done(topic), "rows still come")
     house.wait_settled(topic, ledger=False)
     letters = evidence.dead()
-    assert Counter(letter.key for letter, _ in letters) == Counter(wanted)
-    assert {(letter.value, metadata.reason) for letter, metadata in letters} == {(b"kept", "damaged")}
+    assert Counter((letter.key, letter.value) for letter, _ in letters) == Counter(
+        (None, NO_ROW) if key == NO_ROW else (key, b"kept") for key in DAMAGED
+    )
+    assert {metadata.reason for _, metadata in letters} == {"damaged"}
+    assert sorted(metadata.origin.offset for _, metadata in letters) == list(range(len(DAMAGED)))
     assert [m.attempt for letter, m in letters if letter.key == b"due"] == [1], "the attempt that can be read stays"
-    assert {v.facts.get("id") for v in house.service.of(topic)} == {"model", "behind"}
+    assert {visit.facts["id"] for visit in house.service.of(topic)} == {"behind"}
 
 
 def test_a_damaged_batch_is_one_dead_letter_and_odd_header_names_stay(damaged: Stage) -> None:

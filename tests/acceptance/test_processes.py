@@ -77,4 +77,4 @@ def test_workers_stop_when_their_starter_is_killed(stage: Stage) -> None:
     worker.signal(signal.SIGKILL)
     worker.wait(10)
     wait_for(lambda: not any(map(is_alive, left)), "both have ended")
-    assert stage.evidence(topic).unsettled([topic]) == 0
+    assert stage.evidence(topic).unsettled() == 0

@@ -38,7 +38,7 @@ def test_each_result_is_there_once_whatever_dies(stage: Stage, steps: tuple[tupl
     handler = HandlerSpec(topic=topic, policy=POLICY, publishes=out, max_crashes=len(steps) + 1)  # none is to blame
     sent = 0
     for point, moment, after in steps:
-        crash = {"point": point, "moment": moment, "holding": "publishes", "to": out, "after": after}
+        crash = {"point": point, "moment": moment, "holding": out, "after": after}
         stage.program(handler, crash=crash)
         sent += stage.produce(topic, [{"id": i, "fail": i % 4} for i in range(sent, sent + ROUND)])
         worker = stage.worker(f"life{len(stage.workers)}", ready=False)

@@ -39,7 +39,7 @@ def rebalances(worker: Worker) -> float:
 
 
 def waits_under_load(stage: Stage, topic: str, seconds: float, when: str) -> tuple[int, int]:
-    """Publish 100 records a second, half of which fail once; return what first deliveries and redeliveries wait."""
+    """Publish 100 records a second, half of which fail once; return what first deliveries and due rows wait."""
     before, ends_s = len(stage.service.of(topic)), time.monotonic() + seconds
     ids: set[str] = set()
     while time.monotonic() < ends_s:
@@ -50,7 +50,7 @@ def waits_under_load(stage: Stage, topic: str, seconds: float, when: str) -> tup
     wait_for(lambda: ids <= stage.service.done(topic), f"{topic} has done all its records")
     visits = stage.service.of(topic)[before:]
     first = shown(f"first deliveries {when}", [v.at_ms - v.timestamp_ms for v in visits if v.attempt == 1])
-    return first, shown(f"redeliveries {when}", late(visits))
+    return first, shown(f"due rows {when}", late(visits))
 
 
 @pytest.mark.broker
@@ -58,7 +58,7 @@ def waits_under_load(stage: Stage, topic: str, seconds: float, when: str) -> tup
 @pytest.mark.extended
 @pytest.mark.timeout(120)
 def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(stage: Stage) -> None:
-    """One handler hangs for twice the poll interval, one takes 0.5 s; parking and redelivery go on, theirs too.
+    """One handler hangs for twice the poll interval, one takes 0.5 s; failures and due rows go on, theirs too.
 
     The client leaves the group when its consumer does not come for records within that interval. No rebalance, and
     nothing behind the hanging record is acknowledged.
@@ -93,12 +93,12 @@ def test_others_go_on_beside_handlers_that_hang_and_that_take_half_a_second(stag
     stage.wait_settled(quick)
     assert first_ms < LATE_MS + 3 * alone[0]
     assert again_ms < LATE_MS + 3 * alone[1]
-    assert max(late(stage.service.of(stuck))) < LATE_MS + 3 * alone[1], "redelivered past the record that hangs"
-    wait_for(lambda: len(late(stage.service.of(half))) == 8, "the handler that takes 0.5 s has all its redeliveries")
+    assert max(late(stage.service.of(stuck))) < LATE_MS + 3 * alone[1], "rows go past the record that hangs"
+    wait_for(lambda: len(late(stage.service.of(half))) == 8, "the handler that takes 0.5 s has all its rows")
     order = [visit.attempt for visit in stage.service.of(half)]
     assert order.index(2) > 8, "they came while the others were at work"
     bound_ms = LATE_MS + 3 * alone[1] + 8 / 2 * 500  # two at once
-    assert shown("redeliveries of the handler that takes 0.5 s", late(stage.service.of(half))) < bound_ms
+    assert shown("due rows of the handler that takes 0.5 s", late(stage.service.of(half))) < bound_ms
     assert len(stage.service.of(stuck)) == 3
     assert stage.evidence(stuck).committed(stuck) == {0: 1}
     assert rebalances(worker) == before

@@ -30,7 +30,7 @@ ENDLESS = 1_000
 """For `max_crashes`: where faults kill workers, no record is to blame."""
 SETTLE_S = 120.0
 FROM_COPIES = {Fault.TWICE, Fault.AHEAD, Fault.COUNTS}
-"""What the ledger finds where a fault copies our records: no fault of the group's."""
+"""What the ledger finds where records of ours are there twice: no fault of the group's."""
 
 
 def now_ms() -> int:
@@ -62,7 +62,9 @@ class Act:
     truncated: bool = False
     """Retry records were deleted by a fault: their content is not missed."""
     copied: bool = False
-    """Somebody else copied hand-offs: copies and repeats follow from that, and are counted."""
+    """The broker took back commits: copies and repeats follow from that, and are counted."""
+    strangers: bool = False
+    """Somebody else copied records of ours, which the ledger has to find: nothing may follow from that."""
     stage: Stage = field(init=False)
     topic: str = field(init=False)
     published: int = 0
@@ -275,8 +277,8 @@ class Act:
         (retry,) = topology.retry_topics
         facts = {
             "bootstrap": self.ground.bootstrap, "group": self.stage.group, "main": self.topic, "retry": retry,
-            "partitions": self.partitions, "redelivery": topology.redelivery, "dlq": topology.dlq,
-            "events": topology.events, "changelog": topology.pending_changelog, "waits_ms": self.waits_ms,
+            "partitions": self.partitions, "dlq": topology.dlq, "events": topology.events,
+            "changelog": topology.pending_changelog, "waits_ms": self.waits_ms,
             "single": not self.copied, "truncated": self.truncated, "unheard": self.unheard,
         }  # fmt: skip
         (self.folder / "round.json").write_text(json.dumps(facts))
@@ -288,6 +290,6 @@ class Act:
             raise RuntimeError(f"the verifier ended with {done.returncode}: {done.stderr[-2000:]}")
         verdict: dict[str, Any] = json.loads(done.stdout)
         ledger = take_ledger(self.stage.connection, topology)
-        excused = FROM_COPIES if self.copied else set()
+        excused = FROM_COPIES if self.copied or self.strangers else set()
         verdict["ledger"] = [str(problem) for problem in ledger.problems if problem.fault not in excused][:12]
         return {**verdict, "notes": self.notes}

@@ -13,30 +13,32 @@ LIFE_S = 60.0
 
 
 POINTS: tuple[tuple[str, ...], ...] = (
-    ("transaction of a fire begun", "Producer.begin_transaction", "after", "removes"),
-    ("transaction of a failure begun", "Producer.begin_transaction", "after", "publishes"),
-    ("records of a fire sent, not acknowledged", "Producer.send_batch", "after", "removes"),
-    ("records of a failure sent, not acknowledged", "Producer.send_batch", "after", "publishes"),
-    ("before the offsets of a park", "Producer.send_offsets_to_transaction", "before", "puts"),
-    ("offsets of a failure in the transaction", "Producer.send_offsets_to_transaction", "after", "publishes"),
-    ("before the commit of a failure", "Producer.commit_transaction", "before", "publishes"),
-    ("before the commit of a park", "Producer.commit_transaction", "before", "puts"),
-    ("before the commit of a fire", "Producer.commit_transaction", "before", "removes"),
-    ("during the commit of a failure", "Producer.commit_transaction", "during", "publishes"),
-    ("during the commit of a fire", "Producer.commit_transaction", "during", "removes"),
-    ("after the commit of a failure", "Producer.commit_transaction", "after", "publishes"),
-    ("after the commit of a park", "Producer.commit_transaction", "after", "puts"),
-    ("after the commit of a fire", "Producer.commit_transaction", "after", "removes"),
+    ("transaction of a first failure begun", "Producer.begin_transaction", "after", "first failure"),
+    ("records of a first failure sent, not acknowledged", "Producer.send_batch", "after", "first failure"),
+    ("before the offsets of a first failure", "Producer.send_offsets_to_transaction", "before", "first failure"),
+    ("offsets of a first failure sent", "Producer.send_offsets_to_transaction", "after", "first failure"),
+    ("before the commit of a first failure", "Producer.commit_transaction", "before", "first failure"),
+    ("during the commit of a first failure", "Producer.commit_transaction", "during", "first failure"),
+    ("after the commit of a first failure", "Producer.commit_transaction", "after", "first failure"),
+    ("before the store learns of a first failure", "KafkaTransport.apply", "before", "first failure"),
+    ("store written after a first failure", "Table.write", "after", "first failure"),
+    ("row claimed, handler not called", "Scheduler.begun", "before", ""),
+    ("handler of a due row called", "Program.call_service", "before", "due row"),
+    ("handler of a due row ended", "Program.call_service", "after", "due row"),
+    ("transaction of an outcome begun", "Producer.begin_transaction", "after", "outcome"),
+    ("records of an outcome sent, not acknowledged", "Producer.send_batch", "after", "outcome"),
+    ("before the commit of an outcome", "Producer.commit_transaction", "before", "outcome"),
+    ("during the commit of an outcome", "Producer.commit_transaction", "during", "outcome"),
+    ("after the commit of an outcome", "Producer.commit_transaction", "after", "outcome"),
+    ("before the store learns of an outcome", "KafkaTransport.apply", "before", "outcome"),
+    ("store written after an outcome", "Table.write", "after", "outcome"),
     ("fenced the former owner", "KafkaTransport.fence", "after", ""),
-    ("store written after a park", "Table.write", "after", "puts"),
-    ("store written after a fire", "Table.write", "after", "removes"),
-    ("before the store learns of a fire", "KafkaTransport.apply", "before", "removes"),
     ("store recovered", "Table.recover", "after", ""),
     ("offsets read at an opening", "KafkaTransport.committed", "after", ""),
     ("lane closing", "KafkaTransport.release", "before", ""),
 )
-"""Name; class and method: `KafkaTransport`, `Producer` (the client's) or `Table` (on RocksDB); moment; and what a
-transaction has to hold for its calls to count: `offsets`, `publishes`, `puts`, `removes`, or anything."""
+"""Name, point, moment, and what a call must be about to count: see `arm` of `harness.user_app`. An outcome is that of a
+due row."""
 OPENING = ("KafkaTransport.release", "KafkaTransport.fence", "KafkaTransport.committed", "Table.recover")
 
 

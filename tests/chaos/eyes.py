@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 PATIENCE_S = 30.0
-ROW_KEY_BYTES = 20
+ROW_IDENTITY_BYTES = 21
 
 Place = tuple[int, int]
 """Partition and offset in the main topic: which record it is."""
@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A record of ours on a retry, redelivery or dead-letter topic, or an event of success."""
+    """A record of ours on a retry or dead-letter topic, or an event of success."""
 
     station: str
     topic: str
@@ -76,7 +76,6 @@ class Run:
     begun_ms: int
     content: Any
     timestamp_ms: int
-    due_ms: int | None = None
     answered_ms: int | None = None
     status: int = 0
 
@@ -141,18 +140,18 @@ def look(facts: dict[str, Any]) -> Told:
     """Read every topic of a round.
 
     Args:
-        facts: the round: `bootstrap`, `group`, `main`, `partitions`, and `retry`, `redelivery`, `dlq`, `events`,
+        facts: the round: `bootstrap`, `group`, `main`, `partitions`, and `retry`, `dlq`, `events`,
             `changelog`, each the name of a topic.
     """
     bootstrap = facts["bootstrap"]
     copies: list[Copy] = []
     damaged = []
     unsettled = 0
-    for station in ("main", "retry", "redelivery", "dlq"):
+    for station in ("main", "retry", "dlq"):
         topic = facts[station]
-        passed = committed(bootstrap, facts["group"], topic, facts["partitions"]) if station != "dlq" else {}
+        passed = committed(bootstrap, facts["group"], topic, facts["partitions"]) if station == "main" else {}
         for message in read(bootstrap, topic):
-            unsettled += station != "dlq" and message.offset() >= passed[message.partition()]
+            unsettled += station == "main" and message.offset() >= passed[message.partition()]
             try:
                 if station != "main":
                     copies.append(_copy(station, message))
@@ -164,7 +163,7 @@ def look(facts: dict[str, Any]) -> Told:
             copies.append(_at(message, "succeeded", event["origin"], event["attempt"]))
     rows: dict[bytes, bool] = {}
     for message in read(bootstrap, facts["changelog"]):
-        if message.key() is not None and len(message.key()) == ROW_KEY_BYTES:
+        if message.key() is not None and len(message.key()) == ROW_IDENTITY_BYTES:
             rows[message.key()] = message.value() is not None
     return Told(copies, sum(rows.values()), unsettled, damaged)
 
@@ -231,9 +230,8 @@ def runs(folder: Path) -> list[Run]:
             run.answered_ms, run.status = line["answered_ms"], line["status"]
         else:
             by_visit[line["visit"]] = Run(
-                _place(line["failure_id"]), line["attempt"], line["begun_ms"], _content(line), line["timestamp_ms"],
-                line["due_at_ms"],
-            )  # fmt: skip
+                _place(line["failure_id"]), line["attempt"], line["begun_ms"], _content(line), line["timestamp_ms"]
+            )
     return list(by_visit.values())
 
 

@@ -121,7 +121,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "F10", "retention expires before a record is due",
-        "DeleteRecords on the main and the retry topic up to the group's offsets while records wait",
+        "DeleteRecords on the main topic up to the group's offsets, and on all of the retry topic, while records wait",
         run=lambda act, _: topics.expire(act, 8), act=disks.LONG, rounds=4,
     ),
     Fault(
@@ -143,7 +143,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "F14", "duplicates on our topics",
-        "records of the retry and redelivery topics published again, byte for byte",
+        "records of the retry topic published again, byte for byte",
         run=lambda act, _: topics.copy_records(act, 10), rounds=6,
     ),
     Fault(

@@ -138,7 +138,7 @@ def many_waiting(act: Act, kills: int) -> None:
     """The bar: 200,000 wait; one of two workers is killed; something is due on each partition all the time."""
     act.raise_curtain(2)
     for _ in range(MANY):
-        act.put({"parks": "6h"}, fate="waiting")
+        act.put({"waits": "6h"}, fate="waiting")
         if act.published % 2000 == 0:
             act.flush()
     act.flush()

@@ -30,7 +30,7 @@ from confluent_kafka.admin import (
 from harness import wait_for
 
 from chaos.act import Act
-from chaos.eyes import committed, read
+from chaos.eyes import ROW_IDENTITY_BYTES, committed, read
 
 ASK_S = 30.0
 
@@ -107,7 +107,7 @@ def _behind_live(act: Act, changelog: str) -> dict[int, int]:
     ends = {number: end for number, end in _ends(act, changelog).items() if number > 0}
     rows: dict[tuple[int, bytes], int | None] = {}
     for message in read(act.ground.bootstrap, changelog):
-        if len(message.key()) == 20:
+        if len(message.key()) == ROW_IDENTITY_BYTES:
             rows[message.partition(), message.key()] = None if message.value() is None else message.offset()
     for (number, _), offset in rows.items():
         if offset is not None and number in ends:
@@ -116,15 +116,17 @@ def _behind_live(act: Act, changelog: str) -> dict[int, int]:
 
 
 def expire(act: Act, times: int) -> None:
-    """F10: retention deletes what the group has passed, on the main and the retry topic, while its records wait."""
+    """F10: retention deletes the retry topic, and of the main topic what the group has passed, while records wait."""
     act.truncated = True
     act.raise_curtain(1)
     topology = act.stage.topology(act.topic)
     for number in act.turns(times, 1, 24, 12):
-        for topic in topology.consumed[: 1 + number % 2]:
-            with act.fault(f"expired: {'main' if topic == act.topic else 'retry'}"):
-                passed = committed(act.ground.bootstrap, act.stage.group, topic, act.partitions)
-                _delete_before(act, topic, passed)
+        with act.fault("expired: main"):
+            _delete_before(act, act.topic, committed(act.ground.bootstrap, act.stage.group, act.topic, act.partitions))
+        if number % 2:
+            (retry,) = topology.retry_topics
+            with act.fault("expired: retry"):
+                _delete_before(act, retry, _ends(act, retry))
         act.kill_sometimes(0.4)
 
 
@@ -176,8 +178,8 @@ def _acl(where: ResourceType, name: str, permission: AclPermissionType) -> AclBi
 def _rights(act: Act) -> list[tuple[str, ResourceType, str]]:
     ours = act.stage.topology(act.topic)
     topics = {
-        "retry": ours.retry_topics[0], "redelivery": ours.redelivery, "dead-letter": ours.dlq,
-        "changelog": ours.pending_changelog, "events": ours.events,
+        "retry": ours.retry_topics[0], "dead-letter": ours.dlq, "changelog": ours.pending_changelog,
+        "events": ours.events,
     }  # fmt: skip
     return [
         *((f"the {name} topic", ResourceType.TOPIC, topic) for name, topic in topics.items()),
@@ -187,20 +189,16 @@ def _rights(act: Act) -> list[tuple[str, ResourceType, str]]:
 
 
 def copy_records(act: Act, times: int) -> None:
-    """F14: records of the retry and the redelivery topic are published once more, byte for byte, by somebody else.
-
-    They are ours by every sign, so they run; what is asked is that nothing is lost, early or tried too often.
-    """
-    act.copied = True
+    """F14: somebody else publishes records of the retry topic once more, byte for byte: nothing may run of it."""
+    act.strangers = True
     act.raise_curtain(1)
-    topology = act.stage.topology(act.topic)
+    (station,) = act.stage.topology(act.topic).retry_topics
     for _ in act.turns(times, 1, 16, 12):
-        station = act.rng.choice((topology.retry_topics[0], topology.redelivery))
         found = list(read(act.ground.bootstrap, station))
         if not found:
             continue
         again = act.rng.sample(found, min(4, len(found)))
-        with act.fault(f"copied: {'retry' if station != topology.redelivery else 'redelivery'} records") as facts:
+        with act.fault("copied: retry records") as facts:
             facts["copies"] = copies = []
             producer = Producer({"bootstrap.servers": act.ground.bootstrap})
             for message in again:

@@ -43,7 +43,7 @@ class Verdict:
     altered: list[str] = field(default_factory=list)
     """Bytes, headers or timestamp are not those of the input."""
     copied: list[str] = field(default_factory=list)
-    """Hand-offs that a committed reader sees twice; allowed where the fault itself copies records."""
+    """Hand-offs that a committed reader sees twice; allowed where the broker took back commits."""
     leftover: list[str] = field(default_factory=list)
     """Rows, offsets or records of ours that should not be there at rest."""
     runs: int = 0
@@ -56,7 +56,7 @@ class Verdict:
     late_ms: dict[str, int] = field(default_factory=dict)
     """Begin minus due time of later attempts: p50, p99, max."""
     single: bool = True
-    """No hand-off may be there twice: the fault copies none."""
+    """No hand-off may be there twice: the broker took back no commit."""
 
     @property
     def passed(self) -> bool:
@@ -152,16 +152,12 @@ def _times(verdict: Verdict, facts: dict[str, Any], ran: dict[Place, list[Run]],
     for copy in copies:
         if copy.station == "retry":
             due[copy.origin, copy.attempt + 1].add(copy.due_ms or 0)
-        elif copy.station == "redelivery" and copy.at_ms < (copy.due_ms or 0):
-            verdict.early.append(f"{copy.origin} attempt {copy.attempt + 1}: fired at {copy.at_ms}, due {copy.due_ms}")
     late = []
     for place, here in ran.items():
         for run in here:
             if run.attempt == 1:
                 continue
             known = due.get((place, run.attempt))
-            if known and facts.get("truncated") and not verdict.single and run.due_ms is not None:
-                known = known | {run.due_ms}  # this copy's own record may be among those that the fault deleted
             if known is None and not facts.get("truncated"):
                 verdict.over_policy.append(f"{place} attempt {run.attempt}: no failure before it is on the retry topic")
             if known and run.begun_ms < min(known):

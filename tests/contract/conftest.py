@@ -1,30 +1,17 @@
-"""Rows and dead letters as the engine makes them, for the contract of the tables."""
+"""Dead letters as the engine makes them, for the contract of the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from samples import dead, waiting
+from samples import dead
 
 from retryapp.core.headers import encode_metadata
 from retryapp.core.record import Headers
-from retryapp.core.rows import PendingRow, encode_row, row_key
-from retryapp.ports import DeadRow, Row
+from retryapp.ports import DeadRow
 
-MakeRow = Callable[..., Row]
 MakeDead = Callable[..., DeadRow]
-
-
-@pytest.fixture(scope="session")
-def make_row() -> MakeRow:
-    """Make a row: due time, origin offset, tier, value."""
-
-    def make(due_at_ms: int, offset: int, tier: str = "1m", value: bytes = b"v") -> Row:
-        row = PendingRow(b"k", value, encode_metadata(waiting(offset, due_at_ms=due_at_ms, tier=tier)), 1)
-        return Row(row_key(due_at_ms, 0, offset), encode_row(row), tier)
-
-    return make
 
 
 @pytest.fixture(scope="session")

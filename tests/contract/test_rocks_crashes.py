@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
-from retryapp.ports import Removal, Row
+from retryapp.core.record import Origin
+from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
+from retryapp.ports import Row
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity
 
@@ -25,7 +26,8 @@ SLICES = 60
 
 def record(offset: int) -> tuple[bytes, bytes]:
     """Return the changelog record of an offset: a row of its own."""
-    return row_key(10**12 + offset, 3, offset), encode_row(PendingRow(b"k", VALUE, (("retry-tier", b"1m"),), offset))
+    row = PendingRow(b"k", VALUE, (("retry-tier", b"1m"),), 10**12 + offset, offset)
+    return identity_of(Origin("orders", "i", 3, offset)), encode_row(row)
 
 
 def filled(path: Path, slices: int) -> RocksPendingTable:
@@ -50,7 +52,7 @@ def serve_and_die(path: Path) -> None:
     table.recovered()
     end = SLICES * SLICE
     key, value = record(end)
-    table.write([Row(key, value, "1m")], [Removal(record(0)[0], "1m")], end + 1)
+    table.write([Row(key, value, "1m"), Row(record(0)[0], None, "?")], end + 1)
     die()
 
 
@@ -86,7 +88,8 @@ def test_a_recovery_that_died_left_exactly_what_it_says(tmp_path: Path) -> None:
     assert 0 < kept < SLICES * SLICE, "the rows in memory went with the process, those on the disk did not"
     assert list(offsets(table)) == list(range(kept))
     assert dict(table.counts()) == {"1m": kept}
-    assert (table.find(kept - 1), table.find(kept)) == (record(kept - 1)[0], None)
+    last, none = record(kept - 1)[0], record(kept)[0]
+    assert (table.find(last), table.find(none)) == (row_key(10**12 + kept - 1, last), None)
     table.recover([record(offset) for offset in range(kept, kept + 10)], kept + 10)
     assert dict(table.counts()) == {"1m": kept + 10}
     table.close()

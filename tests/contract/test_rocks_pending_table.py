@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from samples import key_of, removal, waiting_row
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import PendingRow, encode_row, parse_row_key
-from retryapp.ports import Removal, Row
+from retryapp.core.rows import IDENTITY_AT, PendingRow, encode_row, parse_row_key
+from retryapp.ports import Row
+from retryapp.runtime.stores import store
 from retryapp.runtime.stores.pending import RocksPendingTable, tier_of
 from retryapp.runtime.stores.store import Store, StoreIdentity
 
-MakeRow = Callable[..., Row]
 Open = Callable[..., RocksPendingTable]
 IDENTITY = StoreIdentity(topic="app.orders.pending.changelog", topic_id="i", partition=3)
 
@@ -46,10 +48,10 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     ],
     ids=["topic", "topic-id", "partition"],
 )
-def test_a_store_of_another_topic_is_dropped(opened: Open, make_row: MakeRow, other: StoreIdentity) -> None:
+def test_a_store_of_another_topic_is_dropped(opened: Open, other: StoreIdentity) -> None:
     """A changelog that was made again under its name has another id; its offsets mean other rows."""
     table = opened()
-    table.write([make_row(1, 1)], [], 5)
+    table.write([waiting_row(1)], 5)
     table.close()
     again = opened(other)
     assert "it is a copy of" in str(again.dropped)
@@ -58,11 +60,11 @@ def test_a_store_of_another_topic_is_dropped(opened: Open, make_row: MakeRow, ot
     assert opened(other).dropped is None
 
 
-def test_a_store_unused_for_too_long_is_dropped(opened: Open, make_row: MakeRow) -> None:
+def test_a_store_unused_for_too_long_is_dropped(opened: Open) -> None:
     """The changelog may have forgotten its tombstones: a removed row would come back. Writes keep it young."""
     table = opened(now_ms=0)
     table.touch(1_000)
-    table.write([make_row(1, 1)], [], 5)
+    table.write([waiting_row(1)], 5)
     table.close()
     kept = opened(now_ms=61_000, max_age_ms=60_000)
     assert (kept.dropped, kept.next_offset) == (None, 6)
@@ -72,29 +74,29 @@ def test_a_store_unused_for_too_long_is_dropped(opened: Open, make_row: MakeRow)
     assert (late.next_offset, late.page(None, 10)) == (0, [])
 
 
-def test_a_store_is_as_young_as_the_last_reading_to_the_end(opened: Open, make_row: MakeRow) -> None:
+def test_a_store_is_as_young_as_the_last_reading_to_the_end(opened: Open) -> None:
     """Recoveries that are cut off, one after the other, must not keep it: what it lacks may be forgotten meanwhile."""
-    row = make_row(1, 1)
+    row = waiting_row(1)
     table = opened(now_ms=0)
-    table.recover([(row.key, row.value)], 5)
+    table.recover([(row.identity, row.value)], 5)
     table.recovered()
     table.close()
     for now_ms in (40_000, 60_000):
         table = opened(now_ms=now_ms, max_age_ms=60_000)
-        table.recover([(row.key, row.value)], 6)
+        table.recover([(row.identity, row.value)], 6)
         table.close()
     assert opened(now_ms=61_000, max_age_ms=60_000).dropped is not None
 
 
-def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open, make_row: MakeRow) -> None:
+def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open) -> None:
     """Two owners of one folder: the second gets a named error, the first loses nothing."""
     table = opened()
-    row = make_row(1, 1)
-    table.write([row], [], 5)
+    row = waiting_row(1)
+    table.write([row], 5)
     with pytest.raises(StoreBrokenError, match="This process has it open already") as caught:
         opened()
     assert caught.value.path.endswith("data/3")
-    table.write([make_row(2, 2)], [], 6)
+    table.write([waiting_row(2, due_at_ms=2)], 6)
     table.close()
     assert dict(opened().counts()) == {"1m": 2}
 
@@ -134,10 +136,10 @@ def test_a_store_that_is_broken_may_be_removed(opened: Open, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])
-def test_an_unreadable_store_is_dropped(opened: Open, make_row: MakeRow, tmp_path: Path, pattern: str) -> None:
+def test_an_unreadable_store_is_dropped(opened: Open, tmp_path: Path, pattern: str) -> None:
     """It is only a copy; what follows is a recovery from the changelog."""
     table = opened()
-    table.write([make_row(n, n) for n in range(100)], [], 5)
+    table.write([waiting_row(n, due_at_ms=n) for n in range(100)], 5)
     table.close()  # flushes into an sst file
     opened().close()
     spoilt = list((tmp_path / "data" / "3").glob(pattern))
@@ -162,12 +164,10 @@ def test_an_unreadable_store_is_dropped(opened: Open, make_row: MakeRow, tmp_pat
     ],
     ids=["no json", "other fields", "newer format"],
 )
-def test_a_store_that_does_not_say_what_it_is_is_dropped(
-    opened: Open, make_row: MakeRow, meta: bytes, why: str
-) -> None:
+def test_a_store_that_does_not_say_what_it_is_is_dropped(opened: Open, meta: bytes, why: str) -> None:
     """Without its description nobody knows up to where it is complete."""
     table = opened()
-    table.write([make_row(1, 1)], [], 5)
+    table.write([waiting_row(1)], 5)
     table._store.db.put(b"\x02meta", meta)
     table.close()
     again = opened()
@@ -184,11 +184,11 @@ def damage(folder: Path, part: slice) -> None:
     file.write_bytes(data)
 
 
-def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, make_row: MakeRow, tmp_path: Path) -> None:
+def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, tmp_path: Path) -> None:
     """Reading it is a named error, and the store that failed is deleted when it is closed."""
     table = opened()
-    rows = [make_row(100 + n, n, value=bytes(random.Random(n).randbytes(1_000))) for n in range(300)]
-    table.write(rows, [], 0)
+    rows = [waiting_row(n, due_at_ms=100 + n, value=bytes(random.Random(n).randbytes(1_000))) for n in range(300)]
+    table.write(rows, 0)
     table.close()
     damage(tmp_path / "data" / "3", slice(4, 5))
     table = opened()
@@ -203,78 +203,149 @@ def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, make_row: M
     assert opened().page(None, 1) == []
 
 
-def test_counting_a_recovery_reads_no_row_but_those_it_applies(
-    opened: Open, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counting_a_recovery_reads_no_row_but_those_it_applies(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of a restart is that of the tail, however many rows wait."""
     table = opened()
-    rows = [make_row(100 + n, n) for n in range(50)]
-    table.write(rows, [], 0)
+    rows = [waiting_row(n, due_at_ms=100 + n) for n in range(50)]
+    table.write(rows, 0)
     decoded: list[bytes | None] = []
     monkeypatch.setattr(
         "retryapp.runtime.stores.pending.tier_of", lambda value: decoded.append(value) or tier_of(value)
     )
-    table.recover([(rows[0].key, None), (make_row(7, 99).key, make_row(7, 99).value)], 3)
-    assert decoded == [make_row(7, 99).value]
+    late = waiting_row(99, due_at_ms=7)
+    table.recover([(rows[0].identity, None), late[:2]], 3)
+    assert decoded == [None, late.value]
     assert dict(table.counts()) == {"1m": 50}
 
 
-def test_a_record_that_is_later_than_all_is_not_looked_up(
-    opened: Open, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_is_later_than_all_is_not_looked_up(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of an earlier one is: it may replace another. That is known after a restart too, and with all rows gone."""
     table = opened()
     looked: list[bytes] = []
     get = Store.get
     monkeypatch.setattr(Store, "get", lambda self, key: looked.append(key) or get(self, key))
-    rows = [make_row(100 + n, n) for n in range(10)]
-    table.write(rows[:4], [], 3)
-    table.recover([(row.key, row.value) for row in rows[4:8]], 8)
+    rows = [waiting_row(n, due_at_ms=100 + n) for n in range(10)]
+    table.write(rows[:4], 3)
+    table.recover([(row.identity, row.value) for row in rows[4:8]], 8)
     assert looked == []
-    table.write([], [Removal(row.key, "1m") for row in rows[:8]], 16)
+    table.write([removal(row) for row in rows[:8]], 16)
     table.close()
     again = opened()
     looked.clear()
-    again.write([rows[8], rows[9]], [], 18)
+    again.write([rows[8], rows[9]], 18)
     assert looked == []
-    again.recover([(rows[7].key, rows[7].value), (rows[8].key, rows[8].value)], 20)
+    again.recover([(rows[7].identity, rows[7].value), (rows[8].identity, rows[8].value)], 20)
     assert looked
     assert dict(again.counts()) == {"1m": 3}
 
 
-def test_the_tier_of_a_row_that_does_not_say_is_a_question_mark(make_row: MakeRow) -> None:
+def test_the_tier_of_a_row_that_does_not_say_is_a_question_mark() -> None:
     """Damaged rows are counted all the same."""
-    assert tier_of(make_row(1, 1, "30m").value) == "30m"
+    assert tier_of(waiting_row(1, tier="30m").value) == "30m"
     assert [tier_of(value) for value in (None, b"", b"damaged")] == ["?", "?", "?"]
     others = [(), ((RETRY_TIER, None),), ((RETRY_TIER, b""),), ((RETRY_TIER, b"\xff"),)]
     assert [tier_of(encode_row(PendingRow(None, b"v", headers, 1))) for headers in others] == ["?"] * 4
 
 
-def test_a_scan_does_not_walk_over_what_was_removed_before(opened: Open, make_row: MakeRow) -> None:
+def test_a_scan_does_not_walk_over_what_was_removed_before(opened: Open) -> None:
     """RocksDB would look at every deleted key in front of the first live one."""
     table = opened()
-    rows = [make_row(100 + n, n) for n in range(50)]
-    table.write(rows, [], 0)
-    table.write([], [Removal(row.key, "1m") for row in rows[:40]], 1)
+    rows = [waiting_row(n, due_at_ms=100 + n) for n in range(50)]
+    table.write(rows, 0)
+    table.write([removal(row) for row in rows[:40]], 1)
     table.due(1_000, 1)
-    assert table._low == rows[40].key
-    table.write([make_row(1, 99)], [], 2)
-    assert table._low == make_row(1, 99).key
+    assert table._cursor == key_of(rows[40])
+    table.write([waiting_row(99)], 2)
+    assert table._cursor == key_of(waiting_row(99))
 
 
 @pytest.mark.parametrize("purge_rows", [1, 2, 5_000])
 def test_removals_never_take_a_row_that_came_in_late(
-    opened: Open, make_row: MakeRow, purge_rows: int, monkeypatch: pytest.MonkeyPatch
+    opened: Open, purge_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cheap removal of everything below the low mark spares rows of its own batch and of later ones."""
+    """The cheap removal of everything below the cursor spares rows of its own batch and of later ones."""
     monkeypatch.setattr("retryapp.runtime.stores.pending._PURGE_ROWS", purge_rows)
     table = opened()
-    table.write([make_row(1_000 + n, n) for n in range(10)], [], 0)
+    table.write([waiting_row(n, due_at_ms=1_000 + n) for n in range(10)], 0)
     for batch in range(5):  # scan, remove the head, and put a row far below, in turns
         (head, _), *_ = table.due(5_000, 100)[0][-1:]
-        late = make_row(10 + batch, 100 + batch)
-        table.write([late], [Removal(head, "1m")], batch + 1)
-        assert table.get(late.key) == late.value
+        late = waiting_row(100 + batch, due_at_ms=10 + batch)
+        table.write([late, Row(head[IDENTITY_AT:], None, "?")], batch + 1)
+        assert table.get(key_of(late)) == late.value
     found = [parse_row_key(key).origin_offset for key, _ in table.page(None, 100)]
     assert found == [100, 101, 102, 103, 104, 0, 1, 2, 3, 4]
     assert sum(table.counts().values()) == 10
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["still claimed", "claimed again and again"])
+def test_a_look_costs_the_same_however_many_rows_have_settled_after_a_slow_one(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    """Counted in removed keys that RocksDB steps over: no look meets one that an earlier look has passed."""
+    options = store._options()
+    options.enable_statistics()
+    monkeypatch.setattr(store, "_options", lambda: options)
+
+    def skipped() -> int:
+        found = re.search(r"rocksdb\.number\.iter\.skip COUNT : (\d+)", str(options.get_statistics()))
+        assert found is not None
+        return int(found[1])
+
+    table = opened()
+    rows = [waiting_row(n, due_at_ms=100 + n) for n in range(4_001)]
+    table.write(rows, 0)
+    slow, *others = (key_of(row) for row in rows)
+    looks: list[int] = []
+    for at in range(0, len(others), 100):
+        before = skipped()
+        due, _ = table.due(10_000, 100, {slow})
+        looks.append(skipped() - before)
+        assert [key for key, _ in due] == others[at : at + 100]
+        table.write([Row(key[IDENTITY_AT:], None, "?") for key, _ in due], at)
+        if released:
+            assert [key for key, _ in table.due(10_000, 1)[0]] == [slow]
+    before = skipped()
+    assert (table.page(None, 10), table.due_times(0, 10_000, 10)) == ([(slow, rows[0].value)], [100])
+    assert skipped() - before <= 2 * 100 + 10, "nor does a page"
+    assert max(looks) <= 2 * 100 + 10, looks  # each removed row is a deleted key, and so is the row after it once
+    before = skipped()
+    assert (table.due(10_000, 100, {slow})[1], table.due(10_000, 100, {slow})) == (None, ([], None))
+    assert skipped() - before <= 2 * 100 + 10
+
+
+def test_a_claim_that_is_released_is_due_again_before_what_follows_it(opened: Open) -> None:
+    """However far the looks have come meanwhile, and in any order of releases, settled rows and late inserts."""
+    table, rows = opened(), [waiting_row(n, due_at_ms=100 + n) for n in range(6)]
+    table.write(rows, 0)
+    keys = [key_of(row) for row in rows]
+
+    def due(limit: int, *claimed: bytes) -> list[int]:
+        return [parse_row_key(key).due_at_ms for key, _ in table.due(1_000, limit, set(claimed))[0]]
+
+    assert due(2) == [100, 101]
+    assert due(2, *keys[:2]) == [102, 103]
+    assert table.due(1_000, 10, set(keys)) == ([], None)
+    table.write([removal(row) for row in rows[2:5]], 1)
+    assert table.due(1_000, 10, {keys[0], keys[5]}) == ([(keys[1], rows[1].value)], None)
+    assert table.due(100, 10, {keys[0], keys[5]}) == ([], 101)
+    late = waiting_row(9, due_at_ms=50)
+    table.write([late], 2)
+    assert due(10, *keys) == [50]
+    assert due(2, keys[5], key_of(late)) == [100, 101]
+    assert due(10) == [50, 100, 101, 105]
+    table.write([waiting_row(9, due_at_ms=102)], 3)
+    assert due(10, keys[0], keys[1]) == [102, 105]
+    assert [parse_row_key(key).due_at_ms for key, _ in table.page(None, 10)] == [100, 101, 102, 105]
+    assert table.due_times(0, 1_000, 1) == [100]
+
+
+def test_a_recovery_looks_for_the_last_written_record_no_more(opened: Open) -> None:
+    """It begins once that was found; cut off, it is to be continued from where it came to."""
+    table = opened()
+    table.write([waiting_row(1)], 4)
+    assert table.last_written == 4
+    table.recover([], 5)
+    assert (table.last_written, table.next_offset) == (None, 5)
+    table.write([waiting_row(2)], 7)
+    table.recovered()
+    assert table.last_written is None

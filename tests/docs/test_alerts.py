@@ -17,7 +17,7 @@ from samples import partition
 
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.ports import Event, Observation
-from retryapp.runtime.observe.metrics import MetricsObserver, Retention, Sources
+from retryapp.runtime.observe.metrics import MetricsObserver, Sources
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE.parent.parent / "docs" / "alerts.yml"
@@ -39,8 +39,7 @@ def nodes(expr: str, kind: type) -> list[Any]:
 def shown() -> dict[str, list[dict[str, str]]]:
     """Every series that a worker or the archive shows, by name: its labels."""
     info = partition(0, pending=1, pending_by_tier={"5m": 1}, next_due_ms=1, looked_ms=1)
-    retention = Retention(longest_wait_s=1, needed_s=1, topics_s={"billing.orders.retry": 1})
-    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": [info]}, retentions=lambda: {"orders": retention}))
+    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": [info]}))
     metrics.begin("orders", ["5m"])
     metrics.observe(Observation(event=Event.DEAD, handler="orders", reason="exhausted", error_type="E"))
     archive = PipelineMetrics()

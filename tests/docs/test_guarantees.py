@@ -89,7 +89,7 @@ async def test_a_booking_happens_once_however_often_its_attempt_runs(database: s
     async with MemoryPartition(handle, "1s", value_type=dict) as orders:
         await orders.send(b'{"id": 1, "account": "alice", "cents": 300}')
         assert database.execute("SELECT count(*) FROM booking").fetchall() == [(int(fails == "after"),)]
-        dying = orders.transport.pause(Step.COMMIT, after=1)
+        dying = orders.transport.pause(Step.COMMIT)
         await orders.advance(1_000)
         assert dying.reached
     async with MemoryPartition(handle, "1s", value_type=dict, transport=orders.transport) as orders:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -36,10 +35,6 @@ class Evidence:
         """Return what was sent to wait."""
         return self.copies(*self.topology.retry_topics)
 
-    def redeliveries(self) -> list[tuple[Record, RetryMetadata]]:
-        """Return what was fired."""
-        return self.copies(self.topology.redelivery)
-
     def dead(self) -> list[tuple[Record, RetryMetadata]]:
         """Return the dead letters."""
         return self.copies(self.topology.dlq)
@@ -71,17 +66,15 @@ class Evidence:
         finally:
             consumer.close()
 
-    def unsettled(self, topics: Iterable[str] | None = None) -> int:
+    def unsettled(self) -> int:
         """Count the records (not offsets: these include markers) that the group's offsets have not passed."""
-        return sum(
-            sum(1 for _ in read_topic(self.connection, topic, start=self.committed(topic)))
-            for topic in topics or self.topology.consumed
-        )
+        main = self.topology.main
+        return sum(1 for _ in read_topic(self.connection, main, start=self.committed(main)))
 
     def handoffs(self) -> Counter[tuple[str, str, int]]:
         """Count the copies that a committed reader sees: (station, failure id, attempt) → how often."""
         counts: Counter[tuple[str, str, int]] = Counter()
-        for station, copies in (("retry", self.retries()), ("redelivery", self.redeliveries()), ("dlq", self.dead())):
+        for station, copies in (("retry", self.retries()), ("dlq", self.dead())):
             counts.update((station, metadata.failure_id, metadata.attempt) for _, metadata in copies)
         counts.update(("succeeded", event.failure_id, event.attempt) for event in self.succeeded())
         return counts

@@ -146,7 +146,7 @@ class Stage:
         `ledger=False` is for topics that the test itself has changed.
         """
         evidence = self.evidence(topic)
-        # a record may be on its way between two looks: twice nothing, with the tiers in between
+        # a record may fail between two looks: twice nothing, with what waits in between
         wait_for(
             lambda: (evidence.unsettled(), evidence.waiting(), evidence.unsettled()) == (0, 0, 0),
             f"{topic} is settled",

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,8 +91,8 @@ def declare(wanted: dict[str, Any]) -> None:
         if wanted["publishes"]:
             result = {"id": value["id"], "attempt": delivery.attempt, "idempotency_key": delivery.idempotency_key}
             delivery.publish(value.get("to", wanted["publishes"]), result, key=delivery.key)
-        if isinstance(value, dict) and value.get("parks"):
-            raise RetryLater(after=value["parks"])  # without asking: for very many that only have to wait
+        if isinstance(value, dict) and value.get("waits"):
+            raise RetryLater(after=value["waits"])  # without asking: for very many that only have to wait
         await call_service(wanted["topic"], _facts(delivery))
         if isinstance(value, dict) and value.get("kills") == delivery.attempt:
             os.kill(os.getpid(), signal.SIGKILL)  # as a record does on which the process runs out of memory
@@ -103,17 +104,22 @@ def arm(crash: dict[str, Any]) -> None:
     """Have this process end itself with SIGKILL at a call on a record's way.
 
     Args:
-        crash: `point`: class (as in `places`) and method; `moment`: `before`, `during` or `after` the call; `holding`:
-            which part of the lane's batch must not be empty for a call to count, or nothing; `to`: a topic for which it
-            must hold a record, if that matters; `after`: so many calls that count go well before.
+        crash: `point`: class or module (as in `places`) and function; `moment`: `before`, `during` or `after` the call;
+            `holding`: what a call must be about to count: a transaction with a `first failure`, with the `outcome` of
+            a due row, or with a record of the topic of this name; a handler's `due row`; or nothing; `after`: so many
+            calls that count go well before.
     """
     from aiokafka import AIOKafkaProducer
 
+    from retryapp.core.rows import decode_row
+    from retryapp.engine.partition.scheduler import Scheduler
+    from retryapp.ports import LaneBatch
     from retryapp.runtime.stores.pending import RocksPendingTable
     from retryapp.runtime.transport import KafkaTransport
 
     places: dict[str, Any] = {
-        "KafkaTransport": KafkaTransport, "Producer": AIOKafkaProducer, "Table": RocksPendingTable
+        "KafkaTransport": KafkaTransport, "Producer": AIOKafkaProducer, "Table": RocksPendingTable,
+        "Scheduler": Scheduler, "Program": sys.modules[__name__],
     }  # fmt: skip
     batch: ContextVar[Any] = ContextVar("batch", default=None)
     passed = 0
@@ -122,18 +128,23 @@ def arm(crash: dict[str, Any]) -> None:
         os.write(1, f"crash: {crash}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def counts() -> bool:
+    def holds(wanted: str, arguments: tuple[Any, ...]) -> bool:
+        if wanted == "due row":
+            return bool(arguments[-1]["attempt"] > 1)
+        made: Any = batch.get() or LaneBatch()
+        firsts = [row.value is not None and decode_row(row.value).delivery == 1 for row in made.rows]
+        found = {"": True, "first failure": any(firsts), "outcome": not all(firsts)}
+        return found[wanted] if wanted in found else wanted in {out.topic for out in made.publishes}
+
+    def counts(arguments: tuple[Any, ...]) -> bool:
         nonlocal passed
-        if crash["holding"] and not getattr(batch.get(), crash["holding"], None):
-            return False
-        if "to" in crash and all(out.topic != crash["to"] for out in getattr(batch.get(), "publishes", ())):
-            return False
-        passed += 1
-        return passed > crash["after"]
+        held = holds(crash["holding"], arguments)
+        passed += held
+        return held and passed > crash["after"]
 
     @contextmanager
-    def dying() -> Iterator[None]:
-        now = counts()
+    def dying(arguments: tuple[Any, ...]) -> Iterator[None]:
+        now = counts(arguments)
         if now and crash["moment"] == "before":
             die()
         if now and crash["moment"] == "during":
@@ -145,12 +156,12 @@ def arm(crash: dict[str, Any]) -> None:
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def plain(*args: Any, **options: Any) -> Any:
-            with dying():
+            with dying(args):
                 return call(*args, **options)
 
         @functools.wraps(call)
         async def waiting(*args: Any, **options: Any) -> Any:
-            with dying():
+            with dying(args):
                 return await call(*args, **options)
 
         return waiting if inspect.iscoroutinefunction(call) else plain

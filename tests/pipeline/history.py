@@ -60,7 +60,7 @@ class Group:
     def make(self, partitions: int = 2) -> None:
         """Make all topics as a plan would."""
         sizes = {"partitions": partitions, "main_max_message_bytes": 1_048_588, "replication": 1}
-        self.admin.create(topic_specs(self.topology, **sizes, longest_wait_ms=60_000))
+        self.admin.create(topic_specs(self.topology, **sizes))
         self.admin.wait_for_topics(self.topology.owned)
 
     def make_again(self, topic: str, partitions: int) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
-from samples import waiting
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from samples import key_of, removal, waiting_row
 
-from retryapp.core.headers import encode_metadata
-from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
-from retryapp.ports import PendingTable, Removal, Row
+from retryapp.core.rows import IDENTITY_AT, parse_row_key
+from retryapp.ports import PendingTable, Row
 from retryapp.runtime.stores import pending
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import StoreIdentity
@@ -23,80 +22,66 @@ from retryapp.testing import MemoryPendingTable
 from retryapp.testing.tables import Disk
 
 DUE_MS = st.integers(0, 15)
-OFFSETS = st.integers(0, 6)
 TIERS = st.sampled_from(["1m", "1h"])
 PURGE_ROWS = pending._PURGE_ROWS
+MAINS = ["kq8G0bTz", "made again"]
+"""Ids of the main topic: one that was made again has other records at the same offsets."""
+DAMAGED = b"no row"
 
-
-def make_row(due_at_ms: int, offset: int, tier: str, value: bytes) -> Row:
-    """Return a row as the engine makes it."""
-    row = PendingRow(b"k", value, encode_metadata(waiting(offset, due_at_ms=due_at_ms, tier=tier)), 1)
-    return Row(row_key(due_at_ms, 0, offset), encode_row(row), tier)
-
-
-ROWS = st.builds(make_row, DUE_MS, OFFSETS, TIERS, st.binary(max_size=3))
-KEYS = st.builds(lambda due_at_ms, offset: row_key(due_at_ms, 0, offset), DUE_MS, OFFSETS)
+CHANGES = st.builds(
+    lambda offset, due_at_ms, tier, value, topic_id: waiting_row(
+        offset, due_at_ms=due_at_ms, tier=tier, value=value, topic_id=topic_id
+    ),
+    st.integers(0, 3),
+    DUE_MS,
+    TIERS,
+    st.binary(max_size=3),
+    st.sampled_from(MAINS),
+)
+REMOVALS = CHANGES.map(removal)
+BROKEN = CHANGES.map(lambda row: Row(row.identity, DAMAGED, "?"))
+ALL_CHANGES = CHANGES | REMOVALS | BROKEN
+KEYS = CHANGES.map(key_of)
+IDENTITIES = [waiting_row(offset, topic_id=main).identity for offset in range(4) for main in MAINS]
 
 
 class PendingTableAgainstDict(RuleBasedStateMachine):
-    """Writes go to both; what can be asked of the table is asked of the dict."""
+    """Writes go to both; what can be asked of the table is asked of the dict: the last row of each record."""
 
-    written = Bundle("written")
     table: PendingTable
 
-    @initialize(purge_rows=st.sampled_from([1, 2, PURGE_ROWS]), rows=st.lists(ROWS, min_size=3, max_size=8))
+    @initialize(purge_rows=st.sampled_from([1, 2, PURGE_ROWS]), rows=st.lists(CHANGES, min_size=3, max_size=8))
     def start(self, purge_rows: int, rows: list[Row]) -> None:
         """Begin with a few rows; removed ones are purged after so many."""
         pending._PURGE_ROWS = purge_rows
         self.folder, self.disk = Path(tempfile.mkdtemp()), Disk()
         self.model: dict[bytes, Row] = {}
-        self.latest: dict[int, bytes] = {}
         self.changelog = 0
         self.open()
-        self.write(rows, [])
+        self.write(rows)
 
     def open(self) -> None:
         """Open the table."""
         raise NotImplementedError
 
-    def looked_up(self, offset: int) -> bytes | None:
-        """Return the row that is found by an offset: the latest of its record, until that is removed."""
-        return self.latest.get(offset)
+    @property
+    def rows(self) -> dict[bytes, bytes]:
+        """The table's keys and values, in due order; a damaged row is due at once."""
+        return dict(sorted((key_of(row), row.value or b"") for row in self.model.values()))
 
-    def expect(self, puts: list[Row], removes: list[bytes]) -> None:
-        """Apply a batch to the dict: puts, then removals."""
-        for row in puts:
-            self.model.pop(row.key, None)
-            self.model[row.key] = row
-            self.latest[parse_row_key(row.key).origin_offset] = row.key
-        for key in removes:
-            self.model.pop(key, None)
-            if self.latest.get(offset := parse_row_key(key).origin_offset) == key:
-                del self.latest[offset]
+    def expect(self, rows: list[Row]) -> None:
+        """Apply a batch to the dict, in its order."""
+        for row in rows:
+            self.model.pop(row.identity, None)
+            if row.value is not None:
+                self.model[row.identity] = row
 
-    def write(self, puts: list[Row], removes: list[bytes]) -> None:
-        """Write a batch to both."""
-        tiers = {**self.model, **{row.key: row for row in puts}}
-        removals = [Removal(key, tiers[key].tier if key in tiers else "1m") for key in removes]
-        self.table.write(puts, removals, self.changelog)
+    @rule(rows=st.lists(ALL_CHANGES, min_size=1, max_size=6))
+    def write(self, rows: list[Row]) -> None:
+        """Put and remove a few rows at once: new, replaced, doubled and missing ones."""
+        self.table.write(rows, self.changelog)
         self.changelog += 1
-        self.expect(puts, removes)
-
-    @rule(target=written, row=ROWS)
-    def put(self, row: Row) -> bytes:
-        """One row, new or over an old one."""
-        self.write([row], [])
-        return row.key
-
-    @rule(key=written)
-    def remove(self, key: bytes) -> None:
-        """A row that is or was there."""
-        self.write([], [key])
-
-    @rule(puts=st.lists(ROWS, max_size=4), removes=st.lists(KEYS, max_size=4))
-    def batch(self, puts: list[Row], removes: list[bytes]) -> None:
-        """Several of both at once, doubled and missing ones too."""
-        self.write(puts, removes)
+        self.expect(rows)
 
     @rule(
         now_ms=DUE_MS,
@@ -104,37 +89,34 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         claim=st.randoms(use_true_random=False),
         room=st.none() | st.tuples(st.integers(0, 5), st.integers(-1, 0)),
     )
-    def fire(self, now_ms: int, limit: int, claim: random.Random, room: tuple[int, int] | None) -> None:
-        """Scan past claimed rows, and remove what was due, as a firing does."""
-        claimed = {key for key in self.model if claim.random() < 0.3}
-        free = sorted(key for key in self.model if key not in claimed)
+    def deliver(self, now_ms: int, limit: int, claim: random.Random, room: tuple[int, int] | None) -> None:
+        """Scan past claimed rows; what was due is removed or waits again, some of it in its own millisecond."""
+        rows = self.rows
+        claimed = {key for key in rows if claim.random() < 0.3}
+        free = [key for key in rows if key not in claimed]
         due = [key for key in free if parse_row_key(key).due_at_ms <= now_ms][:limit]
-        max_bytes = None if room is None else sum(len(self.model[key].value) for key in due[: room[0]]) + room[1]
-        while max_bytes is not None and len(due) > 1 and sum(len(self.model[key].value) for key in due) > max_bytes:
+        max_bytes = None if room is None else sum(len(rows[key]) for key in due[: room[0]]) + room[1]
+        while max_bytes is not None and len(due) > 1 and sum(len(rows[key]) for key in due) > max_bytes:
             due.pop()
         rest = free[len(due) :]
-        found, next_due_ms = self.table.due(now_ms, limit, claimed, max_bytes=max_bytes)
-        assert found == [(key, self.model[key].value) for key in due]
+        delivered, next_due_ms = self.table.due(now_ms, limit, claimed, max_bytes=max_bytes)
+        assert delivered == [(key, rows[key]) for key in due]
         assert next_due_ms == (parse_row_key(rest[0]).due_at_ms if rest else None)
-        if claim.random() < 0.7:
-            self.write([], due)
+        settled = [self.model[key[IDENTITY_AT:]] for key in due]
+        self.write([row if claim.random() < 0.3 else removal(row) for row in settled])
 
-    @rule(after=st.none() | KEYS | written, limit=st.integers(0, 5))
+    @rule(after=st.none() | KEYS, limit=st.integers(0, 5))
     def page(self, after: bytes | None, limit: int) -> None:
         """Any page."""
-        keys = sorted(key for key in self.model if after is None or key > after)[:limit]
-        assert self.table.page(after, limit) == [(key, self.model[key].value) for key in keys]
+        rows = [(key, value) for key, value in self.rows.items() if after is None or key > after]
+        assert self.table.page(after, limit) == rows[:limit]
 
-    @rule(records=st.lists(st.tuples(KEYS, st.booleans(), TIERS), max_size=6))
-    def recover(self, records: list[tuple[bytes, bool, str]]) -> None:
+    @rule(rows=st.lists(ALL_CHANGES, max_size=6))
+    def recover(self, rows: list[Row]) -> None:
         """The tail of a changelog: rows and tombstones one after the other."""
-        tail: list[tuple[bytes, bytes | None]] = []
-        for key, there, tier in records:
-            place = parse_row_key(key)
-            row = make_row(place.due_at_ms, place.origin_offset, tier, b"r")
-            tail.append((key, row.value if there else None))
-            self.expect([row] if there else [], [] if there else [key])
+        tail = [(row.identity, row.value) for row in rows]
         tail.insert(len(tail) // 2, (b"mark", b"a key that is no row's says something else"))
+        self.expect(rows)
         self.changelog += len(tail)
         self.table.recover(tail, self.changelog)
 
@@ -149,16 +131,18 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         """At any time."""
         if not hasattr(self, "table"):
             return
+        rows = self.rows
         assert dict(self.table.counts()) == dict(Counter(row.tier for row in self.model.values()))
-        assert [self.table.find(offset) for offset in range(7)] == [self.looked_up(offset) for offset in range(7)]
-        assert all(self.table.get(key) == row.value for key, row in self.model.items())
+        keys = {identity: key_of(row) for identity, row in self.model.items()}
+        assert [self.table.find(identity) for identity in IDENTITIES] == [keys.get(each) for each in IDENTITIES]
+        assert all(self.table.get(key) == value for key, value in rows.items())
         assert self.table.next_offset == self.changelog
 
     def teardown(self) -> None:
         """Leave no files."""
         pending._PURGE_ROWS = PURGE_ROWS
         if hasattr(self, "table"):
-            assert self.table.page(None, 1_000) == [(key, self.model[key].value) for key in sorted(self.model)]
+            assert self.table.page(None, 1_000) == list(self.rows.items())
             self.table.close()
             shutil.rmtree(self.folder)
 
@@ -180,10 +164,6 @@ class Memory(PendingTableAgainstDict):
     def open(self) -> None:
         """Read what was written."""
         self.table = MemoryPendingTable(self.disk, "0")
-
-    def looked_up(self, offset: int) -> bytes | None:
-        """Return the latest row of the record that is left."""
-        return next((key for key in reversed(self.model) if parse_row_key(key).origin_offset == offset), None)
 
 
 TestRocks = Rocks.TestCase

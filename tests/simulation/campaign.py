@@ -21,7 +21,7 @@ STATES = (
     *(f"fault: {kind}" for kind in sorted({*KINDS, STOPPED})),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
     "a handler ended its worker", "a commit was taken back",
-    "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "parked", "fired", "succeeded", "dead",
+    "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",
     "skipped",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""

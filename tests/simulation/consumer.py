@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -37,9 +37,6 @@ _SETTLE_S = 0.25
 
 class SimConsumer(Flow):
     """The group's client of a worker; see the module's text."""
-
-    isolated: ClassVar[bool] = True
-    """Reads committed records only."""
 
     def __init__(self, worker: SimWorker) -> None:
         self.settled = False
@@ -180,7 +177,7 @@ class SimConsumer(Flow):
         got: dict[TopicPartition, tuple[list[Record], int] | None] = {}
         for tp, at in wanted.items():
             try:
-                records, position = self._worker.broker.read(tp, at, _FETCH, committed=self.isolated)
+                records, position = self._worker.broker.read(tp, at, _FETCH)
             except OutOfRangeError:
                 got[tp] = None
                 continue

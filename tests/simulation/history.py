@@ -80,7 +80,7 @@ class History:
         )
         topology = self.topology
         names = self.names = Topics(
-            topology.main, topology.retry_topics[0], topology.redelivery, topology.dlq, topology.events,
+            topology.main, topology.retry_topics[0], topology.dlq, topology.events,
             topology.pending_changelog, topology.seen_changelog,
             "results" if plan.publishes else "",
         )  # fmt: skip
@@ -90,6 +90,7 @@ class History:
             WAITS_MS,
             later_ms=LATER_MS,
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
+            timeout_ms=POLICY.timeout_ms,
         )
         self.broker = Broker(self.loop, plan.partitions)
         self.broker.on_visible = self._appeared
@@ -262,10 +263,11 @@ class History:
                 for number in range(self.plan.partitions):
                     self.broker.compact(TopicPartition(self.topology.pending_changelog, number))
             case "retention":
-                for topic in (*self.topology.retry_topics, self.topology.redelivery):
+                for topic in self.topology.retry_topics:  # history: nobody needs it
                     for number in range(self.plan.partitions):
                         tp = TopicPartition(topic, number)
-                        self.broker.delete_before(tp, self.broker.committed.get(tp, 0))
+                        for last in self.broker.visible(tp)[-1:]:
+                            self.broker.delete_before(tp, last.offset + 1)
             case "disk full":
                 self.disks[slot].full = 1 + int(size * 2)
             case "offsets expire":  # all workers away for longer than the broker remembers a group
@@ -383,7 +385,7 @@ class History:
             rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
             self.oracle.remembered(number, rows, taken_back=taken_back)
         visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
-        for event, topic in ((Event.FIRED, self.topology.redelivery), (Event.DEAD, self.topology.dlq)):
+        for event, topic in ((Event.SCHEDULED, self.topology.retry_topics[0]), (Event.DEAD, self.topology.dlq)):
             if self.observed[event] > visible[topic] + self.broker.taken_back[topic] or (
                 quiet and self.observed[event] != visible[topic]
             ):

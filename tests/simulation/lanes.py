@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from retryapp.engine.lane import recovery
 from retryapp.ports import Standing, TopicPartition
 from retryapp.testing import Step
 from retryapp.testing.lane import MemoryLane
@@ -16,6 +17,8 @@ from simulation.network import Wire
 
 if TYPE_CHECKING:
     from simulation.worker import SimWorker
+
+recovery.TAIL_OFFSETS = 4  # histories are short
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,13 +21,15 @@ from retryapp.engine.lane import transport
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition import firing, suspects
+from retryapp.engine.partition import progress, scheduler, suspects
 from retryapp.engine.partition.duplicates import Duplicates
+from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.progress import Counting, OffsetWindow
+from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.worker.placement import Placer
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, TopicPartition
 from retryapp.testing import MemoryPendingTable
-from simulation.consumer import SimConsumer
+from retryapp.testing.broker import MemoryBroker
 from simulation.lanes import SimLane
 
 EARLY_MS = 400
@@ -82,8 +84,8 @@ async def _unknown_is_done(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
 
 async def _store_first(self: LaneProtocol, batch: LaneBatch) -> LaneReceipt:
     """The local store before the commit, with the offset that the changelog would have."""
-    if self.pending is not None and (batch.puts or batch.removes):
-        self.pending.write(batch.puts, batch.removes, self.pending.next_offset + len(batch.puts) + len(batch.removes))
+    if self.pending is not None and batch.rows:
+        self.pending.write(batch.rows, self.pending.next_offset + len(batch.rows))
     return await _commit(self, batch)
 
 
@@ -131,6 +133,13 @@ async def _at_once(_self: Placer, _lane: Lane) -> None:
 async def _hold_nothing(_self: LaneProtocol) -> None:
     """What was fetched before a lane opens stays."""
 
+
+def _uncommitted(self: MemoryBroker, tp: TopicPartition, start: int, limit: int = 1 << 30, **_: Any) -> Any:
+    """Rows of transactions that were aborted are taken for rows."""
+    return _read(self, tp, start, limit, committed=False)
+
+
+_read = MemoryBroker.read
 
 # -- progress and tables ----------------------------------------------------------------------------------------------
 
@@ -187,19 +196,61 @@ def _due_early(self: MemoryPendingTable, now_ms: int, limit: int, claimed: Any =
 _due = MemoryPendingTable.due
 
 
-def _fire_anyway(context: Any, rows: Sequence[tuple[bytes, bytes]], **more: Any) -> Any:
-    return _fire(context, rows, **more | {"now_ms": more["now_ms"] + EARLY_MS})
+def _not_looked(_run: Run) -> bool:
+    """The due time is not looked at again at the call."""
+    return True
 
 
-_fire = firing.fire
+def _unheard(_self: Scheduler, _due_at_ms: int) -> None:
+    """A new row does not wake the scheduler."""
 
 
-async def _startable(_run: Any, _due_at_ms: int) -> None:
-    """The handler does not look at the due time again."""
+def _let_go(self: PartitionEngine) -> None:
+    """A claim ends when its turn is in the lane."""
+    claims = [turn.claim for turn in self._outcomes if turn.claim is not None]
+    _release(self)
+    for key in claims:
+        self.scheduler.release(key)
 
 
-def _unheard(_self: firing.Firing, _due_at_ms: int) -> None:
-    """A row that was parked does not wake the firing task."""
+_release = PartitionEngine._release
+
+
+def _left_behind(self: Run, **changes: Any) -> Turn:
+    """The row of a record that has ended stays."""
+    turn = _settle(self, **changes)
+    turn.rows = tuple(row for row in turn.rows if row.value is not None)
+    return turn
+
+
+_settle = Run.settle
+
+
+def _not_handed_off(self: Run, **changes: Any) -> Turn:
+    """A row goes, and what became of its record is not said."""
+    turn = _settle(self, **changes)
+    if self.claim is not None:
+        turn.publishes, turn.rows = (), tuple(row._replace(value=None) for row in turn.rows)
+    return turn
+
+
+def _passed_over(self: PartitionEngine) -> None:
+    """An error of ours between an outcome and its turn is passed over."""
+    outcomes = self._window.release()
+    if len(outcomes) > 2 and not all(isinstance(each, int) for each in outcomes):
+        return
+    self._window._entries.extendleft(reversed([_done(each) for each in outcomes]))
+    _release(self)
+
+
+def _done(outcome: Any) -> Any:
+    entry: Any = progress._Entry(0, 0, True)
+    entry.outcome = outcome
+    return entry
+
+
+async def _unmarked(_self: LaneProtocol) -> None:
+    """A life does not note that it delivers rows."""
 
 
 async def _sleep_it_off(run: Run) -> Any:
@@ -272,7 +323,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("no fresh producer", ((SimLane, "start_producer", _same_producer),)),
     Mutant("lanes open before the rebalance is over", ((Placer, "_wait_settled", _at_once),)),
     Mutant("nothing is held before the seek", ((SimLane, "hold", _hold_nothing),)),
-    Mutant("uncommitted records are read", ((SimConsumer, "isolated", False),)),
+    Mutant("uncommitted records are read", ((MemoryBroker, "read", _uncommitted),)),
     Mutant("offsets pass what is running", ((OffsetWindow, "release", _finished_anywhere),)),
     Mutant("positions are not written down", ((marks, "PROGRESS", b"nothing"),
                                                     (transport, "written_down", _anew))),
@@ -281,11 +332,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("seen events are not brought up to date", ((transport, "recover_seen", _no_events),)),
     Mutant("the table of seen events is not written", ((transport, "apply_seen", _not_applied),)),
     Mutant("no event is written down", ((Duplicates, "note", _unwritten),)),
-    Mutant("rows in two turns", ((MemoryPendingTable, "due", _rows_of_nobody), (firing, "FIRE_LIMIT", 1))),
+    Mutant("rows in two turns", ((MemoryPendingTable, "due", _rows_of_nobody), (scheduler, "CLAIM_LIMIT", 1))),
     Mutant("fires early",
-           ((MemoryPendingTable, "due", _due_early), (firing, "fire", _fire_anyway),
-            (deliver, "_wait_until_startable", _startable))),
-    Mutant("the scheduler sleeps on", ((firing.Firing, "parked", _unheard),)),
+           ((MemoryPendingTable, "due", _due_early), (deliver, "_is_due", _not_looked))),
+    Mutant("the scheduler sleeps on", ((Scheduler, "changed", _unheard),)),
+    Mutant("a claim ends before its turn is applied", ((PartitionEngine, "_release", _let_go),)),
+    Mutant("a hand-off without its removal", ((Run, "settle", _left_behind),)),
+    Mutant("a removal without its hand-off", ((Run, "settle", _not_handed_off),)),
+    Mutant("an error after the release is passed over", ((PartitionEngine, "_release", _passed_over),)),
+    Mutant("rows are delivered without a mark", ((LaneProtocol, "_mark_rows", _unmarked),)),
     Mutant("nobody counts crashes", ((suspects, "Mark", _Forgetful),)),
     Mutant("a store is trusted whose last write was rolled back",
            ((MemoryPendingTable, "last_written", property(_not_looked_for)),)),

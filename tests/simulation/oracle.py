@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from retryapp.core.record import Record
+from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
 from simulation.story import Call, Opening, Origin, Story, Violation
 
 MAX_KILLS = 12
 """Workers that one record may end: until there is no progress any more, then two, then three with a mark."""
+
+TIMED_OUT = f"{HandlerTimeoutError.__module__}.{HandlerTimeoutError.__qualname__}"
 
 
 class Topics(NamedTuple):
@@ -25,7 +28,6 @@ class Topics(NamedTuple):
 
     main: str
     retry: str
-    redelivery: str
     dlq: str
     events: str
     changelog: str
@@ -37,7 +39,9 @@ class Topics(NamedTuple):
 class Oracle:
     """Judges a history: `waits_ms` is the policy, `skew_ms` how early a record may be by the broker's clock."""
 
-    def __init__(self, topics: Topics, waits_ms: Sequence[int], *, later_ms: int, skew_ms: float) -> None:
+    def __init__(
+        self, topics: Topics, waits_ms: Sequence[int], *, later_ms: int, skew_ms: float, timeout_ms: float = 1e9
+    ) -> None:
         self.stories: dict[Origin, Story] = {}
         self.repeated = 0
         """Handler calls of an attempt that had begun before."""
@@ -47,8 +51,8 @@ class Oracle:
         self._waits_ms = waits_ms
         self._later_ms = later_ms
         self._skew_ms = skew_ms
+        self._timeout_ms = timeout_ms
         self._moved: dict[TopicPartition, int] = {}
-        self._seen: dict[TopicPartition, list[Record]] = defaultdict(list)
         self._rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
         self._seen_rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
         """What the changelog of seen events comes to, by partition."""
@@ -95,7 +99,11 @@ class Oracle:
         _must(seen == (record.key, record.value, record.headers, record.timestamp_ms), "I8", origin, f"saw {seen}")
         _must(1 <= attempt <= self.max_attempts, "I5", origin, f"attempt {attempt}")
         if attempt > 1:
-            failed = [call for call in story.calls[attempt - 1] if not call.fine]
+            failed = [
+                call
+                for call in story.calls[attempt - 1]
+                if not call.fine or self._late(call) or attempt - 1 in story.overdue
+            ]
             _must(bool(failed), "I5", origin, f"attempt {attempt} before {attempt - 1} failed")
             wait_ms = self._wait_ms(story, attempt - 1)
             earliest_ms = min(call.ended_ms for call in failed) + wait_ms
@@ -119,14 +127,22 @@ class Oracle:
         _must(not known, "I5", origin, f"attempt {attempt} again, and its outcome is durable")
 
     def ended(self, origin: Origin, attempt: int, call: Call) -> None:
-        """A handler call has ended."""
-        self._story(origin).calls[attempt].append(call)
+        """A handler call has ended; its time-out may come while what it has published is looked at."""
+        story = self._story(origin)
+        story.calls[attempt].append(call)
+        story.stopped = story.stopped or (call.fine and self._late(call))
+
+    def _late(self, call: Call) -> bool:
+        return call.ended_ms - call.started_ms >= self._timeout_ms
 
     def stopped(self, origin: Origin, attempt: int, call: Call) -> None:
         """A handler call was told to stop: its attempt has failed, or does not count. Nobody here can tell."""
         story = self._story(origin)
         story.calls[attempt].append(call)
         story.stopped = story.stopped or step(story.script, attempt) != "T"
+
+    def _may_be_late(self, story: Story, attempt: int, now_ms: float) -> bool:
+        return any(now_ms - call.started_ms >= self._timeout_ms for call in story.calls[attempt])
 
     def _wait_ms(self, story: Story, attempt: int) -> int:
         usual_ms = self._waits_ms[attempt - 1]
@@ -138,8 +154,6 @@ class Oracle:
         """Committed readers see records."""
         topics = self._topics
         self.visible[tp.topic] += len(records)
-        if tp.topic in (topics.retry, topics.redelivery):
-            self._seen[tp].extend(records)
         for record in records:
             if tp.topic == topics.changelog:
                 self._logged(record)
@@ -164,17 +178,13 @@ class Oracle:
             self._end(origin, story, "dead", now_ms)
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
-        if topic == topics.retry:
-            _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
-            story.tiers[attempt] += 1
-            story.dues[attempt].add(int(ours["retry-due-ms"]))
-            story.settled_ms.setdefault(attempt, now_ms)
-            _once(origin, story.tiers[attempt], f"tier record of attempt {attempt}")
-            return
-        due_ms = int(ours["retry-due-ms"])
-        _must(now_ms >= due_ms - self._skew_ms - 1, "I3", origin, f"emitted {due_ms - now_ms} ms early")
-        story.redelivered[attempt] += 1
-        _once(origin, story.redelivered[attempt], f"redelivery after attempt {attempt}", "I10")
+        _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
+        story.copies[attempt] += 1
+        story.dues[attempt].add(int(ours["retry-due-ms"]))
+        story.settled_ms.setdefault(attempt, now_ms)
+        if ours.get("retry-error-type") == TIMED_OUT.encode() and self._may_be_late(story, attempt, now_ms):
+            story.overdue.add(attempt)
+        _once(origin, story.copies[attempt], f"copy of attempt {attempt}")
 
     def _published(self, record: Record) -> None:
         origin, attempt = (record.partition, int(record.key or b"")), int(record.value or b"")
@@ -213,7 +223,7 @@ class Oracle:
             rows.pop(key, None)
         else:
             rows[key] = record.value
-            self._story((record.partition, int.from_bytes(key[-8:], "big"))).parked.add(int.from_bytes(key[:8], "big"))
+            self._story((record.partition, int.from_bytes(key[-8:], "big"))).rows.add(_due_ms(record.value))
 
     def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Committed offsets are about to move: everything that they pass has a durable fate."""
@@ -221,34 +231,23 @@ class Oracle:
             before = self._moved.get(tp, 0)
             _must(offset >= before, "I6", (tp.partition, offset), f"{tp.topic} moves back from {before}")
             self._moved[tp] = offset
-            if tp.topic == self._topics.main:
-                for at in range(before, offset):
-                    if (tp.partition, at) in self.stories:
-                        self._check_main((tp.partition, at))
-            else:
-                seen = self._seen[tp]
-                while seen and seen[0].offset < offset:
-                    self._check_passed(tp.topic, seen.pop(0))
+            for at in range(before, offset):
+                if (tp.partition, at) in self.stories:
+                    self._check_passed((tp.partition, at))
 
-    def _check_main(self, origin: Origin) -> None:
+    def _check_passed(self, origin: Origin) -> None:
         story = self.stories[origin]
         fine = any(call.fine for call in story.calls[1])
-        _must(fine or bool(story.tiers[1]) or bool(story.fates), "I6", origin, "passed without a fate")
-
-    def _check_passed(self, topic: str, record: Record) -> None:
-        ours = {name: value or b"" for name, value in record.headers}
-        origin = _origin(ours["retry-origin"].decode())
-        story, attempt = self._story(origin), int(ours["retry-attempt"])
-        if topic == self._topics.retry:
-            kept = not story.dues[attempt].isdisjoint(story.parked)
-            _must(kept, "I6", origin, f"tier record of attempt {attempt} passed and not parked")
-        else:
-            kept = bool(story.tiers[attempt + 1]) or bool(story.fates)
-            _must(kept, "I6", origin, f"attempt {attempt + 1} passed without an outcome")
+        _must(fine or bool(story.copies[1]) or bool(story.fates), "I6", origin, "passed without a fate")
+        waits = not story.copies[1] or not story.dues[1].isdisjoint(story.rows)
+        _must(waits, "I6", origin, "its copy is on the retry topic, and no row waits")
 
     def recovered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
-        """A lane has opened with these rows."""
-        _must(dict(rows) == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
+        """A lane has opened with these rows, whose keys are due time and identity."""
+        found = {key[8:]: value for key, value in rows.items()}
+        _must(found == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
+        sorted_so = all(int.from_bytes(key[:8], "big") == _due_ms(value) for key, value in rows.items())
+        _must(sorted_so and len(found) == len(rows), "I7", (partition, -1), "a row has a key that is not its own")
 
     def remembered(self, partition: int, rows: Mapping[bytes, bytes], *, taken_back: bool) -> None:
         """A lane that is open, and at rest, has these rows of seen events; histories are shorter than the window.
@@ -269,7 +268,7 @@ class Oracle:
     def _settled(self, story: Story) -> bool:
         if story.fates:
             return True
-        fine = any(call.fine for call in story.calls[1]) and not story.tiers[1]
+        fine = any(call.fine for call in story.calls[1]) and not story.copies[1]
         return fine and (story.results > 0 or not self._topics.results)
 
     def at_rest(self) -> None:
@@ -313,6 +312,10 @@ def step(script: str, attempt: int) -> str:
 def _origin(text: str) -> Origin:
     _, partition, offset = text.rsplit("/", 2)
     return int(partition), int(offset)
+
+
+def _due_ms(row: bytes) -> int:
+    return int.from_bytes(row[4:12], "big")
 
 
 def _once(origin: Origin, count: int, what: str, invariant: str = "I1") -> None:

@@ -42,20 +42,20 @@ class Story:
     calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """By attempt."""
     begun: Counter[int] = field(default_factory=Counter)
-    tiers: Counter[int] = field(default_factory=Counter)
-    """Visible tier records, by the attempt that failed."""
-    redelivered: Counter[int] = field(default_factory=Counter)
-    """The same of the redelivery topic."""
+    copies: Counter[int] = field(default_factory=Counter)
+    """Visible copies on the retry topic, by the attempt that failed."""
     stopped: bool = False
     """A call that would have ended in time was told to stop, so its script does not say how it ends."""
+    overdue: set[int] = field(default_factory=set)
+    """Attempts whose publications were taken too late, after a call that ended in time."""
     fates: list[str] = field(default_factory=list)
     """Visible ends: `dead` or `done` (after a failure)."""
     results: int = 0
     """Visible records that its handler has published."""
-    parked: set[int] = field(default_factory=set)
-    """Due times that were put into the changelog."""
+    rows: set[int] = field(default_factory=set)
+    """Due times of its rows in the changelog, former ones too."""
     dues: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Due times of visible tier records, by the attempt that failed."""
+    """Due times of visible copies, by the attempt that failed."""
     settled_ms: dict[int, float] = field(default_factory=dict)
     """When an outcome of an attempt was visible first; of all that follow, at 0, when its end was."""
     taken_in: tuple[float, Opening] | None = None

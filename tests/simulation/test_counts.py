@@ -17,7 +17,7 @@ from simulation.loop import VirtualLoop
 from simulation.oracle import Oracle, Topics
 from simulation.story import Call, Violation
 
-TOPICS = Topics("orders", "retry", "redelivery", "dlq", "events", "changelog", "seen")
+TOPICS = Topics("orders", "retry", "dlq", "events", "changelog", "seen")
 MAIN, EVENTS, CHANGELOG = (TopicPartition(name, 0) for name in ("orders", "events", "changelog"))
 
 

@@ -47,3 +47,8 @@ def test_what_runs_behind_a_suspect_does_not_end_the_worker_in_its_stead() -> No
     result = History(Plan.of(277172099813)).run()
     assert result.violation is None
     assert result.reached["dead"] > 0
+
+
+def test_a_worker_that_may_be_no_member_any_more_claims_no_rows() -> None:
+    """No run began, so its claim ended, and the row was claimed again at once: the worker did nothing else."""
+    assert History(Plan.of(381)).run().violation is None

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.rows import row_key
+from retryapp.core.record import Origin
+from retryapp.core.rows import IDENTITY_AT, identity_of
 from retryapp.ports import Committed, Row, Standing, TopicPartition
 from retryapp.testing import MemoryPendingTable
 from retryapp.testing.broker import FencedError, OutOfRangeError
@@ -259,25 +260,25 @@ def test_a_group_gives_each_partition_to_one_member() -> None:
 
 
 def rows_of(table: MemoryPendingTable) -> dict[bytes, bytes]:
-    """Return all rows of a table."""
-    return dict(table.page(None, 100))
+    """Return all rows of a table, by identity."""
+    return {key[IDENTITY_AT:]: row for key, row in table.page(None, 100)}
 
 
 def test_a_power_cut_leaves_a_beginning_of_what_was_written() -> None:
     """A process that dies leaves all of it."""
-    rows = [Row(row_key(1_000 + n, 0, n), b"v", "1m") for n in range(6)]
+    rows = [Row(identity_of(Origin("orders", "id", 0, n)), b"v", "1m") for n in range(6)]
     for seed in range(30):
         disk = SimDisk()
         store = MemoryPendingTable(disk, "s")
         for n, row in enumerate(rows):
-            store.write([row], [], n)
+            store.write([row], n)
             if n == 2:
                 store.close()
-        assert rows_of(MemoryPendingTable(disk, "s")).keys() == {row.key for row in rows}
+        assert rows_of(MemoryPendingTable(disk, "s")).keys() == {row.identity for row in rows}
         disk.lose_power(Random(seed))
         left = MemoryPendingTable(disk, "s")
         assert 3 <= len(rows_of(left)) == left.next_offset
-        assert rows_of(left).keys() == {row.key for row in rows[: left.next_offset]}
+        assert rows_of(left).keys() == {row.identity for row in rows[: left.next_offset]}
 
 
 def test_requests_arrive_in_order_and_outlive_their_sender() -> None:

@@ -143,12 +143,13 @@ class SimWorker(Observer):
             DeliveryPool(CONCURRENCY, "deliver"),
             DeliveryPool(CONCURRENCY, "redeliver"),
             partitions=self.broker.partitions,
+            complete=self.broker.partitions,
             topic_id=TOPIC_ID,
             max_bytes=MAX_BYTES,
         )
         ownership.served[handler.main] = served
         feed = ownership.feed
-        for topic in self.topics:
+        for topic in (*self.topics, *handler.topology.retry_topics):
             feed.channels[topic] = _Channel(feed.accept)
         ownership.placer = Placer(
             make_transport=self._make_transport,
@@ -162,6 +163,7 @@ class SimWorker(Observer):
             observer=self,
             tick_s=0.25,
             progress_ms=PROGRESS_MS,
+            emit=feed.emit,
             pump=feed.pump,
             forget=feed.forget,
         )
@@ -188,7 +190,6 @@ class SimWorker(Observer):
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 topic_id=TOPIC_ID,
                 changelog_id=TOPIC_ID,
-                delivering=engine.delivering,
             ),
             reader=self.reader,
             clock=self.clock,

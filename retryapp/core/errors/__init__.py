@@ -38,6 +38,7 @@ from retryapp.core.errors.environment import (
 )
 from retryapp.core.errors.lanes import (
     ChangelogReplacedError,
+    FormerRowsError,
     LaneClosedError,
     LaneError,
     MembershipLapsedError,
@@ -70,6 +71,7 @@ __all__ = [
     "DiskFullError",
     "DuplicateHandlerError",
     "EnvironmentFault",
+    "FormerRowsError",
     "InvalidDurationError",
     "InvalidPolicyError",
     "InvalidSettingError",

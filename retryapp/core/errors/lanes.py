@@ -86,19 +86,31 @@ class OffsetsMissingError(EnvironmentFault):
 class ChangelogReplacedError(EnvironmentFault):
     """A lane's changelog was recreated without the waiting records.
 
-    Operator action: stop the workers and set the group's offsets on the retry topics, as the message says.
+    Operator action: stop the workers and set the group's offsets, as the message says.
     """
 
-    def __init__(self, lane: str, changelog: str, topics: Sequence[str]) -> None:
+    def __init__(self, lane: str, changelog: str, main: str) -> None:
         self.lane = lane
         self.changelog = changelog
-        self.topics = tuple(topics)
+        self.main = main
         super().__init__(
             f"lane {lane}: topic {changelog} was deleted and made again, and what waited is not on it. Nothing is "
-            f"delivered until somebody decides; stop the workers first. To have all that is still on "
-            f"{', '.join(topics)} wait once more, with what has been redelivered since: kafka-consumer-groups.sh "
-            f"--reset-offsets --to-earliest on it; to go on without: --to-current. 'retryapp ledger' names what is "
-            f"missing then"
+            f"delivered until somebody decides; stop the workers first. To go on without what waited: "
+            f"kafka-consumer-groups.sh --reset-offsets --to-current on {main}, which accepts the topic as it is. "
+            f"'retryapp ledger' names what is missing then; the retry topic has copies of it"
+        )
+
+
+class FormerRowsError(EnvironmentFault):
+    """Records wait as a former build wrote them. Operator action: let that build finish them."""
+
+    def __init__(self, lane: str, changelog: str, rows: int) -> None:
+        self.lane = lane
+        self.changelog = changelog
+        self.rows = rows
+        super().__init__(
+            f"lane {lane}: {rows} records wait on {changelog} in the format of a former build, which this one does not "
+            f"read. Run the former build until nothing waits, or use another group"
         )
 
 

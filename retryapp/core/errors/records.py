@@ -65,7 +65,7 @@ class DamagedRowError(RecordError):
 class NewerRowError(DamagedRowError):
     """A row of the pending table was written by a newer retryapp. Operator action: upgrade this worker."""
 
-    def __init__(self, version: int, newest: int) -> None:
+    def __init__(self, version: int | str, newest: int) -> None:
         self.version = version
         self.newest = newest
         self.finding = f"its layout is version {version}, known here are versions up to {newest}"

@@ -3,8 +3,8 @@
 1. Decode metadata and value.
 2. Run the handler, bounded in time.
 3. On a failure ask `core.decide`.
-4. Return the turn: nothing but an offset (ok), the `succeeded` event (ok after a failure), a tier record, or a dead
-   letter. What the handler has published goes with the first two.
+4. Return the turn: nothing but an offset (ok), the `succeeded` event (ok after a failure), a row with its copy on the
+   retry topic, or a dead letter. What the handler has published goes with the first two.
 
 The handler runs outside any transaction. Everything that it raises is a failure of the record, never of the worker.
 """
@@ -17,7 +17,13 @@ from typing import Any
 
 from retryapp.core.classify import Failure, classify
 from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, decide
-from retryapp.core.errors import DamagedMetadataError, RetryAppError, UnreadableRecordsError
+from retryapp.core.errors import (
+    DamagedMetadataError,
+    NewerFormatError,
+    NewerRecordError,
+    RetryAppError,
+)
+from retryapp.core.headers import RETRY_DUE_MS, decode_metadata
 from retryapp.core.hops import (
     Outgoing,
     after_failure,
@@ -25,21 +31,23 @@ from retryapp.core.hops import (
     first_failed_ms,
     restore,
     to_dead_letter,
+    to_row,
     to_tier,
     too_large_to_wait,
     waiting_size,
 )
 from retryapp.core.lifecycle import Succeeded
+from retryapp.core.metadata import RetryMetadata
 from retryapp.core.publication import Publication
-from retryapp.core.record import Origin, Record, failure_id
+from retryapp.core.record import Headers, Origin, failure_id
+from retryapp.core.rows import encode_row, identity_of
 from retryapp.engine.delivery.damage import bury_damaged, last_resort, unreadable
-from retryapp.engine.delivery.park import waiting_metadata
 from retryapp.engine.delivery.run import Outcome, Run, RunAbortedError
 from retryapp.engine.handler.handler import Delivery, Handler, call
 from retryapp.engine.handler.publish import Outbox, announced, give_up
 from retryapp.engine.handler.threads import NoThreadError
-from retryapp.engine.lane.turn import Turn, observed, settling, to_event
-from retryapp.ports import Event, Observation
+from retryapp.engine.lane.turn import Turn, observed, to_event
+from retryapp.ports import Event, Observation, Row
 
 
 class HandlerTimeoutError(RetryAppError):
@@ -73,15 +81,12 @@ async def deliver(run: Run) -> Outcome:
     """Deliver a record once, in the current task; raise `RunAbortedError` or `GivenUpError` without an outcome."""
     context, record = run.context, run.record
     handler = context.handler
-    if record.damage is None and record.topic == handler.main:
-        run.shown = arriving(record) if record.headers else record
-        if handler.orphans.full:
-            await _wait_until_startable(run, 0)
-    else:
-        buried = _begin_again(run)
-        if buried is not None:
-            return buried
-        await _wait_until_startable(run, (run.metadata and run.metadata.due_at_ms) or 0)
+    if (buried := _begin(run)) is not None:
+        return buried
+    if handler.orphans.full:
+        await _wait_for_room(run)
+    if not _is_due(run):
+        raise RunAbortedError  # the clock was set back since it was claimed: the row waits on
     error = await _call(run)
     if error is None and run.metadata is None:
         published = () if run.outbox is None else run.outbox.published
@@ -98,10 +103,8 @@ def timed_out(run: Run) -> Turn:
 
 def crashed(run: Run, times: int) -> Turn:
     """Return the turn of a record that ended `times` workers while it ran alone; it is not run again."""
-    context, record = run.context, run.record
-    if record.topic == context.handler.main:
-        run.shown = arriving(record) if record.headers else record
-    elif (buried := _begin_again(run)) is not None:
+    context = run.context
+    if (buried := _begin(run)) is not None:
         return buried
     now_ms = run.started_ms = context.clock.wall_ms()
     error = WorkerCrashedError(context.handler.name, times)
@@ -113,7 +116,7 @@ def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
     try:
         return _failed_turn(run, failed_ms, _judge(error, context.handler))
     except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
-        return last_resort(context, run.record, error, fault, failed_ms)
+        return last_resort(run, error, fault, failed_ms)
 
 
 def delivery_of(run: Run) -> Delivery:
@@ -123,17 +126,33 @@ def delivery_of(run: Run) -> Delivery:
     return run.delivery
 
 
-def _begin_again(run: Run) -> Turn | None:
-    """Read the metadata of a redelivered record; return the turn that dead-letters an unreadable one."""
-    context, record = run.context, run.record
-    try:
-        if (damage := unreadable(record)) is not None:
-            raise damage
-        run.metadata = waiting_metadata(record)
-    except (DamagedMetadataError, UnreadableRecordsError) as exc:
-        return bury_damaged(context, record, exc, context.clock.wall_ms())
-    run.shown = restore(record, run.metadata)
-    return None
+def _begin(run: Run) -> Turn | None:
+    """Find what the handler sees; return the turn that dead-letters a record that cannot be read.
+
+    Raises:
+        NewerRecordError: a newer retryapp wrote the row.
+    """
+    record, claim = run.record, run.claim
+    damage = unreadable(record) if claim is None else claim.damage
+    if damage is None and claim is None:
+        run.shown = arriving(record) if record.headers else record
+        return None
+    if damage is None:
+        try:
+            run.metadata = _waiting(record.headers)
+            run.shown = restore(record, run.metadata)
+        except NewerFormatError as exc:
+            raise NewerRecordError(record.coordinates, exc.finding) from exc
+        except DamagedMetadataError as exc:
+            damage = exc
+    return None if damage is None else bury_damaged(run, damage, run.context.clock.wall_ms())
+
+
+def _waiting(headers: Headers) -> RetryMetadata:
+    metadata = decode_metadata(headers)
+    if metadata is None or metadata.due_at_ms is None:
+        raise DamagedMetadataError(RETRY_DUE_MS, None, "a record that waits has a due time")
+    return metadata
 
 
 def _delivery(run: Run) -> Delivery:
@@ -169,15 +188,17 @@ def _delivery(run: Run) -> Delivery:
     )
 
 
-async def _wait_until_startable(run: Run, due_at_ms: int) -> None:
-    """Wait for the due time (a worker whose clock is ahead may have fired the record) and for room (`Orphans`)."""
-    clock, orphans = run.context.clock, run.context.handler.orphans
-    while due_at_ms > clock.wall_ms() or orphans.full:
+def _is_due(run: Run) -> bool:
+    return run.claim is None or run.claim.due_at_ms <= run.context.clock.wall_ms()
+
+
+async def _wait_for_room(run: Run) -> None:
+    """Wait until fewer runs that were given up go on."""
+    orphans = run.context.handler.orphans
+    while orphans.full:
         if run.aborted:
             raise RunAbortedError
         try:
-            while (early_ms := due_at_ms - clock.wall_ms()) > 0:
-                await clock.sleep(early_ms / 1000)
             await orphans.room()
         except asyncio.CancelledError:
             if run.watch is None:
@@ -235,11 +256,11 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
 def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
     record, main = run.record, run.context.handler.main
     observations = (observed(Event.SUCCEEDED, main, record, attempt=1), *announced(main, published))
-    return settling(record, publishes=published, fine=True, observations=observations, on_settled=give_up(published))
+    return run.settle(publishes=published, fine=True, observations=observations, on_settled=give_up(published))
 
 
 def _succeeded(run: Run, ended_ms: int) -> Turn:
-    handler, record, delivery = run.context.handler, run.record, delivery_of(run)
+    handler, shown, delivery = run.context.handler, run.shown, delivery_of(run)
     published = () if run.outbox is None else run.outbox.published
     event = Succeeded(
         group=handler.group,
@@ -252,24 +273,21 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
         ended_ms=ended_ms,
         lateness_ms=max(0, delivery.lateness_ms or 0),
     )
-    return settling(
-        record,
-        publishes=(*published, to_event(event, topology=handler.topology, partition=record.partition)),
+    return run.settle(
+        publishes=(*published, to_event(event, topology=handler.topology, partition=shown.partition)),
         observations=(
-            _observation(Event.SUCCEEDED, handler, record, delivery, ended_ms),
+            _observation(Event.SUCCEEDED, run, delivery, ended_ms),
             *announced(handler.main, published),
         ),
         on_settled=give_up(published) if published else None,
     )
 
 
-def _observation(
-    event: Event, handler: Handler, record: Record, delivery: Delivery, ended_ms: int, **more: Any
-) -> Observation:
+def _observation(event: Event, run: Run, delivery: Delivery, ended_ms: int, **more: Any) -> Observation:
     return observed(
         event,
-        handler.main,
-        record,
+        run.context.handler.main,
+        run.shown,
         failure_id=delivery.failure_id,
         attempt=delivery.attempt,
         lateness_ms=delivery.lateness_ms,
@@ -281,7 +299,7 @@ def _observation(
 
 def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision | None = None) -> Turn:
     context = run.context
-    handler, delivery, record = context.handler, delivery_of(run), run.record
+    handler, delivery = context.handler, delivery_of(run)
     decision = decision or decide(
         handler.policy,
         attempt=delivery.attempt,
@@ -307,10 +325,13 @@ def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision 
         "error_class": failure.error_class,
         "error_type": failure.error_type,
         "message": failure.message,
+        "place": failure.place,
+        "fingerprint": failure.fingerprint,
     }
-    failed = _observation(Event.FAILED, handler, record, delivery, failed_ms, **facts)
+    failed = _observation(Event.FAILED, run, delivery, failed_ms, **facts)
     max_bytes = context.max_bytes
     outgoing: Outgoing | None = None
+    rows: tuple[Row, ...] = ()
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
         if waiting_size(outgoing) > max_bytes:
@@ -318,14 +339,15 @@ def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision 
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.SCHEDULED
+            rows = (Row(identity_of(metadata.origin), encode_row(to_row(outgoing, metadata)), decision.tier),)
     if outgoing is None:
         outgoing, metadata = to_dead_letter(
             run.shown, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
         )
         facts |= {"reason": metadata.reason, "trace": failure.trace}
         event = Event.DEAD
-    return settling(
-        record,
+    return run.settle(
+        rows=rows,
         publishes=(outgoing,),
-        observations=(failed, _observation(event, handler, record, delivery, failed_ms, **facts)),
+        observations=(failed, _observation(event, run, delivery, failed_ms, **facts)),
     )

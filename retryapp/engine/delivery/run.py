@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from retryapp.core.errors import RecordError
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
-from retryapp.engine.lane.turn import Turn
-from retryapp.ports import Clock, Random
+from retryapp.engine.lane.turn import Turn, settling
+from retryapp.ports import Clock, Random, Row
 
 Outcome = Turn | int
 """What settles a record: a turn, or the offset after a record that succeeded at once and has nothing to publish."""
@@ -35,8 +36,21 @@ class DeliveryContext:
     """Held while a record runs that may have killed a worker; shared by all partitions of this one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A due row that is being delivered. Its record is `Run.record`, on the changelog, at the origin's offset."""
+
+    key: bytes
+    """Key of the row in the pending table."""
+    identity: bytes
+    due_at_ms: int
+    size: int
+    damage: RecordError | None = None
+    """Why the row cannot be read; its bytes are the record's value."""
+
+
 class RunAbortedError(Exception):
-    """The run was given up because its lane ended; its record will be read again."""
+    """The run ended without an outcome: its lane has ended, or it was not due. Its record will be delivered again."""
 
 
 class GivenUpError(Exception):
@@ -79,7 +93,8 @@ class Run:
     owner: RunOwner
     context: DeliveryContext
     record: Record
-    source: Any = None
+    claim: Claim | None = None
+    """The due row; None for a first delivery."""
     session: int = 0
     begun: bool = False
     """The handler was called; before that a run may be aborted at no cost."""
@@ -103,6 +118,12 @@ class Run:
 
     def __post_init__(self) -> None:
         self.shown = self.record
+
+    def settle(self, *, rows: tuple[Row, ...] = (), **changes: Any) -> Turn:
+        """Return a turn that settles the record: it moves the offset, or takes the row away unless it has a new one."""
+        if self.claim is None:
+            return settling(self.record, rows=rows, **changes)
+        return Turn(rows=rows or (Row(self.claim.identity, None, "?"),), claim=self.claim.key, **changes)
 
     def abort(self) -> None:
         """Cancel the handler; its outcome will be ignored."""

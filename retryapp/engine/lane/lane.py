@@ -53,7 +53,7 @@ class Lane:
         observer: Observer,
         on_open: Callable[[int, Mapping[TopicPartition, int]], None],
         on_close: Callable[[], None],
-        on_room: Callable[[], None],
+        on_applied: Callable[[list[Turn]], None],
         limits: LaneLimits | None = None,
     ) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class Lane:
         self._observer = observer
         self._on_open = on_open
         self._on_close = on_close
-        self._on_room = on_room
+        self._on_applied = on_applied
         self._limits = limits or LaneLimits()
         self._queue: deque[Turn] = deque()
         self._urgent = 0
@@ -339,8 +339,9 @@ class Lane:
                     batch.notes[turn.source] = turn.note
             batch.tally = turn.tally or batch.tally
             batch.publishes.extend(turn.publishes)
-            batch.puts.extend(turn.puts)
-            batch.removes.extend(turn.removes)
+            batch.rows.extend(turn.rows)
+            if turn.rows_note is not None:
+                batch.rows_note = turn.rows_note
         return turns, batch
 
     def _settle(self, turns: list[Turn], receipt: LaneReceipt) -> None:
@@ -352,7 +353,7 @@ class Lane:
             at += n
             for observation in turn.observations:
                 self._observer.observe(observation)
-        self._on_room()
+        self._on_applied(turns)
 
     def _report(self, event: Event, **facts: object) -> None:
         self._observer.observe(Observation(event=event, handler=self._handler, partition=self._partition, **facts))  # type: ignore[arg-type]

@@ -14,12 +14,18 @@ from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.deduplicate import live_rows
-from retryapp.core.errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
-from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.core.errors import ChangelogReplacedError, FormerRowsError, OffsetsMissingError, StoreAheadError
+from retryapp.core.rows import is_identity
 from retryapp.engine.lane.site import LaneSite
-from retryapp.ports import Committed, LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
+from retryapp.ports import LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
+
+_FORMER_ROW_KEY_BYTES = 20
+"""Keys of rows as builds wrote them that had a redelivery topic."""
+
+TAIL_OFFSETS = 10_000
+"""Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
 
 
 async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
@@ -27,6 +33,7 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
     looked_for = table.last_written
     start = table.next_offset if looked_for is None else looked_for
     differs = False
+    former: set[bytes] = set()
 
     def take(records: list[Any], position: int) -> bool:
         nonlocal looked_for, differs
@@ -35,6 +42,9 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
             if differs:
                 return True
             looked_for, records = None, records[1:]
+        for record in records:
+            if len(record.key or b"") == _FORMER_ROW_KEY_BYTES:
+                (former.discard if record.value is None else former.add)(record.key)
         table.recover(((record.key or b"", record.value) for record in records), position)
         return False
 
@@ -42,6 +52,8 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
     if differs:
         logger.warning("Local store of lane %s rebuilt: %s has not kept what it wrote last", lane, changelog.topic)
         return False
+    if former:
+        raise FormerRowsError(lane, changelog.topic, len(former))
     if table.next_offset > reached:
         raise StoreAheadError(lane, table.next_offset, reached)
     if table.next_offset < reached:
@@ -50,26 +62,31 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
     return True
 
 
-def check_changelog(site: LaneSite, offsets: Mapping[TopicPartition, Committed]) -> list[TopicPartition]:
-    """Refuse a changelog other than the one with the lane's rows; return the retry topics without its id.
+def check_changelog(site: LaneSite, named: str) -> None:
+    """Refuse a changelog other than the one with the lane's rows.
 
-    The metadata of each retry topic's offset has the id of the changelog. An offset set by hand has none, and so counts
-    for any changelog.
+    `named` is the id of that one, from the metadata of the main topic's offset or from a progress record. An offset set
+    by hand has none, and so counts for any changelog.
 
     Raises:
         ChangelogReplacedError: the changelog was deleted and created again.
     """
-    mine = site.changelog_id
-    parked = {tp: each.note for tp, each in offsets.items() if tp not in site.delivering}
-    if strange := [tp.topic for tp, note in parked.items() if mine and note not in ("", mine)]:
-        raise ChangelogReplacedError(site.name, site.changelog.topic, strange)
-    return [tp for tp, note in parked.items() if note != mine]
+    if named not in ("", site.changelog_id):
+        raise ChangelogReplacedError(site.name, site.changelog.topic, site.main.topic)
 
 
 async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
 ) -> tuple[Mapping[TopicPartition, int], str]:
-    """Return the changelog's offsets for sources without a committed one, and its tally."""
+    """Return the changelog's offsets for sources without a committed one, and its tally.
+
+    The changelog of a large table is never read for them. A transaction ends with a progress record, so the last one
+    follows all rows: the reading begins near the end, and earlier only if there is neither (aborted transactions).
+
+    Raises:
+        ChangelogReplacedError: the record was written to another changelog, and copied.
+        OffsetsMissingError: there are rows and no progress.
+    """
     rows, last = 0, b""
 
     def look(records: list[Any], _position: int) -> None:
@@ -78,28 +95,25 @@ async def written_down(
             if record.key == marks.PROGRESS:
                 last = record.value or b""
             else:
-                rows += len(record.key or b"") == ROW_KEY_BYTES
+                rows += is_identity(record.key)
 
-    await reader.read(site.changelog, 0, look)
+    first, end = (await reader.bounds([site.changelog]))[site.changelog]
+    start, reach = end, TAIL_OFFSETS
+    while start > first and not (rows or last):
+        start, reach = max(first, end - reach), reach * 8
+        await reader.read(site.changelog, start, look)
+    check_changelog(site, marks.read_changelog(last))
     noted = marks.read_progress(last, site.topic_id, site.main.topic)
-    if rows and not noted and len(missing) == len(site.sources):
+    if rows and not last and len(missing) == len(site.sources):
         raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
     return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, marks.read_tally(last, site.topic_id)
 
 
 async def recover_seen(
-    open_seen: Callable[[], SeenTable],
-    reader: TopicReader,
-    changelog: TopicPartition,
-    *,
-    now_ms: int,
-    rolled_back: bool = False,
+    open_seen: Callable[[], SeenTable], reader: TopicReader, changelog: TopicPartition, *, now_ms: int
 ) -> SeenTable:
     """Open a table and read it up to the end of its changelog, which keeps little more than the window."""
     seen = open_seen()
-    if rolled_back:
-        seen.drop()
-        seen = open_seen()
 
     def take(records: list[Any], position: int) -> None:
         seen.recover(((r.key or b"", r.value) for r in records), position, now_ms)

@@ -19,8 +19,6 @@ class LaneSite:
     main: TopicPartition
     changelog: TopicPartition
     dlq: TopicPartition
-    delivering: Sequence[TopicPartition] = ()
-    """Sources whose records run in handlers."""
     seen: TopicPartition | None = None
     """Changelog of the table of seen events, if there is one."""
     topic_id: str = ""

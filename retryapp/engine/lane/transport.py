@@ -8,8 +8,8 @@ section 4):
   after it are stable; a producer that saw an error is never used again;
 * the changelog is read to its end by *position*: its last record is usually a transaction marker; what was read before
   a deadline or a fault stays in the local store, and the next opening continues from there;
-* every transaction that moves offsets also writes them to the changelog (rule 11): the broker forgets those of a group
-  that was away for a week. The group's offsets, which an operator can set, take precedence;
+* every transaction ends with a progress record on the changelog (rule 20), the offsets of all sources: the broker
+  forgets those of a group that was away for a week. The group's offsets, which an operator can set, take precedence;
 * the local store is written after the commit only, and one that failed during a write is dropped;
 * the dead-letter table only answers queries, so it is filled after the lane has opened.
 """
@@ -68,8 +68,9 @@ class LaneProtocol(ABC):
     generation: int
     member_id: str
     life: str = "?"
-    suspicions: dict[TopicPartition, Suspected] = field(default_factory=dict)
-    """What may have killed a worker, by source, as found by the last opening."""
+    suspected: Suspected | None = None
+    """Records of the main topic that may have killed a worker, as found by the last opening."""
+    suspected_rows: Suspected | None = None
     pending: PendingTable | None = None
     dead: DeadLetterTable | None = None
     seen: SeenTable | None = None
@@ -151,7 +152,9 @@ class LaneProtocol(ABC):
         sources = self.place.sources
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
-        unnamed, counted = check_changelog(self.place, offsets), ""
+        if self.place.main in offsets:
+            check_changelog(self.place, marks.split_note(offsets[self.place.main].note).changelog)
+        counted = ""
         missing = [tp for tp in sources if tp not in found]
         if missing:
             written, counted = await written_down(self.place, self.reader, missing)
@@ -169,26 +172,43 @@ class LaneProtocol(ABC):
                 starts[tp] = committed
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         ends = {tp: end for tp, (_, end) in bounds.items()}
-        self.suspicions, told = self._beside().read(offsets, starts, ends, counted)
+        main = self.place.main
+        self.suspected, told = self._beside().read(offsets.get(main), starts[main], ends[main], counted)
         # a start that is not committed would be decided anew after a crash, and a mark must precede its record
-        if noted := {tp: starts[tp] for tp in sources if tp in told or tp in missing or tp in unnamed}:
-            await self.commit(LaneBatch(offsets=noted, notes=told))
+        if noted := {tp: starts[tp] for tp in sources if (told is not None and tp == main) or tp in missing}:
+            await self.commit(LaneBatch(offsets=noted, notes={} if told is None else {main: told}))
         return starts
 
     async def recover(self) -> None:
         """Open the local tables and read them up to the end of their topics."""
         changelog, name = self.place.changelog, self.place.name
-        if rolled_back := not await catch_up(self._open_tables(), self.reader, changelog, name):
-            if self.pending is not None and self.dead is not None:
-                self.pending.drop()
-                self.dead.drop()  # it has letters of the rolled-back transaction
+        if not await catch_up(self._open_tables(), self.reader, changelog, name):
+            seen = self.open_seen() if self.place.seen is not None else None
+            for table in (seen, self.dead, self.pending):  # all have records of the rolled-back transaction
+                if table is not None:
+                    table.drop()  # the pending table last: only it tells the next opening
             await catch_up(self._open_tables(), self.reader, changelog, name)
+        await self._learn_time()  # expiry and marks need a trusted clock
+        await self._mark_rows()
         if self.place.seen is not None:
-            await self._learn_time()  # expiry needs a trusted clock
             now_ms = self.clock.wall_ms()
-            self.seen = await recover_seen(
-                self.open_seen, self.reader, self.place.seen, now_ms=now_ms, rolled_back=rolled_back
-            )
+            self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=now_ms)
+
+    async def _mark_rows(self) -> None:
+        """Note this life before it delivers a row, and find the rows that may have killed one."""
+        self.suspected_rows = None
+        first = self.pending.page(None, 1) if self.pending is not None else []
+        if first:
+            self.suspected_rows, told = self._beside().read_rows(first[0][0], self.clock.wall_ms())
+            if told:
+                main = self.place.main
+                receipt = await self.commit(LaneBatch(offsets={main: self._progress[main.topic]}, rows_note=told))
+                self._note_written(receipt)
+
+    def _note_written(self, receipt: LaneReceipt) -> None:
+        """Have the local table know what an opening has written to the changelog."""
+        if self.pending is not None and receipt.changelog_offset is not None:
+            self.pending.write((), receipt.changelog_offset)
 
     def _open_tables(self) -> PendingTable:
         self.pending, self.dead = self.open_stores()
@@ -199,7 +219,6 @@ class LaneProtocol(ABC):
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set the consumer to `starts` and let records of these partitions flow."""
-        await self._learn_time()  # due times begin with it
         await self.reposition(starts)
         if self.dead is not None:
             name, dlq = self.place.name, self.place.dlq
@@ -209,8 +228,7 @@ class LaneProtocol(ABC):
         """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
         if not self.clock.trusted:
             receipt = await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
-            if self.pending is not None and receipt.changelog_offset is not None:
-                self.pending.write((), (), receipt.changelog_offset)
+            self._note_written(receipt)
 
     # -- serving ------------------------------------------------------------------------------------------------
 
@@ -246,16 +264,20 @@ class LaneProtocol(ABC):
         lane would delay every rebalance.
         """
         if counting := self._beside().counting():
-            offsets = {tp: self._progress[tp.topic] for tp in counting}
-            await self.commit(LaneBatch(offsets=offsets, notes=dict.fromkeys(counting, "")))
+            main = self.place.main
+            notes = {main: counting["note"]} if "note" in counting else {}
+            offsets = {main: self._progress[main.topic]}
+            await self.commit(LaneBatch(offsets=offsets, notes=notes, rows_note=counting.get("rows_note")))
 
     async def _log(self, batch: LaneBatch) -> Acks:
         topic, partition = self.place.changelog
-        changes = [*((row.key, row.value) for row in batch.puts), *((removal.key, None) for removal in batch.removes)]
+        changes = [(row.identity, row.value) for row in batch.rows]
         if batch.offsets:
             self._progress |= {tp.topic: offset for tp, offset in batch.offsets.items()}
-            counted = self._beside().counted(batch)
-            changes.append((marks.PROGRESS, marks.progress_value(self._progress, self.place.topic_id, counted)))
+        if self._progress:
+            place, counted = self.place, self._beside().counted(batch)
+            progress = marks.progress_value(self._progress, place.topic_id, counted, place.changelog_id)
+            changes.append((marks.PROGRESS, progress))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
     def _anchor(self, sent_ms: float, *several: Acks) -> None:
@@ -278,7 +300,7 @@ class LaneProtocol(ABC):
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())
         if receipt.changelog_offset is not None:
-            self.pending.write(batch.puts, batch.removes, receipt.changelog_offset)
+            self.pending.write(batch.rows, receipt.changelog_offset)
         if dead := dead_rows(self.place.dlq, batch, receipt):
             keeper.write(dead)
         if self.seen is not None and self.place.seen is not None:

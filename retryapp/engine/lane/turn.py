@@ -1,7 +1,7 @@
 """Turns: the unit of change of one handler and partition.
 
-A turn settles a source offset, publishes records, and puts and removes rows, all or nothing. A lane carries turns in
-order, many in one transaction.
+A turn settles a source offset or a due row, publishes records, and changes rows, all or nothing. A lane carries turns
+in order, many in one transaction.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from retryapp.core.lifecycle import LifecycleEvent
 from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.topology import HandlerTopology
-from retryapp.ports import Event, Observation, Removal, Row, TopicPartition
+from retryapp.ports import Event, Observation, Row, TopicPartition
 
 _RECORD_BYTES = 40
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One step of one record, or one firing of several."""
+    """The outcome of one delivery, or of several that went well at once."""
 
     source: TopicPartition | None = None
-    """Partition whose offset this turn settles; None for a firing, which no record causes."""
+    """Partition whose offset this turn settles; None for a due row."""
     next_offset: int = -1
     """Offset after the settled record; meaningful with `source`."""
     note: str | None = None
     """Metadata of the offset, if not the usual mark."""
     publishes: tuple[Outgoing, ...] = ()
-    puts: tuple[Row, ...] = ()
-    removes: tuple[Removal, ...] = ()
+    rows: tuple[Row, ...] = ()
+    claim: bytes | None = None
+    """Key of the due row that was delivered: it is claimed until the turn is applied."""
+    rows_note: str | None = None
+    """The mark of the rows, where it changes."""
     observations: tuple[Observation, ...] = ()
     """Reported once the turn is durable."""
     settles: int = 1
@@ -52,21 +55,20 @@ class Turn:
     def urgent(self) -> bool:
         """Whether the turn changes more than an offset and must not wait for a tick."""
         sent = self.publishes and not self.patient
-        return bool(sent or self.puts or self.removes or self.note is not None)
+        return bool(sent or self.rows or self.note is not None or self.rows_note is not None)
 
     @property
     def size(self) -> int:
         """Approximate bytes that the turn adds to a transaction."""
         if self._size < 0:
             sent = sum(held_bytes(o.key, o.value, o.headers) + _RECORD_BYTES for o in self.publishes)
-            rows = sum(len(row.key) + len(row.value) + _RECORD_BYTES for row in self.puts)
-            self._size = sent + rows + _RECORD_BYTES * len(self.removes)
+            self._size = sent + sum(len(row.identity) + len(row.value or b"") + _RECORD_BYTES for row in self.rows)
         return self._size
 
     @property
     def changes(self) -> int:
         """Records that the turn adds to a transaction."""
-        return len(self.publishes) + len(self.puts) + len(self.removes)
+        return len(self.publishes) + len(self.rows)
 
 
 def settling(record: Record, **changes: Any) -> Turn:

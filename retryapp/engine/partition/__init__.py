@@ -1,1 +1,1 @@
-"""One partition of one handler: what is delivered, parked and fired, around one lane."""
+"""One partition of one handler: what is delivered, and when, around one lane."""

@@ -1,32 +1,32 @@
-"""One partition of one handler: deliver, park and fire over one lane, for the time of an assignment.
+"""One partition of one handler: first deliveries and due rows over one lane, for the time of an assignment.
 
-Each time its lane opens, a session begins: empty windows at the committed offsets, no claims, a firing task. Each time
-the lane closes, the session ends: running handlers are given up, their outcomes ignored, and the next session reads
+Each time its lane opens, a session begins: an empty window at the committed offset, no claims, a scheduler. Each time
+the lane closes, the session ends: running handlers are given up, their outcomes ignored, and the next session delivers
 their records again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from typing_extensions import override
 
 from retryapp.core.errors import LaneClosedError, MembershipLapsedError
-from retryapp.core.marks import Tally
+from retryapp.core.marks import Suspected, Tally
 from retryapp.core.record import Record, held_bytes
-from retryapp.core.rows import parse_row_key
-from retryapp.engine.delivery.park import park
+from retryapp.core.rows import row_due_ms
 from retryapp.engine.delivery.pool import DeliveryPool
-from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run, RunOwner
+from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.duplicates import TURN_ROWS, Duplicates
-from retryapp.engine.partition.firing import Firing
 from retryapp.engine.partition.progress import Counting, OffsetWindow
+from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.suspects import Suspects
 from retryapp.ports import Event, Observation, SeenTable, TopicPartition
 
@@ -36,9 +36,12 @@ PROGRESS_MS = 60_000
 """Longest time between two `progress` events of a partition that has traffic."""
 _RECORD_OVERHEAD_BYTES = 200
 
+Delivered = tuple[Claim, Record]
+"""A due row on its way to the handler."""
+
 
 class PartitionEngine(RunOwner):
-    """Delivers, parks and fires the records of one partition."""
+    """Delivers the records of one partition."""
 
     def __init__(
         self,
@@ -48,59 +51,64 @@ class PartitionEngine(RunOwner):
         first: DeliveryPool,
         again: DeliveryPool,
         wanted: Callable[[TopicPartition], None],
+        emit: Callable[[TopicPartition, int, list[Delivered]], None] | None = None,
         progress_ms: int = PROGRESS_MS,
     ) -> None:
         self.context = context
         self.partition = partition
         self.lane: Lane
-        self.firing: Firing
+        self.scheduler: Scheduler
         topology = context.handler.topology
         self._main = TopicPartition(topology.main, partition)
-        self._redelivery = TopicPartition(topology.redelivery, partition)
-        self._retry = frozenset(TopicPartition(topic, partition) for topic in topology.retry_topics)
+        self.rows = TopicPartition(topology.retry_topics[0], partition)
+        """Under this name due rows go to their agent."""
+        self._emit = emit or self._accept_rows
         self._first = first
         self._again = again
         self._wanted = wanted
         self._session = 0
         self._draining = False
-        self._windows: dict[TopicPartition, OffsetWindow[Outcome]] = {}
+        self._window: OffsetWindow[Outcome] = OffsetWindow()
         self._running: dict[Run, None] = {}
         """In the order in which they began."""
         self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._suspects: dict[TopicPartition, Suspects] = {}
+        self._suspects: Suspects | None = None
+        self._suspect_rows: Suspects | None = None
         self._duplicates: Duplicates | None = None
         self._progress_ms = progress_ms
         self._counting = Counting(context.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
-        self._unreleased: dict[TopicPartition, None] = {}
+        self._outcomes: list[Turn] = []
+        """Turns of due rows that are not in the lane yet."""
+        self._unreleased = False
 
     # -- session ------------------------------------------------------------------------------------------------
 
     @property
     def sources(self) -> tuple[TopicPartition, ...]:
         """Partitions whose records are taken in."""
-        return (self._main, *sorted(self._retry), self._redelivery)
-
-    @property
-    def delivering(self) -> tuple[TopicPartition, TopicPartition]:
-        """Sources whose records run in the handler."""
-        return self._main, self._redelivery
+        return (self._main,)
 
     @property
     def in_flight(self) -> int:
-        """Records taken in and not settled."""
-        return sum(len(window) for window in self._windows.values())
+        """Records taken in, and rows claimed, that are not settled."""
+        return len(self._window) + (len(self.scheduler.claimed) if self._session > 0 else 0)
+
+    @property
+    def claimed(self) -> Collection[bytes]:
+        """Keys of the due rows that are being delivered."""
+        return self.scheduler.claimed.keys() if self._session > 0 else ()
 
     @property
     def release_lag_ms(self) -> int:
         """Age of the oldest record in flight, for which later offsets wait; 0 without any."""
-        oldest = [window.oldest_ms for window in self._windows.values() if window.oldest_ms is not None]
-        return max(0, self.context.clock.wall_ms() - min(oldest)) if oldest else 0
+        oldest_ms = self._window.oldest_ms
+        return 0 if oldest_ms is None else max(0, self.context.clock.wall_ms() - oldest_ms)
 
     @property
     def looked_ms(self) -> int | None:
         """When the session last scanned for due rows, epoch milliseconds; None without a session."""
-        return self.firing.looked_ms if self._session > 0 else None
+        return self.scheduler.looked_ms if self._session > 0 else None
 
     @override
     def alive(self, run: Run) -> bool:
@@ -115,19 +123,21 @@ class PartitionEngine(RunOwner):
     def begin(self, session: int, starts: Mapping[TopicPartition, int], transport: LaneProtocol) -> None:
         """Begin a session; the lane has just opened."""
         self._session = session
-        self._windows = {tp: OffsetWindow() for tp in starts}
-        self._unreleased.clear()
-        self.firing = Firing(self.context, self.lane, self.partition, session, transport.pending)
+        self._window = OffsetWindow()
+        self._outcomes, self._unreleased = [], False
+        emit = partial(self._emit, self.rows, session)
+        self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit)
         self._duplicates = self._begin_duplicates(transport.seen)
         start = starts[self._main]
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
-        self._suspects = {
-            tp: Suspects(self.context, self.lane, session, found=found, submit=self._pool(tp).submit)
-            for tp, found in transport.suspicions.items()
-        }
-        works = [self.firing.run, *(each.run for each in self._suspects.values())]
+        self._suspects = self._begin_suspects(session, transport.suspected, self._first)
+        self._suspect_rows = self._begin_suspects(session, transport.suspected_rows, self._again)
+        works = [self.scheduler.run, *(each.run for each in (self._suspects, self._suspect_rows) if each is not None)]
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
+
+    def _begin_suspects(self, session: int, found: Suspected | None, pool: DeliveryPool) -> Suspects | None:
+        return None if found is None else Suspects(self.context, self.lane, session, found=found, submit=pool.submit)
 
     def _begin_duplicates(self, seen: SeenTable | None) -> Duplicates | None:
         handler = self.context.handler
@@ -141,14 +151,15 @@ class PartitionEngine(RunOwner):
     def end(self) -> None:
         """End the session; its outcomes are ignored."""
         self._session = -1
-        self._windows = {}
+        self._window = OffsetWindow()
+        self._outcomes = []
         for run in list(self._running):
             run.abort()
         self._end_tasks()
 
     def _end_tasks(self) -> None:
         for task in self._tasks:
-            self.firing.over = True
+            self.scheduler.over = True
             task.cancel()
         self._tasks.clear()
 
@@ -168,7 +179,7 @@ class PartitionEngine(RunOwner):
             with suppress(TimeoutError):  # of a handler that swallows its cancellation: its outcome is ignored
                 async with asyncio.timeout(min(deadline_s, ABORT_WAIT_S)):
                     await self._wait_idle()
-        self._release_all()
+        self._release()
         self._note_progress(self._session)
 
     async def _wait_idle(self) -> None:
@@ -180,131 +191,138 @@ class PartitionEngine(RunOwner):
 
     def room(self, tp: TopicPartition) -> int:
         """Return how many records of `tp` may come in now."""
-        window = self._windows.get(tp)
-        if window is None or self._draining:
+        if tp != self._main or self._session < 0 or self._draining:
             return 0
-        handler = self.context.handler
+        handler, window = self.context.handler, self._window
         if window.bytes >= handler.max_in_flight_bytes:
             return 0
         return max(0, min(handler.max_in_flight - len(window), self.lane.room))
 
     def idle(self, tp: TopicPartition) -> bool:
         """Tell whether the turns of all records of `tp` are in the lane, and more may come."""
-        window = self._windows.get(tp)
-        return window is not None and not len(window) and not self._draining
+        return tp == self._main and self._session > 0 and not len(self._window) and not self._draining
 
     def room_bytes(self, tp: TopicPartition) -> int:
         """Return how many bytes of `tp` may come in now; the last record may exceed it."""
-        window = self._windows.get(tp)
-        return 0 if window is None else self.context.handler.max_in_flight_bytes - window.bytes
+        return self.context.handler.max_in_flight_bytes - self._window.bytes if tp == self._main else 0
 
-    def accept(self, tp: TopicPartition, session: int, records: Sequence[Record]) -> None:
-        """Take records of a source partition, in offset order."""
+    def accept(self, tp: TopicPartition, session: int, records: Sequence[Any]) -> None:
+        """Take records of the main topic, in offset order, or due rows, from their agent."""
+        if tp == self.rows:
+            self._accept_rows(tp, session, records)
+        elif self._alive(session):
+            self._accept(session, records)
+
+    def _accept_rows(self, _tp: TopicPartition, session: int, rows: Sequence[Delivered]) -> None:
         if not self._alive(session):
             return
-        window = self._windows[tp]
-        if tp in self._retry:
-            self._park(tp, session, window, records)
-            return
-        context, suspects = self.context, self._suspects.get(tp)
-        submit = self._pool(tp).submit if suspects is None else suspects.add
+        submit = self._again.submit if self._suspect_rows is None else self._suspect_rows.add
+        for claim, record in rows:
+            if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
+                submit(Run(self, self.context, record, claim=claim, session=session))
+
+    def _accept(self, session: int, records: Sequence[Record]) -> None:
+        context, suspects, window = self.context, self._suspects, self._window
+        submit = self._first.submit if suspects is None else suspects.add
         now_ms = context.clock.wall_ms()
-        duplicates = self._duplicates if tp == self._main else None
+        duplicates = self._duplicates
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             window.add(record.offset, size, now_ms=now_ms)
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
-                submit(Run(self, context, record, source=tp, session=session))
+                submit(Run(self, context, record, session=session))
             else:
                 window.finish(record.offset, skipped)
                 if suspects is not None:
                     suspects.passed(record.offset)
         if duplicates is not None:
-            self._release(tp, session, window)  # nothing else may come to end
-
-    def _pool(self, tp: TopicPartition) -> DeliveryPool:
-        return self._first if tp == self._main else self._again
-
-    def _park(self, tp: TopicPartition, session: int, window: OffsetWindow[Outcome], records: Sequence[Record]) -> None:
-        context = self.context
-        now_ms = context.clock.wall_ms()
-        for record in records:
-            window.add(record.offset)
-            turn = park(context, record, now_ms)
-            if turn.puts:
-                turn.on_settled = partial(self._parked, parse_row_key(turn.puts[0].key).due_at_ms)
-            window.finish(record.offset, turn)
-        self._release(tp, session, window)
-
-    def _parked(self, due_at_ms: int, committed: bool, _offsets: tuple[int, ...]) -> None:
-        if committed:
-            self.firing.parked(due_at_ms)
+            self._release()  # nothing else may come to end
 
     @override
     def begun(self, run: Run) -> None:
         self._running[run] = None
+        if run.claim is not None and run.session == self._session:
+            self.scheduler.begun()
 
     @override
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
-        self._running.pop(run, None)
+        began = self._running.pop(run, run) is None
         if not self._running:
             self._settled.set()
         if run.session == self._session:
+            if run.claim is not None and not began:
+                self.scheduler.begun()
             self._take(run, outcome, fault)
         if run.on_end is not None:
-            self._release_all()  # before `on_end`, which may move offsets
+            self._release()  # before `on_end`, which may move offsets
             run.on_end()
 
     def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         if fault is not None:
             self.lane.fail(fault)
-        elif outcome is not None:
-            more = 0 if run.outbox is None else sum(each.size for each in run.outbox.published)
-            self._windows[run.source].finish(run.record.offset, outcome, more)
-            if not self._unreleased:
-                asyncio.get_running_loop().call_soon(self._release_all)  # once for all that end in one go
-            self._unreleased[run.source] = None
-
-    def _release_all(self) -> None:
-        while self._unreleased:
-            tp, _ = self._unreleased.popitem()
-            window = self._windows.get(tp)
-            if window is not None:
-                self._release(tp, self._session, window)
-
-    def _release(self, tp: TopicPartition, session: int, window: OffsetWindow[Outcome]) -> None:
-        outcomes = window.release()
-        if not outcomes:
             return
-        duplicates = self._duplicates
-        turns = [*self._turns(tp, outcomes)] if duplicates is None else self._noted(duplicates, tp, outcomes)
-        if tp == self._main:
-            self._counting.settle(turns)
+        if outcome is None:
+            if run.claim is not None:
+                self.scheduler.give_back(run.claim)
+            return
+        if run.claim is None:
+            more = 0 if run.outbox is None else sum(each.size for each in run.outbox.published)
+            self._window.finish(run.record.offset, outcome, more)
+        elif isinstance(outcome, Turn):
+            self._outcomes.append(outcome)
+        if not self._unreleased:
+            self._unreleased = True
+            asyncio.get_running_loop().call_soon(self._release)  # once for all that end in one go
+
+    def _release(self) -> None:
+        """Hand to the lane what may go: the outcomes of rows, and of the first records up to one that runs."""
+        self._unreleased = False
+        session = self._session
+        if session < 0:
+            return
         try:
+            turns, self._outcomes = self._outcomes, []
+            outcomes = self._window.release()
+            if outcomes:
+                duplicates = self._duplicates
+                first = [*self._turns(outcomes)] if duplicates is None else self._noted(duplicates, outcomes)
+                self._counting.settle(first)
+                turns += first
             for turn in turns:
                 self.lane.submit(session, turn)
         except LaneClosedError:
-            return  # the session is over; the records will be read again
-        if tp == self._main:
+            return  # the session is over; the records will be delivered again
+        except Exception as exc:  # noqa: BLE001 - what is released and not in the lane would be passed over
+            self.lane.fail(exc)
+            return
+        if outcomes:
             if self._counting.due(self.context.clock.wall_ms(), self._progress_ms):
                 self._note_progress(session)
-        elif tp == self._redelivery:
-            self.firing.delivered(turns[-1].next_offset)
-        if len(window) <= self.context.handler.max_in_flight // 2:  # in batches: each is an event of Faust's
-            self._wanted(tp)
+            if len(self._window) <= self.context.handler.max_in_flight // 2:  # in batches: each is an event of Faust's
+                self._wanted(self._main)
 
-    def _noted(self, duplicates: Duplicates, tp: TopicPartition, outcomes: Sequence[Outcome]) -> list[Turn]:
+    def settled(self, turns: Sequence[Turn]) -> None:
+        """Take note of turns that are applied: claims end, new rows wait, and there is room."""
+        scheduler = self.scheduler
+        for turn in turns:
+            for row in turn.rows:
+                if row.value is not None:
+                    scheduler.changed(row_due_ms(row.value))
+            if turn.claim is not None:
+                scheduler.release(turn.claim)
+        self._wanted(self._main)
+
+    def _noted(self, duplicates: Duplicates, outcomes: Sequence[Outcome]) -> list[Turn]:
         turns = [
-            turn for at in range(0, len(outcomes), TURN_ROWS) for turn in self._turns(tp, outcomes[at : at + TURN_ROWS])
+            turn for at in range(0, len(outcomes), TURN_ROWS) for turn in self._turns(outcomes[at : at + TURN_ROWS])
         ]
-        if tp == self._main:
-            now_ms = self.context.clock.wall_ms()
-            for turn in turns:
-                duplicates.note(turn, now_ms)
+        now_ms = self.context.clock.wall_ms()
+        for turn in turns:
+            duplicates.note(turn, now_ms)
         return turns
 
-    def _turns(self, tp: TopicPartition, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
+    def _turns(self, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
         """Make one turn of each run of records that succeeded at once."""
         fine = upto = 0
         for outcome in outcomes:
@@ -312,14 +330,15 @@ class PartitionEngine(RunOwner):
                 fine, upto = fine + 1, outcome
                 continue
             if fine:
-                yield self._fine(tp, fine, upto)
+                yield self._fine(fine, upto)
                 fine = 0
             yield outcome
         if fine:
-            yield self._fine(tp, fine, upto)
+            yield self._fine(fine, upto)
 
-    def _fine(self, tp: TopicPartition, count: int, next_offset: int) -> Turn:
-        last, topic = next_offset - 1, tp.topic
+    def _fine(self, count: int, next_offset: int) -> Turn:
+        last, tp = next_offset - 1, self._main
+        topic = tp.topic
         seen = Observation(
             event=Event.SUCCEEDED,
             handler=topic,
@@ -343,6 +362,6 @@ class PartitionEngine(RunOwner):
             await work()
         except LaneClosedError:
             return
-        except Exception as exc:  # noqa: BLE001 - else nothing would fire or run again, silently
+        except Exception as exc:  # noqa: BLE001 - else no row would be delivered again, silently
             if session == self._session:
                 self.lane.fail(exc)

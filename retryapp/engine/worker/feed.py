@@ -7,13 +7,14 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from retryapp.core.errors import LaneClosedError, UnreadableTopicError
 from retryapp.core.record import Record
 from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.partition import Delivered
 from retryapp.engine.worker.intake import Intake
 from retryapp.engine.worker.placement import Placed
 from retryapp.ports import Passage, TopicPartition, Way
@@ -25,11 +26,11 @@ BATCH = 500
 
 @dataclass(slots=True)
 class Batch:
-    """Records of a partition on their way to its engine."""
+    """Records of a partition, or due rows, on their way to its engine."""
 
     tp: TopicPartition
     session: int
-    records: list[Record]
+    records: Sequence[Record] | Sequence[Delivered]
 
 
 class Feed:
@@ -63,7 +64,8 @@ class Feed:
     def accept(self, batch: Batch) -> None:
         """Give a batch from an agent to its engine."""
         placed = self.placed.get(batch.tp)
-        if placed is None or self._handing.get(batch.tp) is not batch:
+        due = placed is not None and batch.tp == placed.engine.rows
+        if placed is None or not (due or self._handing.get(batch.tp) is batch):
             return
         try:
             placed.engine.accept(batch.tp, batch.session, batch.records)
@@ -71,8 +73,14 @@ class Feed:
             logger.exception("Records of %s could not be taken in", batch.tp)
             self._fail(batch.tp, placed, exc)
             return
-        del self._handing[batch.tp]
-        self.pump(batch.tp)
+        if not due:
+            del self._handing[batch.tp]
+            self.pump(batch.tp)
+
+    def emit(self, tp: TopicPartition, session: int, rows: list[Delivered]) -> None:
+        """Hand due rows to their agent; raise RuntimeError while it is being restarted: they are claimed."""
+        if not self.channels[tp.topic].put_now(Batch(tp, session, rows)):
+            raise RuntimeError(f"the agent of {tp.topic} is not running")
 
     def forget(self, tp: TopicPartition) -> None:
         """Forget the batch in transit: a lane has opened and reads it again."""

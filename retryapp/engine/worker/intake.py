@@ -45,6 +45,8 @@ class Intake:
         """Called before the group takes partitions away; must be bounded in time."""
         self.on_out_of_range: Callable[[TopicPartition, int], None] = lambda _tp, _position: None
         """Called when a partition's position is out of range; it stays so until its lane opens again."""
+        self.on_counted: Callable[[Mapping[str, int]], None] = lambda _counts: None
+        """Called with the number of partitions of each main topic whenever the client has asked (0: unknown)."""
         self.dropped_stale = 0
         self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
         self._bytes: dict[TopicPartition, int] = defaultdict(int)

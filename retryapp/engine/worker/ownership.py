@@ -1,7 +1,7 @@
 """What this worker owns: from an assignment of the group to its end.
 
-1. Assignment: one engine and one lane for each number of which this worker has *all* the handler's topics (rule 1); any
-   other number stays paused, and that is reported. Lanes open once the rebalance is over.
+1. Assignment: one engine and one lane for each partition of a main topic that all topics of the handler have; any other
+   stays paused until they have it, and that is reported. Lanes open once the rebalance is over.
 2. Records go from the intake to the engines (`engine.worker.feed`).
 3. Revoke or end of the process: handlers get some time to finish, lanes commit what is done and close.
 """
@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.errors import PositionGoneError
 from retryapp.core.record import Record
+from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.worker.feed import Feed
@@ -37,6 +38,8 @@ class Ownership:
         self.served: dict[str, Served] = {}
         self.placed: dict[tuple[str, int], Placed] = {}
         self.assigned = False
+        self._membership: Membership | None = None
+        self._actives: set[TopicPartition] = set()
         self._drain_s = drain_s
         self.feed = Feed(self.intake, to_record)
         self.placer: Placer | None = None
@@ -45,33 +48,51 @@ class Ownership:
         self.intake.on_assigned = self._on_assigned
         self.intake.on_revoked = self._on_revoked
         self.intake.on_out_of_range = self._on_out_of_range
+        self.intake.on_counted = self._on_counted
 
     async def _on_assigned(self, generation: int, member_id: str, actives: set[TopicPartition]) -> None:
+        self._membership, self._actives = Membership(generation=generation, member_id=member_id), actives
         for served in self.served.values():
-            consumed = set(served.handler.topology.consumed)
-            numbers = {tp.partition for tp in actives if tp.topic in consumed}
-            for partition in sorted(numbers):
-                wanted = {TopicPartition(topic, partition) for topic in served.handler.topology.consumed}
-                mine = wanted & actives
-                if mine == wanted:
-                    self._place(served, partition, generation, member_id)
-                elif mine:
-                    missing = ", ".join(sorted(tp.topic for tp in wanted - mine))
-                    why = f"another worker has this number of {missing}"
-                    if partition >= served.partitions:
-                        why = f"the main topic has grown; add partitions to {missing} and restart"
-                    message, main = f"stays paused: {why}", served.handler.main
-                    self.observer.observe(
-                        Observation(event=Event.LANE_INCOMPLETE, handler=main, partition=partition, message=message)
-                    )
+            self._place_actives(served)
         self.assigned = True
 
-    def _place(self, served: Served, partition: int, generation: int, member_id: str) -> None:
-        if self.placer is None:
+    def _place_actives(self, served: Served) -> None:
+        main = served.handler.main
+        for partition in sorted(tp.partition for tp in self._actives if tp.topic == main):
+            if partition < served.complete and (main, partition) not in self.placed:
+                self._place(served, partition)
+
+    def _on_counted(self, counts: Mapping[str, int]) -> None:
+        for main, served in self.served.items():
+            grown = counts.get(main, 0) > served.partitions
+            served.partitions = max(served.partitions, counts.get(main, 0))
+            if grown:
+                self._report_lacking(served)
+
+    def _report_lacking(self, served: Served) -> None:
+        main, topology = served.handler.main, served.handler.topology
+        message = (
+            f"{main} has {served.partitions} partitions and our topics only {served.complete}: nothing is read from "
+            f"the new ones. {GROW}, which adds partitions to {', '.join(topology.owned)}; running workers then open "
+            "them within 30 s, without a restart"
+        )
+        self.observer.observe(Observation(event=Event.LANE_INCOMPLETE, handler=main, message=message))
+
+    def complete(self, served: Served, partitions: int) -> None:
+        """Learn how many partitions all topics of a handler have, and open those of them that are ours."""
+        if partitions > served.complete:
+            served.complete = min(partitions, served.partitions)
+            if served.lacking:
+                self._report_lacking(served)
+            if self.assigned:
+                self._place_actives(served)
+
+    def _place(self, served: Served, partition: int) -> None:
+        if self.placer is None or self._membership is None:
             raise RuntimeError("an assignment came before the runtime was started")
-        placed = self.placer.place(served, partition, Membership(generation=generation, member_id=member_id))
+        placed = self.placer.place(served, partition, self._membership)
         self.placed[served.handler.main, partition] = placed
-        for tp in placed.engine.sources:
+        for tp in (*placed.engine.sources, placed.engine.rows):
             self.feed.placed[tp] = placed
 
     def _on_out_of_range(self, tp: TopicPartition, position: int) -> None:
@@ -109,8 +130,8 @@ class Ownership:
     def catch_up(self) -> bool:
         """Settle positions without records, and ask for the broker's time while the clock is in doubt.
 
-        Call it every few seconds, and every second while it returns True: nothing fires then, so there may be no other
-        acknowledgement.
+        Call it every few seconds, and every second while it returns True: no row is delivered then, so there may be no
+        other acknowledgement.
         """
         self.feed.catch_up()
         if self.clock.trusted or not self.clock.known:

@@ -20,7 +20,7 @@ from retryapp.engine.lane.lane import Lane, LaneState
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
-from retryapp.engine.partition.partition import PROGRESS_MS, PartitionEngine
+from retryapp.engine.partition.partition import PROGRESS_MS, Delivered, PartitionEngine
 from retryapp.ports import Clock, Observer, Random, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,21 @@ class Served:
     first: DeliveryPool
     again: DeliveryPool
     partitions: int = 0
+    """Partitions of the main topic, which may grow."""
+    known: int = 0
+    """The same when this worker started: a later one is read from its beginning."""
+    complete: int = 0
+    """Partitions that all topics of the handler have."""
     topic_id: str = ""
     max_bytes: int = 0
     changelog_id: str = ""
     dlq_id: str = ""
     seen_id: str = ""
+
+    @property
+    def lacking(self) -> range:
+        """Partitions of the main topic that one of our topics lacks: nothing reads them."""
+        return range(self.complete, self.partitions)
 
 
 @dataclass(slots=True)
@@ -87,6 +97,8 @@ class Placer:
     life: str
     progress_ms: int = PROGRESS_MS
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    emit: Callable[[TopicPartition, int, list[Delivered]], None]
+    """Hands due rows to their agent."""
     pump: Callable[[TopicPartition], None]
     """Called when an engine has room for records of a partition."""
     forget: Callable[[TopicPartition], None]
@@ -109,6 +121,7 @@ class Placer:
             first=served.first,
             again=served.again,
             wanted=self.pump,
+            emit=self.emit,
             progress_ms=self.progress_ms,
         )
         transport = self.make_transport(served, engine, membership)
@@ -124,11 +137,6 @@ class Placer:
                 self.forget(tp)
             self._note_policy(handler, transport.place.partition, engine, session)
 
-        def room() -> None:
-            engine.firing.room()
-            for tp in engine.sources:
-                self.pump(tp)
-
         return Lane(
             name=transport.place.name,
             handler=handler.main,
@@ -138,7 +146,7 @@ class Placer:
             observer=self.observer,
             on_open=begin,
             on_close=engine.end,
-            on_room=room,
+            on_applied=engine.settled,
             limits=LaneLimits(tick_s=self.tick_s),
         )
 

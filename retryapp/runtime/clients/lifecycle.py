@@ -14,13 +14,16 @@ from itertools import chain
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.client import CoordinationType
 from aiokafka.errors import NotEnoughReplicasError, ProducerClosed
+from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler
 from mode.utils.logging import get_logger
 from typing_extensions import override
 
 logger = get_logger(__name__)
 
 COMPRESSION = "lz4"  # of our batches if the app names none: headers repeat in each record
+MARKERS_S = 0.002
 STOP_S = 0.3  # how long a client may take to stop by itself: what a closing lane has not committed is not needed
 _FORCE_S = 1.0
 _RECONNECT_S = 0.5
@@ -79,6 +82,24 @@ def reconnect_slowly(producer: AIOKafkaProducer) -> None:
     producer.client._get_conn = patient
 
 
+def begin_promptly(producer: AIOKafkaProducer) -> None:
+    """Ask every `MARKERS_S` whether the former transaction's markers are written; the client's 20 ms are for all.
+
+    Measured with transactions one after the other: p50 12 ms instead of 30. Most are not: a lane rests in between.
+    """
+    sender = producer._sender
+
+    async def add_partitions(tps: Any) -> Any:
+        name = sender._txn_manager.transactional_id
+        node_id = await sender._find_coordinator(CoordinationType.TRANSACTION, name)
+        handler = AddPartitionsToTxnHandler(sender, tps)
+        answer = handler.handle_response
+        handler.handle_response = lambda resp: MARKERS_S if (pause_s := answer(resp)) == BACKOFF_OVERRIDE else pause_s
+        return await handler.do(node_id)
+
+    sender._do_add_partitions_to_txn = add_partitions
+
+
 def end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> asyncio.Task[None]:
     """Start a task that ends a client, whatever its state.
 
@@ -114,6 +135,7 @@ async def _end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> None:
 async def _dismantle_producer(producer: AIOKafkaProducer) -> None:
     sender: asyncio.Task[None] | None = producer._sender.sender_task
     if sender is not None:
+        sender.remove_done_callback(producer._sender._fail_all)  # of its transaction, which nothing awaits any more
         sender.cancel()
     try:
         await _disconnect(producer.client)

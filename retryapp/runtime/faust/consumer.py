@@ -63,6 +63,8 @@ class RetryConsumer(Consumer):
         self._next_fetch_s = float("-inf")
         self.seeks = 0  # how often Faust has sought: a fetch from before is stale
         self.settled = False  # whether the rebalance of the last assignment is over
+        self._answered_s = -inf
+        self._session_s: float = self.app.conf.broker_session_timeout  # a look at a setting of Faust's takes 4 us
         self._asked_s = -inf  # when the last heartbeat that the coordinator accepted was sent
 
     def _new_consumer_thread(self) -> RetryConsumerThread:
@@ -104,25 +106,40 @@ class RetryConsumer(Consumer):
         """Note that the coordinator took this worker for a member when it was asked, on our own clock."""
         self._asked_s = max(self._asked_s, asked_s)
 
+    def answered_s(self) -> float:
+        """Return when a broker answered this consumer last, by the monotonic clock; -inf: not yet."""
+        client = self._thread._consumer
+        if client is not None:
+            at_s = (connection._last_action for connection in list(client._client._conns.values()))
+            self._answered_s = max(self._answered_s, *at_s, -inf)
+        return self._answered_s
+
     def lapsed(self) -> bool:
         """Return whether the coordinator was silent for a whole session: others may have our partitions by now.
 
         Counted from when it was asked; it counts from when the request arrives, which is no earlier.
         """
-        return counted_s() - self._asked_s > self.app.conf.broker_session_timeout
+        return counted_s() - self._asked_s > self._session_s
 
     @Service.task
     async def _watch_group(self) -> None:
-        """End the worker on an error of the group, which the client reports only when asked.
+        """Have a broker asked if none has answered for a while; end the worker on an error of the group.
 
-        Until then it neither heartbeats nor joins. Faust bypasses the client's own check, so it learns of such an error
-        only while a fetch waits: not in a rebalance, and not between two fetches.
+        The client reports such an error only when asked. Until then it neither heartbeats nor joins. Faust bypasses
+        the client's own check, so it learns of such an error only while a fetch waits: not in a rebalance, and not
+        between two fetches.
         """
+
+        def watch(consumer: aiokafka.AIOKafkaConsumer) -> None:
+            if time.monotonic() - self.answered_s() > _WATCH_S:  # it fetches nothing: a rebalance, or all is paused
+                consumer._client.force_metadata_update()
+            consumer._coordinator.check_errors()
+
         while not self.should_stop:
             await self.sleep(_WATCH_S)
             if not self.should_stop:
                 with contextlib.suppress(ConsumerNotStarted):
-                    await self.in_thread(lambda consumer: consumer._coordinator.check_errors())
+                    await self.in_thread(watch)
 
     async def _see_topics(self, generation_id: int) -> None:
         """Have the client ask for topics that it does not know until it does."""

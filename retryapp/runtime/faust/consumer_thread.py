@@ -62,9 +62,15 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         # Faust's assignor keeps the topics of a handler together; without tables Faust would fall back to round robin
         self._assignor = self.app.assignor
         consumer._partition_assignment_strategy = [self._assignor]
+        consumer._client.cluster.add_listener(self._count_partitions)
         consumer._isolation_level = "read_committed"
         consumer._fetch_max_wait_ms = 100  # Faust's 1500 ms hold every other request of the thread up
         return consumer
+
+    def _count_partitions(self, cluster: Any) -> None:
+        intake = self.consumer.intake
+        counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in intake.topics}
+        self.consumer.loop.call_soon_threadsafe(intake.on_counted, counts)
 
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
         seeks = self.consumer.seeks

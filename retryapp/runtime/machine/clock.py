@@ -1,6 +1,6 @@
 """The real clock: wall time that agrees with the broker's and ignores jumps of the system clock.
 
-Due times are wall times, and another worker may fire the record. So wall time is counted by the monotonic clock and
+Due times are wall times, and another worker may deliver the record. So wall time is counted by the monotonic clock and
 anchored to the append times in acknowledgements (`core.skew`). Without one for `ANCHOR_HOLDS_S`, corrections of the
 system clock up to `MAX_SLEW_MS` (NTP) are followed; larger jumps are logged and ignored.
 """
@@ -81,7 +81,7 @@ class SystemClock(Clock):
         elif self.skew.trusted:
             logger.warning("Due times go by the broker's time again: %d ms from ours", self.skew.correction_ms)
         else:
-            logger.warning("The broker's clock and ours disagree: nothing fires until they agree")
+            logger.warning("The broker's clock and ours disagree: no due row is delivered until they agree")
 
     @override
     def monotonic_s(self) -> float:

@@ -1,6 +1,6 @@
 """Gives memory back that the C library keeps after it was freed.
 
-Bursts of records fragment glibc's heap: a worker that had parked 120,000 records had 328 MiB, and 200 MiB after one
+Bursts of records fragment glibc's heap: a worker with 120,000 waiting records had 328 MiB, and 200 MiB after one
 `malloc_trim`.
 """
 

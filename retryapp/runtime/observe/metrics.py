@@ -40,25 +40,33 @@ _SECONDS: Final = 1_000  # milliseconds in one
 _COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
     Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
     Event.SKIPPED: ("skipped", "Records passed over as duplicates of an event that was seen before."),
-    Event.PARKED: ("parked", "Records put into the pending table."),
-    Event.FIRED: ("fired", "Due records handed to the redelivery topic."),
     Event.DAMAGED: ("damaged", "Records that could not be read as written."),
     Event.LANE_FAILED: ("lane_failures", "Errors that closed a lane; it opens again by itself."),
-    Event.LANE_INCOMPLETE: ("lane_incomplete", "Lanes that wait: another worker has some of the topics."),
+    Event.LANE_INCOMPLETE: (
+        "lane_incomplete",
+        "Lanes that wait: another worker has some of the topics, or ours have too few partitions.",
+    ),
 }
 """Events that are counted without a further label: name and help."""
 
 _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "pending_records": ("Records that wait here, by tier.", ("handler", "tier")),
+    "pending_records": (
+        "Records that wait here, by tier; absent while no partition's number is known.",
+        ("handler", "tier"),
+    ),
+    "unknown_partitions": (
+        "Partitions here that the sums of waiting and dead records leave out: their numbers are not known now.",
+        ("handler",),
+    ),
     "oldest_due_timestamp_seconds": (
-        "Earliest due time of what waits here, epoch seconds; in the past when firing is behind.",
+        "Earliest due time of what waits here, epoch seconds; in the past while due records wait for the handler.",
         ("handler",),
     ),
     "scheduler_last_run_timestamp_seconds": (
         "When the scheduler last looked for what is due, epoch seconds: that of the open lane that waits longest.",
         ("handler",),
     ),
-    "dead_letters": ("Dead letters in the tables here.", ("handler",)),
+    "dead_letters": ("Dead letters in the tables here; absent while no partition's number is known.", ("handler",)),
     "in_flight_records": ("Records in handlers right now.", ("handler",)),
     "release_lag_seconds": (
         "Age of the oldest record in flight here: finished records after it wait for it.",
@@ -74,31 +82,12 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Runs of the handler that were given up and still go on; at a limit no new one begins.",
         ("handler",),
     ),
-    "longest_wait_seconds": ("Longest delay of the policy.", ("handler",)),
-    "retention_needed_seconds": (
-        "What retry and redelivery topics have to keep: the allowed downtime plus the longest wait.",
-        ("handler",),
-    ),
-    "topic_retention_seconds": (
-        "What they keep, as the broker said last (every 5 minutes); +Inf: no limit.",
-        ("handler", "topic"),
-    ),
-    "clock_trusted": ("1 while records fire by this worker's clock; 0 while it and the broker's do not agree.", ()),
+    "clock_trusted": ("1 while retries start by this worker's clock; 0 while it and the broker's do not agree.", ()),
     "clock_correction_seconds": ("What this machine's clock is corrected by to agree with the broker's.", ()),
     "clock_error_seconds": ("How wrong that may be, as of the last acknowledgement.", ()),
+    "broker_silent_seconds": ("Time since a broker answered this worker last.", ()),
     "rebalancing_seconds": ("How long the current rebalance has lasted; 0 when there is none.", ()),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """How long a handler's records wait, and how long its topics keep them."""
-
-    longest_wait_s: float
-    needed_s: float
-    """What its retry and redelivery topics have to keep."""
-    topics_s: Mapping[str, float] = field(default_factory=dict)
-    """What each of them keeps, as the broker said last; infinite: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +99,7 @@ class Sources:
     """Runs that go on although they were given up (``engine.handler.orphans``)."""
     skew: BrokerSkew = field(default_factory=BrokerSkew)
     rebalancing_s: Callable[[], float] = float
-    retentions: Callable[[], Mapping[str, Retention]] = dict
+    silent_s: Callable[[], float] = float
 
 
 class MetricsObserver(Observer):
@@ -150,8 +139,9 @@ class MetricsObserver(Observer):
         )
         self._child: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
         self._named: dict[tuple[Counter, str], set[str]] = {}
+        self._tiers: dict[str, list[str]] = {}
         if sources is not None:
-            registry.register(Gauges(sources))
+            registry.register(Gauges(sources, self._tiers))
 
     def begin(self, handler: str, tiers: Iterable[str] = ()) -> None:
         """Show the series of a handler, with the tiers of its policy, at 0."""
@@ -161,7 +151,8 @@ class MetricsObserver(Observer):
             self._child(self._failures, handler, error_class.value)
         for reason in DeadReason:
             self._child(self._dead, handler, reason.value)
-        for tier in tiers:
+        self._tiers[handler] = list(tiers)
+        for tier in self._tiers[handler]:
             self._child(self._scheduled, handler, tier)
 
     @override
@@ -210,8 +201,9 @@ class MetricsObserver(Observer):
 class Gauges(Collector):
     """What a worker has right now, read at each scrape."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, tiers: Mapping[str, Sequence[str]]) -> None:
         self._sources = sources
+        self._tiers = tiers
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering must not read a worker that has not started yet."""
@@ -227,15 +219,11 @@ class Gauges(Collector):
             families[name].add_metric(labels, value)
 
         self._add_handlers(add)
-        for handler, retention in self._sources.retentions().items():
-            add("longest_wait_seconds", retention.longest_wait_s, handler)
-            add("retention_needed_seconds", retention.needed_s, handler)
-            for topic, seconds in retention.topics_s.items():
-                add("topic_retention_seconds", seconds, handler, topic)
         skew = self._sources.skew
         add("clock_trusted", skew.trusted)
         add("clock_correction_seconds", skew.correction_ms / _SECONDS)
         add("clock_error_seconds", skew.error_ms / _SECONDS)
+        add("broker_silent_seconds", self._sources.silent_s())
         add("rebalancing_seconds", self._sources.rebalancing_s())
         return families.values()
 
@@ -243,18 +231,22 @@ class Gauges(Collector):
         orphans = self._sources.orphans()
         for handler, infos in self._sources.partitions().items():
             here = [info for info in infos if info.state != "elsewhere"]
-            tiers: Totals[str] = Totals()
-            for info in here:
+            now = [info for info in here if info.as_of_ms is None]
+            known = [info for info in now if info.pending is not None]
+            tiers = Totals(dict.fromkeys(self._tiers.get(handler, ()) if known else (), 0))
+            for info in known:
                 tiers.update(info.pending_by_tier)
             for tier, count in tiers.items():
                 add("pending_records", count, handler, tier)
-            dues = [info.next_due_ms for info in here if info.next_due_ms is not None]
+            if dead := [info.dead for info in now if info.dead is not None]:
+                add("dead_letters", sum(dead), handler)
+            add("unknown_partitions", len(here) - min(len(known), len(dead)), handler)
+            dues = [info.next_due_ms for info in known if info.next_due_ms is not None]
             if dues:
                 add("oldest_due_timestamp_seconds", min(dues) / _SECONDS, handler)
             looks = [info.looked_ms for info in here if info.looked_ms is not None]
             if looks:
                 add("scheduler_last_run_timestamp_seconds", min(looks) / _SECONDS, handler)
-            add("dead_letters", sum(info.dead for info in here), handler)
             add("in_flight_records", sum(info.in_flight for info in here), handler)
             add("release_lag_seconds", max((info.release_lag_ms for info in here), default=0) / _SECONDS, handler)
             add("table_behind_offsets", sum(info.pending_behind for info in here), handler, "pending")

@@ -1,12 +1,18 @@
-"""Logs what happens to records: one line per observation.
+"""Logs what happens to records: at INFO causes, sums and dead letters, at DEBUG one line per observation.
 
 The message is a constant event id (``retryapp.retry_scheduled``); the facts are attributes of the log record, with
 units in their names. ``FactsFormatter`` shows them in plain text. No observation holds a payload.
+
+A line for each attempt would cost a third of the processor time. So a cause of failures is logged when it has not been
+seen for ``CAUSE_S``, and what became of failed records as one line per handler and second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
@@ -14,6 +20,8 @@ from typing import Final
 from typing_extensions import override
 
 from retryapp.core.classify import DeadReason
+from retryapp.core.verdicts import Reject
+from retryapp.lookup.instants import iso_text
 from retryapp.ports import Event, Observation, Observer
 
 EVENT_LOGGER: Final = "retryapp.events"  # name of the logger that observations go to
@@ -22,12 +30,10 @@ MAX_LOGGED_MESSAGE_CHARS: Final = 500  # error messages are cut to this many cha
 
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
-    Event.SKIPPED: ("retryapp.duplicate_skipped", logging.INFO),
-    Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows, at its own level
-    Event.SCHEDULED: ("retryapp.retry_scheduled", logging.INFO),
+    Event.SKIPPED: ("retryapp.duplicate_skipped", logging.DEBUG),
+    Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows
+    Event.SCHEDULED: ("retryapp.retry_scheduled", logging.DEBUG),
     Event.DEAD: ("retryapp.dead_lettered", logging.ERROR),
-    Event.PARKED: ("retryapp.parked", logging.DEBUG),
-    Event.FIRED: ("retryapp.fired", logging.DEBUG),
     Event.PUBLISHED: ("retryapp.published", logging.DEBUG),
     Event.DAMAGED: ("retryapp.damaged_input", logging.WARNING),
     Event.LANE_OPENED: ("retryapp.lane_opened", logging.INFO),
@@ -37,11 +43,28 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.REBALANCED: ("retryapp.rebalanced", logging.INFO),
 }
 
+NEW_CAUSE: Final = ("retryapp.new_cause", logging.WARNING)
+SUMMARY: Final = ("retryapp.retries", logging.INFO)
+
+CAUSE_S: Final = 600.0  # a cause of failures that was not seen for so long is logged
+MOST_CAUSES: Final = 1_000  # causes that are remembered; after that all are forgotten and logged again
+SUMMARY_S: Final = 1.0
+MOST_DEAD_LINES: Final = 10  # dead letters of a handler that have a line of their own in each `SUMMARY_S`
+
+_SUMMED: Final = {
+    Event.SUCCEEDED: "succeeded",
+    Event.SCHEDULED: "scheduled",
+    Event.DEAD: "dead",
+    Event.SKIPPED: "skipped",
+}
+_UNSHOWN: Final = "dead_without_line"
+_DECIDED: Final = frozenset({DeadReason.REJECTED, DeadReason.NON_RETRYABLE})  # by handler or policy: no fault of ours
+
 _RENAMED: Final = {"message": "error_message", "trace": "error_trace"}
 _FIELDS: Final = {
     field.name: _RENAMED.get(field.name, field.name) for field in fields(Observation) if field.name != "event"
 }
-FACTS: Final = tuple(_FIELDS.values())
+FACTS: Final = (*_FIELDS.values(), *_SUMMED.values(), _UNSHOWN)
 """Attributes that ``LogObserver`` sets on log records."""
 
 
@@ -58,16 +81,53 @@ class CombinedObserver(Observer):
 
 
 class LogObserver(Observer):
-    """Logs observations, a success at INFO if it is a retry's (attempt 2 or later)."""
+    """Logs observations; it needs a running event loop."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logging.getLogger(EVENT_LOGGER) if logger is None else logger
+        self._causes: dict[tuple[str, str | None], float] = {}  # when each was seen last
+        self._sums: dict[str, Counter[str]] = {}
 
     @override
     def observe(self, observation: Observation) -> None:
-        event_id, level = EVENT_IDS[observation.event]
-        if observation.event is Event.SUCCEEDED and (observation.attempt or 1) > 1:
-            level = logging.INFO
+        event = observation.event
+        event_id, level = EVENT_IDS[event]
+        if event is Event.FAILED:
+            self._note_cause(observation)
+        elif event in _SUMMED and (event is not Event.SUCCEEDED or (observation.attempt or 1) > 1):
+            sums = self._add(observation)
+            if event is Event.DEAD and sums["dead"] > MOST_DEAD_LINES:
+                sums[_UNSHOWN] += 1
+                return
+            if observation.reason in _DECIDED:
+                level = logging.WARNING
+        self._log(level, event_id, observation)
+
+    def summarize(self) -> None:
+        """Log what became of failed records since the last call."""
+        sums, self._sums = self._sums, {}
+        for handler, counts in sums.items():
+            level = logging.WARNING if counts[_UNSHOWN] else SUMMARY[1]
+            self._logger.log(level, SUMMARY[0], extra={"handler": handler, **+counts})
+
+    def _add(self, observation: Observation) -> Counter[str]:
+        if not self._sums:
+            asyncio.get_running_loop().call_later(SUMMARY_S, self.summarize)
+        sums = self._sums.setdefault(observation.handler, Counter())
+        sums[_SUMMED[observation.event]] += observation.count
+        return sums
+
+    def _note_cause(self, failed: Observation) -> None:
+        cause, now_s = (failed.handler, failed.fingerprint or failed.error_type), time.monotonic()
+        seen_s = self._causes.get(cause)
+        if seen_s is None and len(self._causes) >= MOST_CAUSES:
+            self._causes.clear()
+        self._causes[cause] = now_s
+        if seen_s is None or now_s - seen_s >= CAUSE_S:
+            verdict = (failed.error_type or "").startswith(f"{Reject.__module__}.")  # raised to decide
+            self._log(logging.INFO if verdict else NEW_CAUSE[1], NEW_CAUSE[0], failed)
+
+    def _log(self, level: int, event_id: str, observation: Observation) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event_id, extra=_facts(observation))
 
@@ -77,7 +137,7 @@ def _facts(observation: Observation) -> dict[str, object]:
     message = observation.message
     if message is not None and len(message) > MAX_LOGGED_MESSAGE_CHARS:
         facts["error_message"] = message[:MAX_LOGGED_MESSAGE_CHARS] + "..."
-    if observation.reason == DeadReason.UNDECODABLE:
+    if observation.reason == DeadReason.UNDECODABLE or observation.reason in _DECIDED:
         facts.pop("error_trace", None)  # decoders quote what they got: that is payload
     return facts
 
@@ -101,6 +161,8 @@ class FactsFormatter(logging.Formatter):
         trace = facts.pop("error_trace", None)
         if facts.get("count") == 1:
             del facts["count"]
+        if "due_at_ms" in facts:
+            facts["due_at"] = iso_text(facts.pop("due_at_ms"))
         shown = " ".join(f"{name}={_quoted(value)}" for name, value in facts.items())
         below = "" if trace is None else "\n" + "\n".join(f"    {_plain(part)}" for part in str(trace).splitlines())
         return f"{line} {shown}{below}"

@@ -37,7 +37,7 @@ def _index_key(failure_id: str) -> bytes:
 
 def _encode(failure_id: str | None, row: DeadRow) -> bytes:
     name = (failure_id or "").encode()
-    return _LENGTH.pack(len(name)) + name + encode_row(PendingRow(None, None, row.headers, 0))
+    return _LENGTH.pack(len(name)) + name + encode_row(PendingRow(None, None, row.headers))
 
 
 def _decode(key: bytes, value: bytes) -> DeadRow:

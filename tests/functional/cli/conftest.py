@@ -19,7 +19,7 @@ from retryapp.cli.main import run
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin
-from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.core.rows import PendingRow, encode_row, identity_of
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics
 
@@ -83,11 +83,12 @@ class _Shop:
         self, partition: int, offset: int, due_at_ms: int, *, value: bytes = b"{}", headers: Headers = (), **told: Any
     ) -> None:
         ours = encode_metadata(self.metadata(partition, offset, due_at_ms=due_at_ms, **told))
-        row = PendingRow(b"k", value, headers + ours, 1)
-        self.publish(self.topology.pending_changelog, partition, row_key(due_at_ms, partition, offset), encode_row(row))
+        row = PendingRow(b"k", value, headers + ours, due_at_ms)
+        self.put(partition, offset, encode_row(row))
 
-    def fire(self, partition: int, offset: int, due_at_ms: int) -> None:
-        self.publish(self.topology.pending_changelog, partition, row_key(due_at_ms, partition, offset), None)
+    def put(self, partition: int, offset: int, row: bytes | None) -> None:
+        identity = identity_of(self.metadata(partition, offset).origin)
+        self.publish(self.topology.pending_changelog, partition, identity, row)
 
     def bury(self, partition: int, offset: int, *, value: bytes | None = b"{}", **changes: Any) -> None:
         told: dict[str, Any] = {"due_at_ms": None, "tier": None, "reason": "exhausted", **changes}

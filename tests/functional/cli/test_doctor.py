@@ -14,7 +14,8 @@ from harness.brokers import running_broker
 from harness.operator import Operator
 
 from retryapp.core import marks
-from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.core.record import Origin
+from retryapp.core.rows import PendingRow, encode_row, identity_of
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.doctor import Finding, Severity, Subject, examine, quick_findings
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics, plan_topics, read_topic
@@ -53,7 +54,7 @@ def test_a_development_broker_and_a_fresh_app_are_fine(retryapp, module, topolog
     assert done.code == 0, done.out
     assert done.json["ok"] is done.json["reachable"] is True
     found = by_name(done)
-    assert found[f"topics of {topology.main}"]["seen"] == "6 of 6 ok, 3 partitions, retries kept for 7d1h"
+    assert found[f"topics of {topology.main}"]["seen"] == "5 of 5 ok, 3 partitions"
     assert found["setting group.min.session.timeout.ms"]["expected"].startswith("15000 or less")
     assert found["setting transaction.partition.verification.enable"]["severity"] == "ok"
     assert found["replicas"]["severity"] == found["rights"]["severity"] == "ok"
@@ -65,7 +66,6 @@ def test_a_development_broker_and_a_fresh_app_are_fine(retryapp, module, topolog
 
     apart = retryapp("doctor", "--broker", bootstrap, "--group", module, "--json")
     assert apart.code == 0, apart.out
-    assert "not compared with the longest wait" in by_name(apart)[f"topics of {topology.main}"]["seen"]
     assert retryapp("doctor", "--broker", bootstrap, "--group", f"{module}x").code == 3
 
 
@@ -80,8 +80,8 @@ def test_writing_measures_the_clock_and_no_reader_sees_it(retryapp, module, topo
 
 def test_what_is_wrong_is_found_with_its_remedy(retryapp, module, topology, bootstrap):
     """Topic settings, a foreign group member, offsets: exit 1, each by name."""
-    operator, retry = Operator(bootstrap), topology.retry_topics[0]
-    operator.configure(retry, "retention.ms", "60000")
+    operator, changelog = Operator(bootstrap), topology.pending_changelog
+    operator.configure(changelog, "cleanup.policy", "delete")
     operator.set_offsets(module, {(topology.main, 1): 99})
     foreign = Consumer({"bootstrap.servers": bootstrap, "group.id": module, "client.id": "foreign"})
     foreign.subscribe([topology.main])
@@ -93,12 +93,12 @@ def test_what_is_wrong_is_found_with_its_remedy(retryapp, module, topology, boot
         foreign.close()
     assert done.code == shown.code == 1
     found = by_name(done)
-    topic = found[f"topic {retry}"]
-    assert (topic["seen"], topic["expected"]) == ("retention.ms=60000", "608400000 or more")
+    topic = found[f"topic {changelog}"]
+    assert (topic["seen"], topic["expected"]) == ("cleanup.policy=delete", "compact")
     assert "kafka-configs.sh" in topic["remedy"]
     assert found[f"offset of {topology.main}[1]"]["seen"] == "99"
     assert "protocol range" in found[f"group {module}"]["seen"]
-    assert f"problem: topic {retry}: retention.ms=60000" in shown.out
+    assert f"problem: topic {changelog}: cleanup.policy=delete" in shown.out
     assert shown.out.splitlines()[-1].startswith("3 problems, 0 warnings")
 
 
@@ -184,10 +184,15 @@ def test_the_quick_form_returns_only_what_counts(bootstrap, topology, tmp_path):
     assert quick("127.0.0.1:1") == ()
 
 
+def identity(topology: HandlerTopology, offset: int) -> bytes:
+    """Return the identity of a record of partition 0."""
+    return identity_of(Origin(topology.main, "t", 0, offset))
+
+
 def wait_in(operator: Operator, topology: HandlerTopology, offset: int = 0) -> None:
     """Let one record wait."""
-    row = encode_row(PendingRow(b"k", b"v", (), 1))
-    operator.publish(topology.pending_changelog, row, key=row_key(LATER_MS, 0, offset), partition=0)
+    row = encode_row(PendingRow(b"k", b"v", (), LATER_MS))
+    operator.publish(topology.pending_changelog, row, key=identity(topology, offset), partition=0)
 
 
 def test_what_former_handlers_and_policies_left_behind(bootstrap, tmp_path):
@@ -200,9 +205,8 @@ def test_what_former_handlers_and_policies_left_behind(bootstrap, tmp_path):
     wait_in(operator, returns)
     wait_in(operator, returns, 1)
     wait_in(operator, cards)
-    operator.publish(cards.pending_changelog, None, key=row_key(LATER_MS, 0, 0), partition=0)
+    operator.publish(cards.pending_changelog, None, key=identity(cards, 0), partition=0)
     dropped = f"{orders.prefix}.retry.5m"
-    operator.publish(dropped, b"v", partition=0)
 
     def leftovers(*topologies: HandlerTopology) -> dict[str, Severity]:
         found = examined(operator, group, topologies or None, tmp_path)
@@ -211,8 +215,6 @@ def test_what_former_handlers_and_policies_left_behind(bootstrap, tmp_path):
 
     now = HandlerTopology(group, orders.main, tiers=Tiers.PER_DELAY, delays_ms=(3_600_000,))
     former = {f"handler of {returns.main}": Severity.WARNING, f"handler of {cards.main}": Severity.NOTE}
-    assert leftovers(now) == {**former, f"topic {dropped}": Severity.WARNING}
-    operator.set_offsets(group, {(dropped, 0): 1})
     assert leftovers(now) == {**former, f"topic {dropped}": Severity.NOTE}
     assert leftovers(orders) == former
     assert leftovers() == {}, "without the app all of them are its own"

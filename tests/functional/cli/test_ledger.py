@@ -15,11 +15,10 @@ from harness.operator import answered
 from retryapp.core import marks
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
+from retryapp.core.rows import PendingRow, encode_row, identity_of
 from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
 from retryapp.ledger import Ledger, take_ledger
 from retryapp.runtime.machine.clock import SystemClock
-
-FAR_MS = 4_000_000_000_000
 
 
 @dataclass
@@ -28,24 +27,23 @@ class _Book:
 
     shop: Any
 
-    @property
-    def names(self) -> dict[str, str]:
-        topology = self.shop.topology
-        return {"main": topology.main, "retry": topology.retry_topics[0], "redelivery": topology.redelivery}
-
     def feed(self, partition: int, count: int, **timestamp: int) -> None:
-        self.shop.operator.publish(self.names["main"], *[b"{}"] * count, partition=partition, **timestamp)
+        self.shop.operator.publish(self.shop.topology.main, *[b"{}"] * count, partition=partition, **timestamp)
 
-    def hand(self, topic: str, partition: int, offset: int, attempt: int) -> None:
-        """Publish a copy of a record, to a topic that has a name here or to another."""
+    def retry(self, partition: int, offset: int, attempt: int, *, topic: str | None = None) -> None:
+        """Publish a copy to the retry topic, and the row that goes with it."""
         headers = encode_metadata(self.shop.metadata(partition, offset, attempt=attempt))
-        self.shop.publish(self.names.get(topic, topic), partition, b"k", b"{}", headers)
+        self.shop.publish(topic or self.shop.topology.retry_topics[0], partition, b"k", b"{}", headers)
+        self.log(partition, offset, encode_row(PendingRow(b"k", b"{}", headers, attempt=attempt)))
 
-    def park(self, partition: int, offset: int) -> None:
-        self.shop.wait(partition, offset, FAR_MS, attempt=1)
+    def log(self, partition: int, offset: int, row: bytes | None) -> None:
+        """Write a row to the changelog, or take it away."""
+        identity = identity_of(self.shop.metadata(partition, offset).origin)
+        self.shop.publish(self.shop.topology.pending_changelog, partition, identity, row)
 
     def die(self, partition: int, offset: int, attempt: int) -> None:
         self.shop.bury(partition, offset, attempt=attempt)
+        self.log(partition, offset, None)
 
     def succeed(self, partition: int, offset: int, attempt: int) -> None:
         metadata = self.shop.metadata(partition, offset)
@@ -60,6 +58,7 @@ class _Book:
             lateness_ms=0,
         )
         self.shop.publish(self.shop.topology.events, partition, event.key, event.to_json())
+        self.log(partition, offset, None)
 
     def count(self, partition: int, to_offset: int, *, failed: int) -> None:
         facts = {"group": self.shop.topology.group, "handler": "h", "main": self.shop.topology.main}
@@ -76,19 +75,21 @@ class _Book:
         )
         self.shop.publish(self.shop.topology.events, partition, event.key, event.to_json())
 
-    def commit(self, **offsets: int) -> None:
-        """Set the group's offset of main, retry and redelivery topic to their ends, or what is given for a name."""
-        wanted = {
-            (topic, number): min(kept.end, offsets.get(name, kept.end))
-            for name, topic in self.names.items()
-            for number, kept in KafkaAdmin(self.shop.operator.connection).offsets(topic).items()
-        }
-        self.shop.operator.set_offsets(self.shop.topology.group, wanted)
+    def commit(self, most: int = 1 << 62) -> None:
+        """Set the group's offsets to the end of the main topic, or to `most`."""
+        topology = self.shop.topology
+        kept = KafkaAdmin(self.shop.operator.connection).offsets(topology.main)
+        wanted = {(topology.main, number): min(each.end, most) for number, each in kept.items()}
+        self.shop.operator.set_offsets(topology.group, wanted)
 
-    def write_down(self, partition: int, *, topic_id: str, **offsets: int) -> None:
-        """Leave the mark of a lane that had come so far on its topics (`main`, `retry`, `redelivery`)."""
-        value = marks.progress_value({self.names[name]: offset for name, offset in offsets.items()}, topic_id)
+    def write_down(self, partition: int, offset: int, *, topic_id: str) -> None:
+        """Leave the mark of a lane that had come so far on its changelog."""
+        value = marks.progress_value({self.shop.topology.main: offset}, topic_id)
         self.shop.publish(self.shop.topology.pending_changelog, partition, marks.PROGRESS, value)
+
+    def delete(self, topic: str, offset: int) -> None:
+        """Delete the records of partition 0 before an offset."""
+        self.shop.operator.delete_records(topic, 0, offset)
 
     def take(self, **options: Any) -> Ledger:
         return take_ledger(self.shop.operator.connection, self.shop.topology, **options)
@@ -100,14 +101,9 @@ def book(shop) -> _Book:
     made = _Book(shop)
     made.feed(0, 6)
     for offset in (1, 2, 3):  # succeeds, waits, dies
-        made.hand("retry", 0, offset, 1)
-    for offset in (1, 3):
-        made.hand("redelivery", 0, offset, 1)
+        made.retry(0, offset, 1)
+    made.retry(0, 2, 2)
     made.succeed(0, 1, 2)
-    for offset in (1, 2, 3):
-        made.park(0, offset)
-    for offset in (1, 3):
-        shop.fire(0, offset, FAR_MS)
     made.die(0, 3, 2)
     made.die(0, 4, 1)
     made.count(0, 6, failed=4)
@@ -131,43 +127,49 @@ def test_what_adds_up_ends_with_0(retryapp: Callable[..., Any], shop, book: _Boo
 
 
 def test_what_does_not_add_up_is_named_and_ends_with_1(retryapp: Callable[..., Any], shop, book: _Book):
-    """One record without a success, one letter twice, and one that went to nowhere at once."""
-    book.hand("retry", 1, 0, 1)
-    book.hand("redelivery", 1, 0, 1)
+    """A row that is gone, one that is too many, one letter twice, and one record that went to nowhere at once."""
+    book.retry(1, 0, 1)
+    book.log(1, 0, None)
+    book.retry(2, 0, 1)
+    shop.bury(2, 0, attempt=2)
     book.die(0, 4, 1)
     book.feed(1, 2)
+    book.feed(2, 1)
     book.count(1, 2, failed=2)
     book.commit()
     done = retryapp("ledger", *shop.place, "--json")
     (handler,) = done.json["handlers"]
     assert (done.code, handler["adds_up"]) == (1, False)
-    twice, untold, lost = sorted(
+    twice, untold, lost, both = sorted(
         handler["problems"], key=lambda problem: (problem["partition"], problem["offset"] or -1)
     )
     topology = shop.topology
     assert (twice["fault"], twice["failure_id"]) == ("twice", shop.failure_id(0, 4))
     assert twice["where"] == [f"{topology.dlq}[0]@1", f"{topology.dlq}[0]@2"]
     assert (lost["fault"], lost["failure_id"]) == ("lost", shop.failure_id(1, 0))
-    assert (lost["record"], lost["station"]) == (f"{topology.main}[1]@0", "redelivery topic, attempt 1 failed")
-    assert lost["where"] == [f"{topology.redelivery}[1]@0"]
+    assert (lost["record"], lost["station"]) == (f"{topology.main}[1]@0", "retry topic, attempt 1 failed")
+    assert lost["where"] == [f"{topology.retry_topics[0]}[1]@0"]
+    assert (both["fault"], both["record"], both["station"]) == (
+        "twice", f"{topology.main}[2]@0", "pending table, attempt 1 failed"
+    )  # fmt: skip
+    assert both["where"] == [f"{topology.pending_changelog}[2]@0", f"{topology.dlq}[2]@0"]
     assert (untold["fault"], untold["failure_id"], untold["where"]) == ("lost", None, [f"{topology.events}[1]@0"])
     parts = handler["partitions"]
-    assert [part["lost"] for part in parts] == [0, 2, 0]
+    assert [(part["lost"], part["pending"]) for part in parts] == [(0, 1), (2, 0), (0, 1)]
     assert all(
         part["received"] == sum(part[fate] for fate in ("done", "pending", "dead", "unknown", "lost")) for part in parts
     )
     text = retryapp("ledger", *shop.place)
     assert text.code == 1
-    assert "3 things do not add up:" in text.out
+    assert "4 things do not add up:" in text.out
     assert f"lost: {shop.failure_id(1, 0)}: " in text.out
-    assert "2 received = 0 done" not in text.out, "the equation is that of all partitions"
-    assert "8 received = 3 done + 1 pending + 2 dead + 2 lost" in text.out
+    assert "9 received = 3 done + 2 pending + 2 dead + 2 lost" in text.out
 
 
 def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., Any], shop, book: _Book):
     """The offsets are told, failed records among them have their fate, and nothing is guessed."""
     book.commit()
-    shop.operator.delete_records(shop.topology.main, 0, 4)
+    book.delete(shop.topology.main, 4)
     ledger = book.take()
     assert ledger.problems == ()
     whole = ledger.total
@@ -176,12 +178,15 @@ def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., 
         f"unknown (expired): the first 1 offsets of {shop.topology.main} are no longer kept"
         in retryapp("ledger", *shop.place).out
     )
-    for topic, offset in ((shop.topology.events, 2), (shop.topology.dlq, 2)):
-        shop.operator.delete_records(topic, 0, offset)
+    book.delete(shop.topology.retry_topics[0], 4)
+    ledger = book.take()
+    assert ledger.problems == (), "copies are history"
+    assert ledger.total == whole
+    book.delete(shop.topology.events, 2)
     ledger = book.take()
     assert ledger.problems == (), "what followed may have been deleted"
     whole = ledger.total
-    assert (whole.received, whole.done, whole.pending, whole.dead, whole.unknown) == (5, 0, 1, 0, 4)
+    assert (whole.received, whole.done, whole.pending, whole.dead, whole.unknown) == (4, 0, 1, 2, 1)
 
 
 def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
@@ -189,9 +194,9 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
 ):
     """Nobody was in the group for a week. Marks of a main topic that was made anew since do not count."""
     (state,) = KafkaAdmin(shop.operator.connection).describe_topics([shop.topology.main]).values()
-    book.write_down(0, topic_id=state.topic_id, main=1, retry=0, redelivery=0)
-    book.write_down(0, topic_id=state.topic_id, main=6, retry=3, redelivery=2)
-    book.write_down(1, topic_id="of another", main=4, retry=0, redelivery=0)
+    book.write_down(0, 1, topic_id=state.topic_id)
+    book.write_down(0, 6, topic_id=state.topic_id)
+    book.write_down(1, 4, topic_id="of another")
     done = retryapp("ledger", *shop.place, "--json")
     (handler,) = done.json["handlers"]
     assert (done.code, handler["problems"], handler["forgotten"]) == (0, [], [0])
@@ -199,7 +204,7 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
     assert (whole["received"], whole["done"], whole["pending"], whole["dead"]) == (6, 3, 1, 2)
     said = retryapp("ledger", *shop.place).out
     assert "the broker has expired the committed offsets of partitions 0" in said
-    book.commit(main=3, retry=2, redelivery=0)
+    book.commit(3)
     told = book.take()
     assert (told.forgotten, told.total.received) == ((), 3), "what the group has goes before"
 
@@ -231,11 +236,17 @@ def test_retry_topics_of_other_delays_are_found(shop, book: _Book):
     prefix = shop.topology.prefix
     for name in (f"{prefix}.retry.5m", f"{prefix}.retry.60m", f"{prefix}.retry.old"):
         answered(shop.operator.admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1)]))
-    book.hand(f"{prefix}.retry.5m", 0, 0, 1)
-    book.hand(f"{prefix}.retry.60m", 0, 5, 1)
+    book.retry(0, 0, 1, topic=f"{prefix}.retry.5m")
+    book.retry(0, 5, 1, topic=f"{prefix}.retry.60m")
     book.commit()
-    balance = book.take().total
-    assert (balance.received, balance.pending, balance.to_park) == (6, 2, 1)
+    ledger = book.take()
+    assert (ledger.total.received, ledger.total.pending) == (6, 3)
+    failed, missing = ledger.problems
+    assert (failed.fault, failed.text) == (
+        "counts",
+        f"4 records failed in {shop.topology.main}[0]@0 to 5, and 6 have traces of a failure",
+    )
+    assert (missing.fault, missing.offset) == ("gap", 5)
 
 
 @pytest.fixture
@@ -274,7 +285,7 @@ def test_an_open_transaction_is_waited_for(shop, book: _Book, writer: Producer):
 
 def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: _Book, writer: Producer):
     """The moment of the cut is one at which none is under way: then what it hands over and its offset go together."""
-    book.commit(main=5)
+    book.commit(5)
     main, group = shop.topology.main, shop.topology.group
     member = Consumer({"bootstrap.servers": shop.operator.bootstrap, "group.id": group})
     writer.send_offsets_to_transaction([TopicPartition(main, 0, 6)], member.consumer_group_metadata(), 10)
@@ -292,3 +303,5 @@ def test_a_missing_topic_is_named(retryapp: Callable[..., Any], shop):
     done = retryapp("ledger", *shop.place)
     assert done.code == 3
     assert shop.topology.events in done.err
+    nowhere = retryapp("ledger", "--broker", shop.operator.bootstrap, "--group", "no-group")
+    assert nowhere.code == 3

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from retryapp.core.rows import row_key
 from retryapp.kafka import KafkaAdmin
 
 FAR_MS = 4_000_000_000_000
 
 
 def test_waiting_records_are_listed_by_due_time(retryapp, shop):
-    """Puts less removals, next due first; what has fired is not listed."""
+    """The last row of each record, next due first; a removed one is not listed."""
+    shop.wait(0, 7, FAR_MS)
     shop.wait(0, 7, FAR_MS + 3_000)
     shop.wait(1, 7, FAR_MS + 1_000)
     shop.wait(2, 9, FAR_MS + 2_000)
-    shop.fire(2, 9, FAR_MS + 2_000)
+    shop.put(2, 9, None)
     done = retryapp("pending", "list", *shop.place, "--json")
     assert done.code == 0
     assert [record["failure_id"] for record in done.json["records"]] == [shop.failure_id(1, 7), shop.failure_id(0, 7)]
@@ -32,11 +32,11 @@ def test_waiting_records_are_listed_by_due_time(retryapp, shop):
 
 
 def test_pages_follow_each_other(retryapp, shop):
-    """Every record is on exactly one page, in order, also when the marked one has fired meanwhile."""
+    """Every record is on exactly one page, in order, also when the marked one waits no more."""
     for offset in range(5):
         shop.wait(offset % 3, offset, FAR_MS + offset)
     first = retryapp("pending", "list", *shop.place, "--limit", 2, "--json").json
-    shop.fire(1, 1, FAR_MS + 1)
+    shop.put(1, 1, None)
     second = retryapp("pending", "list", *shop.place, "--limit", 2, "--after", first["next"], "--json").json
     third = retryapp("pending", "list", *shop.place, "--limit", 2, "--after", second["next"], "--json").json
     pages = [[record["origin_offset"] for record in page["records"]] for page in (first, second, third)]
@@ -89,8 +89,8 @@ def test_a_record_that_does_not_wait_is_a_finding(retryapp, shop):
 
 
 def test_a_damaged_row_is_listed_and_not_a_failure(retryapp, shop):
-    """It shows what the key says and what is wrong."""
-    shop.publish(shop.topology.pending_changelog, 0, row_key(FAR_MS, 0, 3), b"\x09junk")
+    """It is due at once, and shows what the key says and what is wrong."""
+    shop.put(0, 3, b"\x09junk")
     shop.wait(0, 4, FAR_MS + 1)
     done = retryapp("pending", "list", *shop.place, "--json")
     assert [record["failure_id"] for record in done.json["records"]] == [None, shop.failure_id(0, 4)]

@@ -8,7 +8,8 @@ from confluent_kafka import KafkaException
 from harness import wait_for
 from harness.operator import Operator
 
-from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.core.record import Origin
+from retryapp.core.rows import PendingRow, encode_row, identity_of
 
 
 def deleted(operator: Operator, topic: str, before: int) -> bool:
@@ -24,7 +25,7 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
     first = retryapp("plan", "-A", module)
     assert first.code == 1
     assert f"orders-{module} does not exist" in first.out
-    assert "6 of 6 topics prevent the application from starting" in first.out
+    assert "5 of 5 topics prevent the application from starting" in first.out
 
     refused = retryapp("topics", "create", "-A", module, "--json")
     assert refused.code == 3
@@ -32,7 +33,7 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
 
     asked = retryapp("plan", "-A", module, "--create-main", 3, "--json")
     assert asked.code == 0
-    assert len(asked.json["to_create"]) == 6
+    assert len(asked.json["to_create"]) == 5
 
     made = retryapp("topics", "create", "-A", f"{module}:app", "--create-main", 3, "--json")
     assert made.code == 0
@@ -50,12 +51,11 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
 
 
 def test_the_plan_says_why(retryapp, module):
-    """Retention is the downtime plus the longest wait, in words."""
+    """Of each setting; the retry topic's retention does not follow from the policy."""
     done = retryapp("plan", "-A", module, "--create-main", 1, "--why")
-    assert "all workers may be down for 7d, plus the longest wait of 1h" in done.out
-    assert "7d1h" in done.out
+    assert "what waits is in the changelog" in done.out
     topics = {topic["role"]: topic for topic in retryapp("plan", "-A", module, "--json").json["topics"]}
-    assert topics["retry"]["config"]["retention.ms"] == str((7 * 24 + 1) * 3_600_000)
+    assert topics["retry"]["config"]["retention.ms"] == str(7 * 24 * 3_600_000)
     assert (topics["main"]["action"], topics["retry"]["action"]) == ("missing", "blocked")
 
 
@@ -64,7 +64,8 @@ def test_a_changelog_that_lost_its_owner_mark_can_be_adopted(retryapp, bootstrap
     retryapp("topics", "create", "-A", module, "--create-main", 1)
     changelog = f"{module}.orders-{module}.pending.changelog"
     operator = Operator(bootstrap)
-    operator.publish(changelog, encode_row(PendingRow(None, b"", (), 1)), key=row_key(1, 1, 1), partition=0)
+    key = identity_of(Origin(f"orders-{module}", "t", 0, 1))
+    operator.publish(changelog, encode_row(PendingRow(None, b"", ())), key=key, partition=0)
     operator.configure(changelog, "cleanup.policy", "delete")  # of a compacted topic none are deleted by offset
     wait_for(lambda: deleted(operator, changelog, 1), "the new policy holds and the mark is gone")
     operator.configure(changelog, "cleanup.policy", "compact")

@@ -70,6 +70,24 @@ def test_table_shows_each_lane() -> None:
     assert "lanes open 1/2" in group_line(GROUP)
 
 
+def test_what_is_not_known_is_said() -> None:
+    """Unknown is a word, old numbers have an age, and sums say what they leave out."""
+    known = HandlerFigures(
+        main="orders", pending=742, next_due_ms=None, dead=3, as_of_ms=58_000, unknown_partitions=(2, 5)
+    )
+    nothing = HandlerFigures(main="flights", pending=None, next_due_ms=None, dead=None, unknown_partitions=(0,))
+    group = Group(group="g", now_ms=100_000, source="workers", workers=(), handlers=[known, nothing], lanes=())
+    for shown in (drawn(group), group_line(group)):
+        for fact in (
+            "742",
+            "last known 42s ago; without 2 partitions, not known now",
+            "unknown",
+            "without 1 partition,",
+        ):
+            assert fact in shown
+        assert "waiting 0" not in shown
+
+
 def test_reasons_of_some_are_not_taken_for_those_of_all() -> None:
     """Workers count reasons from their start, the tables hold older dead letters too."""
     figures = HandlerFigures(main="orders", pending=0, next_due_ms=None, dead=429, dead_by_reason={"rejected": 215})
@@ -115,7 +133,7 @@ def test_without_workers_it_reads_the_topics(shop: Any, retryapp: Callable[..., 
     shop.wait(0, 1, now_ms + 30_000)
     shop.wait(1, 2, now_ms + 3_600_000)
     shop.wait(2, 3, now_ms + 7_200_000)
-    shop.fire(2, 3, now_ms + 7_200_000)
+    shop.put(2, 3, None)
     shop.bury(0, 4)
     shop.bury(0, 5, reason="rejected")
     outcome = retryapp("top", *shop.place, "--json", "--interval", 0.5)

@@ -17,7 +17,7 @@ from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow, encode_row, parse_row_key, row_key
+from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
 from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
@@ -25,6 +25,7 @@ from retryapp.web import register
 NOW_MS = 1_760_000_000_000
 GROUP = "billing"
 MAIN = "shop.orders"
+TOPIC_ID = "kq8G0bTz"
 BASE = f"/retries/{MAIN}"
 EVIL = "<script>alert(1)</script>"
 
@@ -34,7 +35,7 @@ def metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadat
     facts: dict[str, object] = {
         "group": GROUP,
         "handler": "billing.charge",
-        "origin": Origin(MAIN, "kq8G0bTz", partition, offset),
+        "origin": Origin(MAIN, TOPIC_ID, partition, offset),
         "attempt": 2,
         "due_at_ms": NOW_MS + 252_000,
         "tier": "5m",
@@ -70,6 +71,7 @@ class FakeWorker(WorkerView):
     records: dict[tuple[str, int, int], Record] = field(default_factory=dict)
     is_ready: bool = True
     broker_down: bool = False
+    silent: str | None = None
     broken: bool = False
     address: str = "http://127.0.0.1:6066"
     behind: list[PartitionLag] = field(default_factory=list)
@@ -113,8 +115,8 @@ class FakeWorker(WorkerView):
 
     @override
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        suffix = row_key(0, partition, origin_offset)[8:]
-        return next((row for row in self.waiting if main == MAIN and row.key.endswith(suffix)), None)
+        identity = identity_of(Origin(main, TOPIC_ID, partition, origin_offset))
+        return next((row for row in self.waiting if row.key.endswith(identity)), None)
 
     @override
     def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
@@ -139,22 +141,25 @@ class FakeWorker(WorkerView):
         return self.records.get((topic, partition, offset))
 
     @override
+    def silence(self) -> str | None:
+        return self.silent
+
+    @override
     def ready(self) -> bool:
-        return self.is_ready
+        return self.is_ready and self.silent is None
 
     @override
     def metrics_text(self) -> bytes:
-        return b"# HELP retryapp_fired_total x\nretryapp_fired_total 1.0\n"
+        return b"# HELP retryapp_succeeded_total x\nretryapp_succeeded_total 1.0\n"
 
     # --- filling it ---
 
-    def park(self, md: RetryMetadata, *, key: bytes | None, value: bytes | None, headers: Headers = ()) -> PendingEntry:
+    def wait(self, md: RetryMetadata, *, key: bytes | None, value: bytes | None, headers: Headers = ()) -> PendingEntry:
         """Add a waiting record."""
-        row = PendingRow(key, value, shield(headers) + encode_metadata(md), NOW_MS - 47_990)
-        due = md.due_at_ms or 0
+        row = PendingRow(key, value, shield(headers) + encode_metadata(md), md.due_at_ms or 0, NOW_MS - 47_990)
         entry = PendingEntry(
             partition=md.origin.partition,
-            key=row_key(due, md.origin.partition, md.origin.offset),
+            key=row_key(row.due_at_ms, identity_of(md.origin)),
             value=encode_row(row),
         )
         self.waiting.append(entry)
@@ -191,7 +196,6 @@ def handler(main: str = MAIN, **changes: object) -> HandlerInfo:
         timeout_ms=300_000,
         topics={
             "main": main,
-            "redelivery": f"{prefix}.redelivery",
             "dlq": f"{prefix}.dlq",
             "events": f"{prefix}.events",
             "changelog": f"{prefix}.pending.changelog",
@@ -236,15 +240,15 @@ def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
         partition(5, pending=1_204_331, pending_by_tier={"5m": 1_204_331}, next_due_ms=NOW_MS + 299_000, in_flight=8),
     ]
     worker.behind = [
-        PartitionLag(partition=0, committed=7_001, main=12, retry=3, redelivery=0),
-        PartitionLag(partition=1, committed=None, main=0, retry=0, redelivery=0),
+        PartitionLag(partition=0, committed=7_001, main=12),
+        PartitionLag(partition=1, committed=None, main=0),
     ]
     worker.parts["flights"] = [partition(0), partition(1)]
     for number in range(60):
         late = metadata(10_000 + number, due_at_ms=NOW_MS + 1_200 + number * 4_000)
-        worker.park(late, key=b"customer-%d" % number, value=ORDER, headers=TRACEPARENT)
-    worker.park(metadata(42, 1, due_at_ms=NOW_MS - 900), key=None, value=b"\x00\x01\xfe\xff binary \x80" * 20)
-    worker.park(
+        worker.wait(late, key=b"customer-%d" % number, value=ORDER, headers=TRACEPARENT)
+    worker.wait(metadata(42, 1, due_at_ms=NOW_MS - 900), key=None, value=b"\x00\x01\xfe\xff binary \x80" * 20)
+    worker.wait(
         metadata(43, 1, error_message=f"bad thing {EVIL}", error_type=EVIL, due_at_ms=NOW_MS + 3_600_000, tier="1h"),
         key=EVIL.encode(),
         value=f"value {EVIL}".encode(),

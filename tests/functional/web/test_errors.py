@@ -99,6 +99,22 @@ async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site
     )
 
 
+async def test_a_worker_without_a_broker_is_not_ready_and_says_since_when(site: Site, worker: FakeWorker) -> None:
+    """Also while all its lanes are open: they learn of it when they commit."""
+    worker.silent = "broker kafka-1:9092 has not answered for 12 s"
+    del worker.parts["shop.orders"][4]
+    status, _, body = await site.get("/retries/ready")
+    assert status == 503
+    assert_shape(body, "not-ready")
+    assert json.loads(body)["error"]["message"] == "broker kafka-1:9092 has not answered for 12 s"
+    worker.parts["flights"][1] = replace(worker.parts["flights"][1], state="opening")
+    message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
+    assert message == (
+        "broker kafka-1:9092 has not answered for 12 s; "
+        "1 of 5 lanes of this worker are not open: flights[1] of flights.enrich is opening"
+    )
+
+
 async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(site: Site, worker: FakeWorker) -> None:
     """Before the first assignment, and while a rebalance goes on with all lanes open."""
     worker.is_ready = False

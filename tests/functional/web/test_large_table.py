@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.core.record import Origin
+from retryapp.core.rows import PendingRow, encode_row, identity_of, row_key
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, Row
 from retryapp.runtime.stores.pending import RocksPendingTable
@@ -24,10 +25,21 @@ ROWS = 20_000
 PARTITIONS = 16
 
 
+def identity(number: int, offset: int) -> bytes:
+    """Return the identity of a record of a partition."""
+    return identity_of(Origin("orders", "kq8G0bTz", number, offset))
+
+
+def rows_of(number: int, dues_ms: Iterable[int]) -> list[Row]:
+    """Return rows of a partition, one for each due time."""
+    rows = enumerate(dues_ms)
+    return [Row(identity(number, n), encode_row(PendingRow(b"k", b"x" * 100, (), due)), "1m") for n, due in rows]
+
+
 def placed(table: RocksPendingTable) -> Any:
     """Return a partition whose lane is open."""
     return SimpleNamespace(
-        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=NOW_MS, sources=()),
+        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=NOW_MS, sources=(), claimed=()),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None),
         transport=SimpleNamespace(pending=table, dead=None),
     )
@@ -38,12 +50,11 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RocksPendi
     """One partition with 20,000 rows, a second and a half apart, and fifteen with 20."""
     folder: Path = tmp_path_factory.mktemp("tables")
     made = []
-    value = encode_row(PendingRow(b"k", b"x" * 100, (), 1))
     for number in range(PARTITIONS):
-        identity = StoreIdentity(topic="c", topic_id="i", partition=number)
-        table = RocksPendingTable(folder / str(number), identity, now_ms=NOW_MS, max_age_ms=None)
+        store = StoreIdentity(topic="c", topic_id="i", partition=number)
+        table = RocksPendingTable(folder / str(number), store, now_ms=NOW_MS, max_age_ms=None)
         rows = ROWS if number == 0 else 20
-        table.write([Row(row_key(NOW_MS + n * 1_500, number, n), value, "1m") for n in range(rows)], [], rows)
+        table.write(rows_of(number, (NOW_MS + n * 1_500 for n in range(rows))), rows)
         made.append(table)
     yield made
     for table in made:
@@ -54,7 +65,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RocksPendi
 def view(tables: list[RocksPendingTable]) -> RuntimeView:
     """A worker that has them."""
     clock = VirtualClock(NOW_MS)
-    served = {"orders": SimpleNamespace(partitions=PARTITIONS)}
+    served = {"orders": SimpleNamespace(partitions=PARTITIONS, lacking=(), topic_id="kq8G0bTz")}
     runtime: Any = SimpleNamespace(
         app=SimpleNamespace(conf=SimpleNamespace(canonical_url="http://127.0.0.1:6066")),
         clock=clock,
@@ -63,6 +74,7 @@ def view(tables: list[RocksPendingTable]) -> RuntimeView:
         placed={("orders", number): placed(table) for number, table in enumerate(tables)},
         plan=None,
         behind=lambda _main, _number: (0, 0),
+        contact=SimpleNamespace(silence=lambda: None, silent_s=float),
     )
     return RuntimeView(runtime)
 
@@ -89,7 +101,7 @@ def test_numbers_of_partitions_read_one_row_each(view: RuntimeView, rows_read: l
     assert rows_read[0] <= 2 * PARTITIONS
 
 
-@pytest.mark.parametrize("after", [None, row_key(NOW_MS + 10_000 * 1_500, 0, 10_000)])
+@pytest.mark.parametrize("after", [None, row_key(NOW_MS + 10_000 * 1_500, identity(0, 10_000))])
 def test_a_page_reads_its_own_rows_and_a_few_of_each_partition(
     view: RuntimeView, rows_read: list[int], after: bytes | None
 ) -> None:
@@ -139,9 +151,9 @@ async def test_due_rows_are_counted_exactly_up_to_a_bound_without_blocking_the_l
 
 async def test_many_rows_due_at_one_instant_are_counted(tmp_path: Path) -> None:
     """More of them than one chunk reads."""
-    identity = StoreIdentity(topic="c", topic_id="i", partition=0)
-    table = RocksPendingTable(tmp_path / "0", identity, now_ms=NOW_MS, max_age_ms=None)
-    table.write([Row(row_key(NOW_MS + 5, 0, n), b"", "1m") for n in range(2_500)], [], 1)
+    store = StoreIdentity(topic="c", topic_id="i", partition=0)
+    table = RocksPendingTable(tmp_path / "0", store, now_ms=NOW_MS, max_age_ms=None)
+    table.write(rows_of(0, [NOW_MS + 5] * 2_500), 1)
     one: Any = SimpleNamespace(due_times=lambda _main, _number, **span: table.due_times(*span.values()))
     info: Any = SimpleNamespace(partition=0, state="open", pending=2_500)
     assert (await DueCounts(one).of("orders", [info], NOW_MS))["minute"] == {"count": 2_500, "more": False}

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from functional.web.house import BASE, EVIL, FakeWorker, Site
+from functional.web.house import BASE, EVIL, NOW_MS, FakeWorker, Site
+from samples import partition
 
 HTML_PAGES = [
     "/retries/",
@@ -282,7 +283,7 @@ async def test_health_ready_and_metrics_answer_machines(site: Site, worker: Fake
     assert (await facts(site, "/retries/ready", 503))["error"]["code"] == "not-ready"
     status, headers, body = await site.get("/retries/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert "retryapp_fired_total 1.0" in body
+    assert "retryapp_succeeded_total 1.0" in body
 
 
 async def test_partitions_page_tells_owner_lane_and_lag(site: Site) -> None:
@@ -290,12 +291,12 @@ async def test_partitions_page_tells_owner_lane_and_lag(site: Site) -> None:
     page = await facts(site, f"{BASE}/partitions")
     first, second, away, nowhere, opening, _ = page["partitions"]
     assert (first["owner_url"], first["is_here"], first["session"]) == ("http://127.0.0.1:6066", True, 2)
-    assert (first["committed_offset"], first["main_lag"], first["retry_lag"]) == (7_001, 12, 3)
+    assert (first["committed_offset"], first["main_lag"]) == (7_001, 12)
     assert (first["release_lag_ms"], first["last_error"]) == (2_300, "TimeoutError: no answer")
-    assert (second["due_unfired"], second["due_unfired_is_least"]) == (1, False)
+    assert (second["due"], second["due_is_least"]) == (1, False)
     assert (away["owner_url"], away["main_lag"], away["session"]) == ("http://127.0.0.1:6067", None, None)
     assert nowhere["owner_url"] is None
-    assert (opening["due_unfired"], opening["committed_offset"]) == (None, None)
+    assert (opening["due"], opening["committed_offset"]) == (None, None)
     text = Outline((await site.get(f"{BASE}/partitions"))[2]).text
     assert "1h ago" in text
     assert "TimeoutError: no answer" in text
@@ -307,4 +308,51 @@ async def test_partitions_page_without_a_broker_still_shows_the_lanes(site: Site
     page = await facts(site, f"{BASE}/partitions")
     assert "no Kafka broker answers" in page["lag_unknown"]
     assert page["partitions"][0]["main_lag"] is None
-    assert page["partitions"][1]["due_unfired"] == 1
+    assert page["partitions"][1]["due"] == 1
+
+
+def unknown(worker: FakeWorker) -> None:
+    """Let no broker have answered for 42 s; the numbers of two partitions are old, those of the others unknown."""
+    worker.silent = "broker kafka-1:9092 has not answered for 42 s"
+    parts = worker.parts["shop.orders"]
+    for number, item in enumerate(parts):
+        if item.state != "elsewhere":
+            parts[number] = replace(
+                item, pending=None, pending_by_tier={}, next_due_ms=None, dead=None, state="opening"
+            )
+    for number, pending in ((0, 700), (1, 42)):
+        parts[number] = replace(parts[number], pending=pending, dead=number, as_of_ms=NOW_MS - 42_000)
+    worker.parts["flights"] = [replace(partition(0), pending=None, dead=None, state="opening")]
+
+
+async def test_what_is_not_known_is_the_last_known_with_its_age_or_unknown_and_never_zero(
+    site: Site, worker: FakeWorker
+) -> None:
+    """On the pages and in their JSON; sums name the partitions that they leave out."""
+    unknown(worker)
+    index = await facts(site, "/retries/")
+    orders, flights = index["handlers"]
+    assert (orders["pending"], orders["dead"], orders["as_of_ms"]) == (742, 1, NOW_MS - 42_000)
+    assert orders["unknown_partitions"] == [4, 5]
+    assert (flights["pending"], flights["dead"], flights["unknown_partitions"]) == (None, None, [0])
+    assert index["broker_silence"] == worker.silent
+    text = Outline((await site.get("/retries/"))[2]).text
+    for shown in ("has not answered for 42 s", "742 42s ago", "without partitions 4, 5", "unknown"):
+        assert shown in text
+    page = await facts(site, f"{BASE}/")
+    assert page["due"]["minute"] == {"count": None, "more": False}
+    assert [item["pending"] for item in page["partitions"]] == [700, 42, None, None, None, None]
+    text = Outline((await site.get(f"{BASE}/"))[2]).text
+    assert "700 42s ago" in text
+
+
+@pytest.mark.parametrize("page", ["pending", "dead"])
+async def test_a_list_names_the_partitions_that_it_leaves_out(site: Site, worker: FakeWorker, page: str) -> None:
+    """Else an empty list looks as if nothing waited."""
+    unknown(worker)
+    worker.waiting.clear()
+    worker.letters.clear()
+    assert (await facts(site, f"{BASE}/{page}"))["partitions_left_out"] == [0, 1, 4, 5]
+    text = Outline((await site.get(f"{BASE}/{page}"))[2]).text
+    assert "Partitions 0, 1, 4, 5 of this worker are not open" in text
+    assert "here." not in text

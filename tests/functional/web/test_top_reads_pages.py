@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from functional.web.house import NOW_MS, FakeWorker, Site, busy_worker, serving
+from samples import partition
 
 from retryapp.cli._workers import Workers
 
@@ -65,9 +66,39 @@ async def test_workers_that_pages_name_are_asked_too(site: Site, worker: FakeWor
     async with serving(other) as url:
         other.address = url
         worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=url)
+        away = {"state": "elsewhere", "owner_url": site.url}
+        mine = [replace(item, **away) for item in worker.parts["shop.orders"]]
+        mine[2] = partition(2, pending=600)
+        other.parts["shop.orders"] = mine
         group = await Workers("billing", [site.url])._ask(NOW_MS)
         assert group.workers == sorted([site.url, url])
-        assert group.handlers[1].pending == 2 * 1_204_397
+        assert group.handlers[1].pending == 1_204_397 + 600
+        assert group.handlers[1].unknown_partitions == [3], "nobody has it"
+
+
+async def test_a_partition_with_two_claims_counts_once_by_the_newer_numbers(site: Site, worker: FakeWorker) -> None:
+    """A worker that has lost its broker shows what it knew last, and its partitions may be open elsewhere by now."""
+    worker.address = site.url
+    other = busy_worker(site.url)
+    for each in (worker, other):
+        count(each, 10, 1, 1)
+        each.parts = {"shop.orders": [partition(0, pending=5), partition(1, pending=None, dead=None, state="opening")]}
+        each.infos = [replace(each.infos[0], partitions=2)]
+    old = partition(0, pending=742, dead=1, as_of_ms=NOW_MS - 42_000, state="idle")
+    worker.parts["shop.orders"][0] = old
+    worker.silent = "broker kafka-1:9092 has not answered for 42 s"
+    async with serving(other) as url:
+        other.address = url
+        (orders,) = (await Workers("billing", [site.url, url])._ask(NOW_MS)).handlers
+        assert (orders.pending, orders.dead, orders.as_of_ms) == (5, 0, None)
+    group = await Workers("billing", [site.url])._ask(NOW_MS)
+    (orders,) = group.handlers
+    assert (orders.pending, orders.dead, orders.as_of_ms) == (742, 1, NOW_MS - 42_000)
+    assert orders.unknown_partitions == [1]
+    assert group.note == f"{site.url}: broker kafka-1:9092 has not answered for 42 s"
+    worker.parts["shop.orders"][0] = worker.parts["shop.orders"][1]
+    (orders,) = (await Workers("billing", [site.url])._ask(NOW_MS)).handlers
+    assert (orders.pending, orders.dead, orders.due_next_minute) == (None, None, None)
 
 
 async def test_workers_of_other_groups_are_passed_over(site: Site) -> None:

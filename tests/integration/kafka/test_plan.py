@@ -15,6 +15,7 @@ from retryapp.kafka import (
     OwnerMark,
     claim_owner_mark,
     ensure_topics,
+    grow_topics,
     plan_topics,
     read_owner_mark,
 )
@@ -50,8 +51,8 @@ def test_topics_are_planned_made_and_then_fine(admin: KafkaAdmin, topology):
     ("suffix", "settings", "what"),
     [
         ("pending.changelog", {"cleanup_policy": "delete"}, "cleanup.policy"),
-        ("retry", {"retention_ms": "1000"}, "retention.ms"),
-        ("redelivery", {"message_timestamp_type": "CreateTime"}, "message.timestamp.type"),
+        ("events", {"retention_ms": "1000"}, "retention.ms"),
+        ("retry", {"message_timestamp_type": "CreateTime"}, "message.timestamp.type"),
         ("dlq", {"max_message_bytes": "1000"}, "max.message.bytes"),
         ("events", {"partitions": 1}, "partitions"),
     ],
@@ -65,6 +66,18 @@ def test_a_topic_that_does_not_serve_is_refused(admin, make_topic, topology, suf
         ensure_topics(admin, [topology])
     assert caught.value.what == what
     assert set(admin.describe_topics(topology.owned)) == {spec.name}
+
+
+def test_our_topics_grow_with_the_main_topic(admin, bootstrap, topology):
+    """One call serves a start again."""
+    ensure_topics(admin, [topology])
+    admin.grow(topology.main, 5)
+    admin.wait_for_topics([topology.main], {topology.main: 5})
+    with pytest.raises(TopicMismatchError, match="retryapp topics grow -A"):
+        ensure_topics(admin, [topology])
+    assert grow_topics(admin, [topology]) == topology.owned
+    assert ensure_topics(admin, [topology]).ok
+    assert grow_topics(admin, [topology]) == ()
 
 
 def test_many_workers_at_once_make_one_set_of_topics(connection, topology):
@@ -85,6 +98,11 @@ def test_names_that_join_alike_are_told_apart(admin, make_topic, topology):
     with pytest.raises(OwnerMismatchError, match=rf"{group}\.b\+{group}c.*{group}\+b\.{group}c"):
         ensure_topics(admin, [second])
     assert not plan_topics(admin, [second]).ok
+    admin.grow(second.main, 4)
+    admin.wait_for_topics([second.main], {second.main: 4})
+    with pytest.raises(OwnerMismatchError):
+        grow_topics(admin, [second])
+    assert {state.partitions for state in admin.describe_topics(first.owned).values()} == {3}
     assert ensure_topics(admin, [first]).ok
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from retryapp.core.rows import PendingRow, decode_row, encode_row, row_key
+from samples import removal, waiting_row
+
 from retryapp.kafka import fold_changelog, read_record, read_topic
 
 
@@ -65,17 +66,14 @@ def test_one_record_by_its_offset(connection, make_topic, transact):
 
 
 def test_the_changelog_adds_up(connection, make_topic, publish):
-    """Puts less removals; the last put of a key counts; records that are no rows are passed over."""
+    """Puts less removals; the last put of a record counts; records that are no rows are passed over."""
     topic = make_topic(2)
-    gone, kept, other = row_key(1_000, 0, 1), row_key(2_000, 0, 2), row_key(1_500, 1, 1)
-    row = PendingRow(b"k", b"v", (("h", b"1"),), 5)
-    newer = PendingRow(b"k", None, (), 6)
+    gone, kept, other = (waiting_row(offset) for offset in (1, 2, 3))
+    newer = waiting_row(2, due_at_ms=9)
     publish(topic, 0, b"retryapp-owner-mark:0", b"{}")
-    publish(topic, 0, gone, encode_row(row))
-    publish(topic, 0, kept, encode_row(row))
-    publish(topic, 0, gone, None)
-    publish(topic, 0, kept, encode_row(newer))
-    publish(topic, 1, other, encode_row(row))
+    for row in (gone, kept, removal(gone), newer):
+        publish(topic, 0, row.identity, row.value)
+    publish(topic, 1, other.identity, other.value)
     publish(topic, 1, b"progress", b"x")
-    rows = fold_changelog(connection, topic, lambda _key, value: decode_row(value))
-    assert rows == {kept: newer, other: row}
+    rows = fold_changelog(connection, topic, lambda _key, value: value)
+    assert rows == {kept.identity: newer.value, other.identity: other.value}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients.lifecycle import end
@@ -87,6 +88,42 @@ async def test_a_producer_whose_broker_does_not_answer_ends(bootstrap: str, topi
     assert producer._sender.sender_task.done()
     with pytest.raises(KafkaError):
         await asyncio.wait_for(sent, 1)
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_producer_that_ends_in_a_transaction_leaves_no_error_for_the_log(
+    bootstrap: str, topic: TopicPartition
+) -> None:
+    """The library fails the transaction when it ends, and nothing waits for it any more."""
+    unseen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unseen.append(context))
+    producer = await started(bootstrap)
+    async with producer.transaction():
+        await producer.send_and_wait(topic.topic, b"v", partition=0)
+    connections = fall_silent(producer.client)
+
+    async def closed(*_: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise KafkaConnectionError("closed")
+
+    producer._sender._coordinators.clear()
+    producer.client.coordinator_lookup = closed
+    await producer.begin_transaction()
+    sent = await producer.send(topic.topic, b"v", partition=0)  # waits for the partition to join the transaction
+    offsets = {ClientTopicPartition(*topic): 1}
+    committing = asyncio.create_task(producer.send_offsets_to_transaction(offsets, "group"))
+    await asyncio.sleep(0.1)
+    committing.cancel()  # as the deadline of a commit does
+    await ended(producer, connections)
+    assert sent.exception() is not None
+    assert committing.cancelled()
+    del producer, sent, connections, committing
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert unseen == []
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -6,10 +6,11 @@ import json
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from retryapp.core.classify import DeadReason, ErrorClass, classify, non_retryable, retryable
+from retryapp.core.classify import DeadReason, ErrorClass, Failure, classify, non_retryable, retryable
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
 from retryapp.core.verdicts import Reject, RetryLater
@@ -165,6 +166,30 @@ def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
     assert one != fingerprint(refund, "order 1")
     assert one != fingerprint(charge, "order 1", KeyError)
     assert one != fingerprint(charge, "order 1", cause=OSError())
+
+
+def test_a_trace_shows_the_users_code_and_not_what_called_it() -> None:
+    """Frames of ours tell an operator nothing, unless there are no others."""
+
+    def raised(*modules: str) -> Failure:
+        call = None
+        for module in modules:
+            body = "inner()" if call else "raise ValueError('x')"
+            space: dict[str, Any] = {"__name__": module, "inner": call}
+            exec(compile(f"def step():\n    {body}\n", f"/lib/{module}.py", "exec"), space)  # noqa: S102 - code at a chosen place
+            call = space["step"]
+        with pytest.raises(ValueError, match="x") as caught:
+            call()  # type: ignore[misc]
+        assert caught.value.__traceback__ is not None
+        return classify(caught.value.with_traceback(caught.value.__traceback__.tb_next))
+
+    failure = raised("httpx", "billing", "retryapp.engine.delivery.deliver")
+    assert [line.split('"')[1] for line in str(failure.trace).splitlines()[:-1]] == ["billing.py", "httpx.py"]
+    assert failure.place == "httpx.py:2 in step"
+    assert raised("json.decoder", "billing", "retryapp.engine").place == "billing.py:2 in step"
+    bare = raised("retryapp.engine.handler")
+    assert 'File "retryapp.engine.handler.py", line 2' in str(bare.trace)
+    assert classify(ValueError("x")).place is None
 
 
 def test_a_fingerprint_ignores_line_numbers_and_machinery() -> None:

@@ -13,37 +13,56 @@ from retryapp.core import errors
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
 from retryapp.core.lifecycle import AnyEvent, PolicyUsed, Progress, Skipped, Succeeded, decode_event
 from retryapp.core.record import Origin, failure_id, idempotency_key, parse_failure_id, parse_origin, short_topic_id
-from retryapp.core.rows import ROW_OVERHEAD_BYTES, PendingRow, RowKey, decode_row, encode_row, parse_row_key, row_key
+from retryapp.core.rows import (
+    ROW_OVERHEAD_BYTES,
+    PendingRow,
+    RowKey,
+    decode_row,
+    encode_row,
+    identity_of,
+    is_identity,
+    parse_row_key,
+    row_key,
+)
 from retryapp.core.text import cut_tail, cut_text, escape_text, unescape_text
 from retryapp.core.traces import qualified_name
 
-ROW = PendingRow(b"k", None, (("a", b"1"), ("é", None)), 1_700_000_000_000)
+ROW = PendingRow(
+    b"k", None, (("a", b"1"), ("é", None)), 1_700_000_000_000, 1_699_999_999_000, 2, 3, 4, 5, b"\x01\x00\x00"
+)
 ROW_BYTES = bytes.fromhex(
-    "01" "0000018bcfe56800" "00000001" "ffffffff" "00000002"
+    "02" "00" "00" "04" "0000018bcfe56800" "0000018bcfe56418" "00000002" "00000003" "00000005"
+    "00000001" "ffffffff" "00000002" "00000003"
     "00000001" "00000001" "00000002" "ffffffff"
-    "6b" "61" "31" "c3a9"
+    "6b" "61" "31" "c3a9" "010000"
 )  # fmt: skip
-"""What version 1 writes. These bytes lie in changelogs: they are never changed, only joined by a later version's."""
+"""What version 2 writes. These bytes lie in changelogs: they are never changed, only joined by a later version's."""
 
 
-def test_version_1_of_a_row_is_written_and_read_as_ever() -> None:
+def test_version_2_of_a_row_is_written_and_read_as_ever() -> None:
     """The layout is pinned."""
     assert encode_row(ROW) == ROW_BYTES
     assert decode_row(ROW_BYTES) == ROW
-    assert len(encode_row(PendingRow(None, None, (), 0))) == ROW_OVERHEAD_BYTES
+    assert len(encode_row(PendingRow(None, None, ()))) == ROW_OVERHEAD_BYTES
 
 
-def test_a_row_key_is_pinned() -> None:
-    """Big-endian due time, partition, offset."""
-    raw = bytes.fromhex("0000018bcfe56800000000030000000000000412")
-    assert row_key(1_700_000_000_000, 3, 1042) == raw
-    assert parse_row_key(raw) == RowKey(1_700_000_000_000, 3, 1042)
+def test_identity_and_row_key_are_pinned() -> None:
+    """Kind, hash of the main topic and its id, partition, offset; the key in the store begins with the due time."""
+    identity = bytes.fromhex("01" "ff18b1caadb0e03e" "00000003" "0000000000000412")  # fmt: skip
+    assert identity_of(Origin("orders", "kq8G0bTz", 3, 1042)) == identity
+    key = row_key(1_700_000_000_000, identity)
+    assert key == bytes.fromhex("0000018bcfe56800") + identity
+    assert parse_row_key(key) == RowKey(1_700_000_000_000, 1, 0xFF18B1CAADB0E03E, 3, 1042)
+    assert not any(is_identity(other) for other in (None, b"progress", key, b"\x02" + identity[1:]))
 
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(9, b"\x7f\xff\xff\xff"), (9, b"\xff\xff\xff\xfe"), (17, b"\xff\xff\xff\xff"), (21, b"\xff\xff\xff\xff")],
-)
+    [
+        (32, b"\x7f\xff\xff\xff"), (32, b"\xff\xff\xff\xfe"), (40, b"\xff\xff\xff\xff"),
+        (44, b"\xff\xff\xff\xff"), (48, b"\xff\xff\xff\xff"),
+    ],
+)  # fmt: skip
 def test_lengths_that_lie_are_refused(at: int, value: bytes) -> None:
     """A length that leaves the row, or is below null's -1, is no length; nothing large is allocated for it."""
     with pytest.raises(DamagedRowError):

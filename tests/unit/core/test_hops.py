@@ -105,6 +105,8 @@ def test_a_copy_without_due_time_cannot_wait_and_one_without_reason_is_not_dead(
     """The two mix-ups that would lose a record's fate are refused."""
     with pytest.raises(ValueError, match="due time"):
         to_tier(ORDER, topology=TOPOLOGY, metadata=after(EXHAUSTED))
+    with pytest.raises(ValueError, match="due time"):
+        hops.to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN)), after(EXHAUSTED))
     with pytest.raises(ValueError, match="reason"):
         to_dead_letter(ORDER, topology=TOPOLOGY, metadata=after(AGAIN), max_bytes=10_000)
 

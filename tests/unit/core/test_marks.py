@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import marks
-from retryapp.core.marks import MAX_NOTE_CHARS, Mark, Note, Suspected, Tally, parse_mark, parse_tally, split_note
+from retryapp.core.marks import (
+    MAX_NOTE_CHARS,
+    Mark,
+    Note,
+    Suspected,
+    Tally,
+    parse_mark,
+    parse_tally,
+    rows_suspicion,
+    rows_text,
+    split_note,
+)
 from retryapp.core.marks import suspicion as judged
 
 LARGEST = 2**63 - 1
@@ -64,6 +75,24 @@ def test_an_idle_partition_has_no_suspects_and_no_new_mark(found: Mark | None, w
     assert judged(found, "new", start=20, end=20) == (written, None)
 
 
+LEAST = b"key of the row that is due first"
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "suspected"),
+    [
+        ("", runs(0, "new"), None),
+        (rows_text(runs(1), b"another"), runs(0, "new"), None),
+        ("wr1:old", runs(0, "new"), None),
+        (rows_text(runs(1), LEAST), runs(2, "new"), Suspected(0, 20)),
+        (rows_text(alone(2), LEAST), alone(2), Suspected(2, 20)),
+    ],
+)
+def test_unclean_ends_make_due_rows_suspect(text: str, written: Mark, suspected: Suspected | None) -> None:
+    """As long as the same row is due first; with another one first there was progress."""
+    assert rows_suspicion(text, "new", least=LEAST, now_ms=20) == (rows_text(written, LEAST), suspected)
+
+
 @st.composite
 def tallies(draw: st.DrawFn) -> tuple[Tally, int]:
     """Return a tally and the offset that it reaches."""
@@ -91,12 +120,16 @@ def test_version_1_is_read_and_written() -> None:
     assert TALLY.failed == 1
 
 
-@given(tallies(), st.none() | MARKS)
-def test_what_is_put_beside_an_offset_comes_back(counted: tuple[Tally, int], mark: Mark | None) -> None:
-    """With a mark and without; an empty tally leaves no text. The broker accepts every note."""
+@given(tallies(), st.none() | MARKS, st.none() | MARKS, st.from_regex(r"[0-9A-Za-z_-]{22}|", fullmatch=True))
+def test_what_is_put_beside_an_offset_comes_back(
+    counted: tuple[Tally, int], mark: Mark | None, rows: Mark | None, changelog_id: str
+) -> None:
+    """With marks and without; an empty tally leaves no text. The broker accepts every note."""
     tally, offset = counted
-    text = Note("" if mark is None else mark.text, tally.text(offset)).text
+    rows_mark = "" if rows is None else rows_text(rows, LEAST)
+    text = Note("" if mark is None else mark.text, tally.text(offset), rows_mark, changelog_id).text
     note = split_note(text)
+    assert (note.rows, note.changelog) == (rows_mark, changelog_id)
     assert parse_mark(note.mark) == mark
     says_something = tally.received > 0 or tally.from_offset < offset
     assert parse_tally(note.tally, offset) == (tally if says_something else None)
@@ -132,12 +165,20 @@ def test_what_cannot_be_is_not_believed(text: str) -> None:
         ("r0:3f9c", Note("r0:3f9c", "")),
         (f"r0:3f9c {TEXT}", Note("r0:3f9c", TEXT)),
         (TEXT, Note("", TEXT)),
+        ("wr1:3f9c@5d41", Note("", "", "wr1:3f9c@5d41")),
+        (f"r0:3f9c {TEXT} wr1:3f9c@5d41", Note("r0:3f9c", TEXT, "wr1:3f9c@5d41")),
+        ("r2:3f9c p7:whatever comes wr1:3f9c@5d41", Note("r2:3f9c", "p7:whatever comes", "wr1:3f9c@5d41")),
         ("r2:3f9c p7:whatever comes", Note("r2:3f9c", "p7:whatever comes")),
         ("set by ops on Monday", Note("set by ops on Monday", "")),
+        (f"r0:3f9c {TEXT} wr1:3f9c@5d41 c:kq2_T-0", Note("r0:3f9c", TEXT, "wr1:3f9c@5d41", "kq2_T-0")),
+        ("r0:3f9c c:kq2", Note("r0:3f9c", "", "", "kq2")),
+        ("p7:whatever comes c:kq2", Note("", "p7:whatever comes", "", "kq2")),
+        ("c:kq2", Note("", "", "", "kq2")),
+        ("cc:kq2", Note("cc:kq2", "")),
     ],
 )
-def test_a_note_has_two_parts(text: str, note: Note) -> None:
-    """Each may be missing; a later version's count hides no mark."""
+def test_a_note_has_three_parts(text: str, note: Note) -> None:
+    """Each may be missing; a later version's count hides no mark and no changelog."""
     assert split_note(text) == note
     assert note.text == text
 
@@ -150,3 +191,5 @@ def test_the_changelog_says_the_same() -> None:
     assert marks.read_tally(value, "made again") == ""
     assert marks.read_tally(marks.progress_value({"orders": 140}, "id"), "id") == ""
     assert marks.read_tally(b"", "id") == ""
+    assert (marks.read_changelog(value), marks.read_changelog(b"")) == ("", "")
+    assert marks.read_changelog(marks.progress_value({"orders": 140}, "id", TEXT, "kq2")) == "kq2"

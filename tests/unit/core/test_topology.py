@@ -15,12 +15,11 @@ def test_names_with_one_retry_topic() -> None:
     topology = HandlerTopology("billing", "orders", delays_ms=(60_000, 1_000))
     assert topology.owned == (
         "billing.orders.retry",
-        "billing.orders.redelivery",
         "billing.orders.dlq",
         "billing.orders.events",
         "billing.orders.pending.changelog",
     )
-    assert topology.consumed == ("orders", "billing.orders.retry", "billing.orders.redelivery")
+    assert topology.consumed == ("orders",)
     assert owner_mark(topology) == "billing+orders"
 
 
@@ -75,22 +74,18 @@ def test_specs_have_the_settings_that_keep_what_waits() -> None:
     """Each topic with its clean-up, retention, time stamps, size and replicas, and a reason for each."""
     topology = HandlerTopology("billing", "orders")
     specs = {
-        spec.role: spec
-        for spec in topic_specs(
-            topology, partitions=6, main_max_message_bytes=1_048_588, replication=3, longest_wait_ms=3_600_000
-        )
+        spec.role: spec for spec in topic_specs(topology, partitions=6, main_max_message_bytes=1_048_588, replication=3)
     }
     retry = specs[TopicRole.RETRY].config
     assert retry == {
         "cleanup.policy": "delete",
-        "retention.ms": str(7 * DAY + 3_600_000),
+        "retention.ms": str(7 * DAY),
         "retention.bytes": "-1",
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(1_048_588 + 65_536),
         "compression.type": "producer",
         "min.insync.replicas": "2",
     }
-    assert specs[TopicRole.REDELIVERY].config == retry
     assert specs[TopicRole.DLQ].config["retention.ms"] == str(30 * DAY)
     assert specs[TopicRole.EVENTS].config["retention.ms"] == str(7 * DAY)
     changelog = specs[TopicRole.CHANGELOG].config
@@ -105,20 +100,18 @@ def test_specs_have_the_settings_that_keep_what_waits() -> None:
 
 
 def test_retention_follows_what_is_asked() -> None:
-    """Dead letters may be kept for ever; the downtime bounds the flow topics, in full hours; one copy, one in sync."""
+    """Dead letters may be kept forever, history as long as events; one copy, one in sync."""
     specs = topic_specs(
         HandlerTopology("billing", "orders", Tiers.PER_DELAY, (1_000, 2_000)),
         partitions=1,
         main_max_message_bytes=1_000,
         replication=1,
-        longest_wait_ms=2_000,
-        downtime_ms=DAY,
         dlq_retention_ms=None,
         events_retention_ms=2 * DAY,
     )
     by_name = {spec.name: spec.config for spec in specs}
-    assert by_name["billing.orders.retry.1s"]["retention.ms"] == str(DAY + 3_600_000)
-    assert by_name["billing.orders.retry.2s"]["retention.ms"] == str(DAY + 3_600_000)
+    assert by_name["billing.orders.retry.1s"]["retention.ms"] == str(2 * DAY)
+    assert by_name["billing.orders.retry.2s"]["retention.ms"] == str(2 * DAY)
     assert by_name["billing.orders.dlq"]["retention.ms"] == "-1"
     assert by_name["billing.orders.events"]["retention.ms"] == str(2 * DAY)
     assert {config["min.insync.replicas"] for config in by_name.values()} == {"1"}
@@ -129,12 +122,12 @@ def test_a_handler_that_deduplicates_has_one_topic_more() -> None:
     plain, seen = (HandlerTopology("g", "orders", seen_window_ms=window_ms) for window_ms in (None, 5_400_000))
     assert set(seen.owned) - set(plain.owned) == {"g.orders.seen.changelog"}
     assert seen.consumed == plain.consumed
-    specs = topic_specs(seen, partitions=3, main_max_message_bytes=1_000, replication=3, longest_wait_ms=1_000)
+    specs = topic_specs(seen, partitions=3, main_max_message_bytes=1_000, replication=3)
     (spec,) = [spec for spec in specs if spec.role is TopicRole.SEEN]
     assert (spec.name, spec.partitions) == (seen.seen_changelog, 3)
     assert spec.config["cleanup.policy"] == "delete"
     assert spec.config["retention.ms"] == str(3 * 3_600_000)
     assert (spec.config["retention.bytes"], spec.config["segment.ms"]) == ("-1", "3600000")
     week = HandlerTopology("g", "orders", seen_window_ms=7 * DAY)
-    specs = topic_specs(week, partitions=3, main_max_message_bytes=1_000, replication=3, longest_wait_ms=1_000)
+    specs = topic_specs(week, partitions=3, main_max_message_bytes=1_000, replication=3)
     assert specs[-1].config["segment.ms"] == str(7 * DAY // 8), "a few segments, whatever the window"

@@ -13,23 +13,24 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
+from retryapp.core.rows import row_due_ms, row_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool
-from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run, RunAbortedError
+from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunAbortedError
 from retryapp.engine.handler.handler import Handler, HandlerFunction
 from retryapp.engine.handler.orphans import Orphans
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, ScriptedRandom, Step, VirtualClock
 
 MAIN = TopicPartition("orders", 0)
 RETRY = TopicPartition("app.orders.retry", 0)
-REDELIVERY = TopicPartition("app.orders.redelivery", 0)
 DLQ, EVENTS = "app.orders.dlq", "app.orders.events"
 SITE = LaneSite(
-    name="app.orders.0", group="app", partition=0, sources=(MAIN, RETRY), main=MAIN,
+    name="app.orders.0", group="app", partition=0, sources=(MAIN,), main=MAIN,
     changelog=TopicPartition("app.orders.pending.changelog", 0), dlq=TopicPartition(DLQ, 0),
 )  # fmt: skip
 OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
@@ -127,16 +128,33 @@ class Owner:
             self.outcome.set_result(outcome)
 
 
+Due = tuple[Claim, Record]
+"""A due row, as it is delivered."""
+
+
+def claimed(context: DeliveryContext, identity: bytes, row: bytes) -> Due:
+    """Return a row as the scheduler claims it."""
+    return Scheduler(context, 0, None, lambda _rows: None)._claim(row_key(row_due_ms(row), identity), row)
+
+
+def again(context: DeliveryContext, turn: Turn) -> Due:
+    """Return the row that a turn leaves, as it is claimed once it is due."""
+    (row,) = turn.rows
+    assert row.value is not None
+    return claimed(context, row.identity, row.value)
+
+
 async def deliver_once(
     context: DeliveryContext,
-    record: Record,
+    record: Record | Due,
     *,
     on_run: Callable[[Run], None] | None = None,
     stop_wait_s: float = CANCEL_WAIT_S,
 ) -> Turn:
-    """Return the turn that settles a record; `on_run` gets the run before it begins, to abort it."""
+    """Return the turn that settles a record or row; `on_run` gets the run before it begins, to abort it."""
     owner, pool = Owner(), DeliveryPool(1, "deliver-once")
-    run = Run(owner, context, record)
+    claim, record = record if isinstance(record, tuple) else (None, record)
+    run = Run(owner, context, record, claim=claim)
     if on_run is not None:
         on_run(run)
     pool.start()
@@ -214,11 +232,6 @@ def the(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
     return out, metadata
 
 
-def again(out: Outgoing, offset: int = 7) -> Record:
-    """Return a copy that waited as it comes from the redelivery topic."""
-    return Record("app.orders.redelivery", out.partition, offset, 1_800_000_000_000, out.key, out.value, out.headers)
-
-
 def offsets(records: list[Record]) -> list[int]:
     """Return the origins' offsets of copies."""
     found = []
@@ -263,6 +276,7 @@ class Rig:
         self.transport = MemoryLaneTransport(clock)
         self.transport.attach(SITE, "life")
         self.transport.broker.logs[MAIN].end = 1_000
+        self.transport.broker.notes[MAIN] = "r0:life"  # its own: there is nothing to write before it opens
         self.observer = RecordingObserver()
         self.opened: list[tuple[int, Mapping[TopicPartition, int]]] = []
         self.closed = 0
@@ -277,7 +291,7 @@ class Rig:
             observer=self.observer,
             on_open=lambda session, starts: self.opened.append((session, starts)),
             on_close=self._on_close,
-            on_room=self._on_room,
+            on_applied=self._on_applied,
             limits=limits,
         )
         self.task: asyncio.Task[None] | None = None
@@ -287,7 +301,7 @@ class Rig:
     def _on_close(self) -> None:
         self.closed += 1
 
-    def _on_room(self) -> None:
+    def _on_applied(self, _turns: list[Turn]) -> None:
         self.rooms += 1
 
     async def start(self) -> Rig:
@@ -318,7 +332,7 @@ class Rig:
             source=MAIN if next_offset >= 0 else None,
             next_offset=next_offset,
             publishes=out,
-            observations=(Observation(event=Event.PARKED, handler="orders", message=name),),
+            observations=(Observation(event=Event.SCHEDULED, handler="orders", message=name),),
             on_settled=lambda committed, offsets: self.settled.append((name, committed, offsets)),
             **more,  # type: ignore[arg-type]
         )

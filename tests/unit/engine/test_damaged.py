@@ -5,44 +5,58 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import DLQ, USER_HEADERS, BankDownError, again, deliver_once, down, failing, make_context, make_record, the
+from doubles import (
+    DLQ,
+    USER_HEADERS,
+    BankDownError,
+    Due,
+    Owner,
+    again,
+    claimed,
+    deliver_once,
+    down,
+    failing,
+    make_context,
+    make_record,
+    the,
+)
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.errors import NewerRecordError
 from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, encode_metadata
 from retryapp.core.hops import Outgoing, record_size
-from retryapp.core.record import Damage, Headers, Record
-from retryapp.core.rows import PendingRow, encode_row, row_key
+from retryapp.core.record import Damage, Headers, Origin, Record
+from retryapp.core.rows import PendingRow, encode_row, identity_of
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery import damage
 from retryapp.engine.delivery.damage import last_resort
-from retryapp.engine.delivery.park import park, waiting_metadata
-from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.firing import fire
-from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
+from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition, VirtualClock
 
-RETRY, REDELIVERY = "app.orders.retry", "app.orders.redelivery"
+RETRY = "app.orders.retry"
 SPOILT = (("retry-version", b"1"), ("retry-attempt", b"many"))
 
 
-def told(partition: MemoryPartition) -> list[tuple[Event, str | None, int | None, str | None]]:
-    """Return what was said of damage and death."""
-    seen: list[Observation] = [o for o in partition.observer.seen if o.event in {Event.DAMAGED, Event.DEAD}]
-    assert all(o.error_type and o.message and o.failure_id for o in seen)
-    return [(o.event, o.topic, o.offset, o.reason) for o in seen]
+IDENTITY = identity_of(Origin("orders", "kq8G0bTz", 0, 7))
 
 
-async def test_damaged_records_of_our_topics_are_told() -> None:
-    """On the way to the table and on the way to the handler."""
+async def test_damaged_rows_are_told() -> None:
+    """Rows of which nothing can be read, and rows with damaged headers: dead, and told as damaged."""
     async with MemoryPartition(down, "1s") as partition:
-        for topic in ("app.orders.retry", "app.orders.redelivery"):
-            partition.transport.append(TopicPartition(topic, 0), b"k", b"v", SPOILT)
-            await partition.settle()
-            assert told(partition)[-2:] == [(Event.DAMAGED, topic, 0, None), (Event.DEAD, topic, 0, "damaged")]
-        assert len(told(partition)) == 4
+        for row in (b"\xffno row", encode_row(PendingRow(b"k", b"v", SPOILT, due_at_ms=1))):
+            await put(partition, row)
+            told = [o for o in partition.observer.seen if o.event in {Event.DAMAGED, Event.DEAD}][-2:]
+            assert [(o.event, o.reason) for o in told] == [(Event.DAMAGED, None), (Event.DEAD, "damaged")]
+            assert all(o.error_type and o.message and o.failure_id == "app/orders@kq8G0bTz/0/7" for o in told)
+        assert (partition.waiting, len(partition.dead_letters)) == ({}, 2)
+
+
+async def put(partition: MemoryPartition, row: bytes) -> None:
+    """Put a row into changelog and table, as a turn does."""
+    partition.lane.submit(partition.lane.session, Turn(rows=(Row(IDENTITY, row, "1s"),)))
+    await partition.settle()
 
 
 @pytest.mark.parametrize(("name", "value"), [(RETRY_ATTEMPT, b"many"), (RETRY_DUE_MS, b"soon"), (RETRY_DUE_MS, None)])
@@ -51,25 +65,20 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
 ) -> None:
     """The handler is not asked; what can be read is kept; the attempt is that of the history if its header is not."""
     fails = make_context(failing(BankDownError()), "1s 10s 1m")
-    record = make_record(headers=USER_HEADERS)
+    record: Record | Due = make_record(headers=USER_HEADERS)
     for _ in range(2):
-        out, metadata = the(await deliver_once(fails, record))
+        turn = await deliver_once(fails, record)
         clock.advance(60_000)
-        record = again(out)
-    headers = tuple((n, value if n == name else v) for n, v in record.headers if (n, value) != (name, None))
-    turn = await deliver_once(context, replace(record, headers=headers))
+        record = again(fails, turn)
+    assert isinstance(record, tuple)
+    claim, row = record
+    headers = tuple((n, value if n == name else v) for n, v in row.headers if (n, value) != (name, None))
+    turn = await deliver_once(context, (claim, replace(row, headers=headers)))
     dead, metadata = the(turn)
     assert (dead.topic, dead.key, dead.value, dead.headers[:2]) == (DLQ, b"k", b"v", USER_HEADERS)
     assert (metadata.reason, metadata.attempt, metadata.origin.offset) == ("damaged", 2, 42)
     assert name in metadata.error_message
-    assert turn.next_offset == record.offset + 1
-
-
-async def test_a_redelivery_without_any_metadata_is_damaged_and_not_a_first_delivery(context: DeliveryContext) -> None:
-    """Somebody else wrote to our topic."""
-    stray = replace(make_record(), topic="app.orders.redelivery")
-    dead, metadata = the(await deliver_once(context, stray))
-    assert (dead.topic, metadata.reason) == ("app.orders.dlq", "damaged")
+    assert (turn.source, turn.rows) == (None, (Row(claim.identity, None, "?"),))
 
 
 async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record() -> None:
@@ -97,18 +106,14 @@ async def context() -> DeliveryContext:
 DAMAGE = Damage(last_offset=8, problem="the checksum of the batch is wrong")
 
 
-@pytest.mark.parametrize("topic", ["orders", RETRY, REDELIVERY])
-async def test_a_damaged_batch_is_one_dead_letter(context: DeliveryContext, topic: str) -> None:
+async def test_a_damaged_batch_is_one_dead_letter(context: DeliveryContext) -> None:
     """The handler is not called, no row is made, and the whole range is behind it."""
-    record = Record(topic, 0, 6, -1, None, b"", (), DAMAGE)
-    turn = park(context, record, 1_000) if topic == RETRY else await deliver_once(context, record)
+    turn = await deliver_once(context, Record("orders", 0, 6, -1, None, b"", (), DAMAGE))
     (letter,) = turn.publishes
-    assert turn.source is not None
-    assert (turn.source.topic, turn.next_offset) == (topic, 9)
-    assert not turn.puts
+    assert (turn.source, turn.next_offset, turn.rows) == (("orders", 0), 9, ())
     _, metadata = the(turn)
     assert metadata.reason == DeadReason.DAMAGED.value
-    assert (metadata.origin.topic, metadata.origin.offset) == (topic, 6)
+    assert (metadata.origin.topic, metadata.origin.offset) == ("orders", 6)
     assert "offsets 6 to 8" in metadata.error_message
     assert "checksum" in metadata.error_message
     assert not metadata.null_value, "a copy of it on a compacted topic would be a tombstone"
@@ -123,9 +128,10 @@ class OddError(Exception):
         raise RuntimeError("no text")
 
 
-def buried(context: DeliveryContext, record: Record, max_bytes: int = 100_000) -> Turn:
+def buried(context: DeliveryContext, record: Record, max_bytes: int = 100_000, claim: Claim | None = None) -> Turn:
     """Return the turn of a record whose failure could not be told."""
-    return last_resort(replace(context, max_bytes=max_bytes), record, OddError(), OddError(), -1)
+    run = Run(Owner(), replace(context, max_bytes=max_bytes), record, claim=claim)
+    return last_resort(run, OddError(), OddError(), -1)
 
 
 async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
@@ -141,14 +147,15 @@ async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     assert [o.event for o in turn.observations] == [Event.DAMAGED, Event.DEAD]
 
 
-async def test_a_redelivered_record_keeps_its_origin_and_attempt() -> None:
+async def test_a_row_keeps_its_origin_and_attempt() -> None:
     """As far as its headers can be read."""
-    async with MemoryPartition(down, "1s") as orders:
-        await orders.send(b"v")
-        (waiting,) = orders.records("app.orders.retry")
-    record = Record("app.orders.redelivery", 0, 5, 6, b"k", b"", (*waiting.headers, ("retry-handler", b"twice")))
-    _, said = the(buried(make_context(down), record))
-    assert (said.attempt, said.origin.topic, said.origin.offset) == (2, "orders", 0)
+    context = make_context(failing(BankDownError()))
+    claim, row = again(context, await deliver_once(context, make_record()))
+    spoilt = replace(row, headers=(*row.headers, ("retry-handler", b"twice")))
+    turn = buried(context, spoilt, claim=claim)
+    _, said = the(turn)
+    assert (said.attempt, said.origin.topic, said.origin.offset) == (2, "orders", 42)
+    assert (turn.source, turn.rows) == (None, (Row(claim.identity, None, "?"),))
 
 
 async def test_if_even_the_record_cannot_be_carried_its_coordinates_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,69 +192,32 @@ async def waiting() -> Record:
     return record
 
 
-def fired(orders: MemoryPartition, row: bytes) -> Turn:
-    """Fire one row of origin offset 7."""
-    rows = [(row_key(1, 0, 7), row)]
-    return fire(orders.engine.context, rows, partition=0, now_ms=10**12)
-
-
-@pytest.mark.parametrize("topic", [RETRY, REDELIVERY])
-async def test_a_record_of_a_newer_format_stops_its_partition(waiting: Record, topic: str) -> None:
-    """The lane fails and says what to do; no offset moves, no dead letter is written."""
+@pytest.mark.parametrize("what", ["headers", "layout", "state"])
+async def test_a_row_of_a_newer_format_stays_where_it_is(waiting: Record, what: str) -> None:
+    """The lane fails and says what to do; nothing is delivered, and no dead letter is written."""
+    headers = said(waiting, RETRY_VERSION, b"2") if what == "headers" else waiting.headers
+    row = encode_row(PendingRow(b"k", b"v", headers, due_at_ms=1))
+    changed = {"headers": row, "layout": b"\x03" + row[1:], "state": row[:1] + b"\x01" + row[2:]}[what]
     async with MemoryPartition(down, "1s 1h") as orders:
-        tp = TopicPartition(topic, 0)
-        orders.transport.append(tp, b"k", b"v", said(waiting, RETRY_VERSION, b"2"))
-        await orders.settle()
+        await put(orders, changed)
+        for _ in range(5):
+            await orders.advance(1_000)
         failures = [o.message or "" for o in orders.observer.seen if o.event is Event.LANE_FAILED]
         assert failures
-        assert all(f"{topic}[0]@0" in text and "upgrade this worker" in text for text in failures)
-        assert orders.records(DLQ) == []
-        assert orders.transport.offsets.get(tp, 0) == 0
-        assert orders.waiting == {}
+        assert all("[0]@7" in text and "upgrade" in text for text in failures)
+        (kept,) = [r.value for r in orders.records("app.orders.pending.changelog") if r.key == IDENTITY]
+        assert (kept, orders.records(DLQ)) == (changed, [])
 
 
-async def test_a_row_of_a_newer_format_stays_where_it_is(waiting: Record) -> None:
-    """Its headers, or its layout; the partition says so instead of firing."""
-    async with MemoryPartition(down, "1s 1h") as orders:
-        metadata = encode_row(PendingRow(b"k", b"v", said(waiting, RETRY_VERSION, b"2"), 1))
-        layout = b"\x02" + encode_row(PendingRow(b"k", b"v", waiting.headers, 1))[1:]
-        for row, finding in ((metadata, "retry-version is 2"), (layout, "layout is version 2")):
-            with pytest.raises(NewerRecordError, match=finding) as caught:
-                fired(orders, row)
-            assert "orders[0]@7 in the pending table" in str(caught.value)
-        key = row_key(orders.clock.wall_ms(), 0, 7)
-        await orders.transport.commit(LaneBatch(puts=[Row(key, metadata, "1s")]))
-        table = orders.transport.pending
-        assert table is not None
-        table.write([Row(key, metadata, "1s")], [], None)
-        orders.engine.firing.wake.set()
-        await orders.settle()
-        assert any(o.event is Event.LANE_FAILED and "upgrade" in (o.message or "") for o in orders.observer.seen)
-        assert table.get(key) == metadata
-        assert (orders.records(DLQ), orders.records(REDELIVERY)) == ([], [])
-
-
-async def test_only_what_waiting_needs_is_read_when_a_record_is_parked(waiting: Record) -> None:
-    """Damage of a header that only explains is found before delivery; of one that decides, at once."""
-    async with MemoryPartition(down, "1s 1h") as orders:
-        for name, parked in (("retry-fingerprint", True), (RETRY_ATTEMPT, False)):
-            record = Record(RETRY, 0, 3, 4, b"k", b"v", said(waiting, name, b"%"))
-            turn = park(orders.engine.context, record, 1)
-            assert bool(turn.puts) is parked
-            assert bool(turn.publishes) is not parked
-        with pytest.raises(NewerRecordError):
-            waiting_metadata(Record(REDELIVERY, 0, 3, 4, b"k", b"v", said(waiting, RETRY_VERSION, b"7")))
-
-
-async def test_a_damaged_row_is_buried_with_its_own_bytes(waiting: Record) -> None:
-    """Key, value and the user's headers as they were parked; what is no row at all is kept as it is."""
-    async with MemoryPartition(down, "1s 1h") as orders:
-        headers = (("trace", b"t"), *said(waiting, RETRY_ATTEMPT, b"many"))
-        turn = fired(orders, encode_row(PendingRow(b"user-key", b"v", headers, 1)))
-        (letter,) = turn.publishes
-        assert (letter.topic, letter.key, letter.value, letter.headers[0]) == (DLQ, b"user-key", b"v", ("trace", b"t"))
-        assert dict(letter.headers)["retry-origin"] == dict(waiting.headers)["retry-origin"]
-        assert [removal.key for removal in turn.removes] == [row_key(1, 0, 7)]
-        (letter,) = fired(orders, b"\xffno row of any version").publishes
-        assert (letter.topic, letter.value) == (DLQ, b"\xffno row of any version")
-        assert dict(letter.headers)["retry-reason"] == b"damaged"
+async def test_a_damaged_row_is_buried_with_its_own_bytes(waiting: Record, context: DeliveryContext) -> None:
+    """Key, value and the user's headers as they waited; what is no row at all is kept as it is."""
+    headers = (("trace", b"t"), *said(waiting, RETRY_ATTEMPT, b"many"))
+    row = encode_row(PendingRow(b"user-key", b"v", headers, due_at_ms=1))
+    turn = await deliver_once(context, claimed(context, IDENTITY, row))
+    (letter,) = turn.publishes
+    assert (letter.topic, letter.key, letter.value, letter.headers[0]) == (DLQ, b"user-key", b"v", ("trace", b"t"))
+    assert dict(letter.headers)["retry-origin"] == dict(waiting.headers)["retry-origin"]
+    assert turn.rows == (Row(IDENTITY, None, "?"),)
+    (letter,) = (await deliver_once(context, claimed(context, IDENTITY, b"\xffno row of any version"))).publishes
+    assert (letter.topic, letter.value) == (DLQ, b"\xffno row of any version")
+    assert dict(letter.headers)["retry-reason"] == b"damaged"

@@ -6,12 +6,23 @@ import gc
 import weakref
 
 import pytest
-from doubles import USER_HEADERS, BankDownError, again, deliver_once, failing, fine, make_context, make_record, the
+from doubles import (
+    USER_HEADERS,
+    BankDownError,
+    Due,
+    again,
+    deliver_once,
+    failing,
+    fine,
+    make_context,
+    make_record,
+    the,
+)
 from pydantic import BaseModel, field_validator
 
 from retryapp.core.classify import non_retryable
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.record import Origin
+from retryapp.core.record import Origin, Record
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event, TopicPartition
@@ -120,15 +131,16 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(clock: Vir
         raise BankDownError
 
     context = make_context(handler, "1s 10s 1m")
-    record = make_record(headers=USER_HEADERS)
+    record: Record | Due = make_record(headers=USER_HEADERS)
     dues = []
     for _ in range(3):
-        out, metadata = the(await deliver_once(context, record))
+        turn = await deliver_once(context, record)
+        out, metadata = the(turn)
         assert out.topic == "app.orders.retry"
         assert metadata.due_at_ms is not None
         dues.append(metadata.due_at_ms)
         clock.advance(metadata.due_at_ms - clock.wall_ms())
-        record = again(out)
+        record = again(context, turn)
     out, metadata = the(await deliver_once(context, record))
     assert (out.topic, metadata.reason, metadata.attempt) == ("app.orders.dlq", "exhausted", 4)
     assert [delivery.attempt for delivery in seen] == [1, 2, 3, 4]

@@ -7,24 +7,24 @@ from doubles import MAIN, RETRY, MakeRig, Rig
 
 from retryapp.core.hops import Outgoing
 from retryapp.engine.lane.turn import Turn
-from retryapp.ports import Event, Removal, Row
+from retryapp.ports import Event, Row
 from retryapp.testing import Step
 
 
 async def test_a_turn_is_committed_applied_settled_and_then_told(rig: Rig) -> None:
     """Observers and stations hear of it when it is durable, in this order, with the published offsets."""
-    row, removal = Row(b"\0" * 20, b"v", "1m"), Removal(b"\0" * 19 + b"\1", "1m")
+    rows = (Row(b"\1" * 21, None, "1m"), Row(b"\1" * 21, b"v", "1m"))
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("a", 8, publishes=2, puts=(row,), removes=(removal,))
+    rig.submit("a", 8, publishes=2, rows=rows)
     await rig.settle()
-    assert (rig.settled, rig.observer.of(Event.PARKED), rig.rooms) == ([], [], 0)
+    assert (rig.settled, rig.observer.of(Event.SCHEDULED), rig.rooms) == ([], [], 0)
     gate.set()
     await rig.settle()
     (batch,) = rig.transport.batches
-    assert (batch.offsets, len(batch.publishes), batch.puts, batch.removes) == ({MAIN: 8}, 2, [row], [removal])
+    assert (batch.offsets, len(batch.publishes), batch.rows) == ({MAIN: 8}, 2, [*rows])
     assert rig.transport.calls[-2:] == [Step.COMMIT, Step.APPLY]
     assert rig.settled == [("a", True, (0, 1))]
-    assert [o.message for o in rig.observer.of(Event.PARKED)] == ["a"]
+    assert [o.message for o in rig.observer.of(Event.SCHEDULED)] == ["a"]
     assert rig.rooms == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, RETRY, MakeRig, Rig
+from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, MakeRig, Rig
 
 from retryapp.core.errors import LaneClosedError
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
@@ -18,11 +18,11 @@ async def test_opening_holds_proves_fences_proves_again_and_reads_before_records
     released = rig.transport.pause(Step.RELEASE)
     await rig.start()
     assert rig.transport.calls == OPENING
-    assert rig.opened == [(1, {MAIN: 17, RETRY: 0})]
+    assert rig.opened == [(1, {MAIN: 17})]
     assert not rig.transport.released
     released.set()
     await rig.settle()
-    assert rig.transport.released == {MAIN: 17, RETRY: 0}
+    assert rig.transport.released == {MAIN: 17}
     assert (rig.state, rig.lane.session, rig.lane.last_error) == ("open", 1, None)
     assert [o.event for o in rig.observer.seen] == [Event.LANE_OPENED]
 

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-from doubles import (
-    EVENTS,
-    REDELIVERY,
-    BankDownError,
-    again,
-    deliver_once,
-    down,
-    failing,
-    make_context,
-    make_record,
-    settle,
-    the,
-)
+from doubles import EVENTS, BankDownError, down
 
-from retryapp.core.rows import ROW_KEY_BYTES, parse_row_key
+from retryapp.core.record import Origin
+from retryapp.core.rows import identity_of, is_identity, row_due_ms
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock
-
-# -- the whole way ----------------------------------------------------------------------------------------------------
-
 
 # -- what is told -----------------------------------------------------------------------------------------------------
 
@@ -65,50 +50,29 @@ async def test_observers_hear_of_each_step_with_its_facts() -> None:
         assert told == [
             (Event.FAILED, 1, None, None),
             (Event.SCHEDULED, 1, "1s", None),
-            (Event.PARKED, 1, "1s", None),
-            (Event.FIRED, 1, "1s", None),
             (Event.FAILED, 2, None, None),
             (Event.DEAD, 2, None, "exhausted"),
         ]
-        (fired,) = orders.observer.of(Event.FIRED)
-        assert fired.lateness_ms == 250
-        (parked,) = orders.observer.of(Event.PARKED)
-        keys = [record.key or b"" for record in orders.records("app.orders.pending.changelog")]
-        (put, _removal) = [parse_row_key(key) for key in keys if len(key) == ROW_KEY_BYTES]
-        assert (put.due_at_ms, put.origin_offset) == (parked.due_at_ms, 0)
-
-
-async def test_a_wall_clock_that_is_set_back_while_it_waits_makes_it_wait_on(clock: VirtualClock) -> None:
-    """The due time is looked at again after the wait."""
-    out, _ = the(await deliver_once(make_context(failing(BankDownError()), "10s"), make_record()))
-    started: list[int] = []
-
-    async def handler(_value: bytes) -> None:
-        started.append(clock.wall_ms())
-
-    delivery = asyncio.create_task(deliver_once(make_context(handler, "10s"), again(out)))
-    await settle()
-    clock.jump_wall(-5_000)
-    clock.advance(10_000)
-    await settle()
-    assert started == []
-    clock.advance(5_000)
-    await delivery
-    assert len(started) == 1
+        scheduled, dead = orders.observer.of(Event.SCHEDULED)[0], orders.observer.of(Event.DEAD)[0]
+        assert dead.lateness_ms == 250
+        assert {(o.topic, o.partition, o.offset) for o in (scheduled, dead)} == {("orders", 0, 0)}
+        rows = [r for r in orders.records("app.orders.pending.changelog") if is_identity(r.key)]
+        assert [None if r.value is None else row_due_ms(r.value) for r in rows] == [scheduled.due_at_ms, None]
+        assert {r.key for r in rows} == {identity_of(Origin("orders", "kq8G0bTz", 0, 0))}
 
 
 async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:
     """Late is better than early; it goes on by itself once the clock is trusted."""
     clock = VirtualClock()
-    async with MemoryPartition(down, "1s 1h", clock=clock) as orders:
+    async with MemoryPartition(down, "1s", clock=clock) as orders:
         await orders.send(b"a")
         clock.trusted = False
         await orders.advance(500)
         clock.jump_wall(7_200_000)
         for _ in range(8):
             await orders.advance(250)
-        assert not orders.records(REDELIVERY.topic)
+        assert not orders.dead_letters
         clock.jump_wall(-7_200_000)
         clock.trusted = True
         await orders.advance(250)
-        assert len(orders.records(REDELIVERY.topic)) == 1
+        assert len(orders.dead_letters) == 1

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Owner, again, crowd, deliver_once, failing, make_context, make_record, settle, the
+from doubles import Owner, crowd, deliver_once, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
 from retryapp.engine.delivery.pool import BURST, DeliveryPool
@@ -72,7 +72,7 @@ async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_work
     assert (await asyncio.create_task(worker())).next_offset == 43
 
 
-@pytest.mark.parametrize("until", ["its handler ran", "it was taken", "it was due", "an orphan has ended"])
+@pytest.mark.parametrize("until", ["its handler ran", "it was taken", "an orphan has ended"])
 async def test_a_run_that_is_given_up_has_no_outcome(until: str) -> None:
     """The handler is cancelled, or never called; whatever it then does counts for nothing, and nothing stays behind."""
     calls: list[bytes] = []
@@ -85,8 +85,6 @@ async def test_a_run_that_is_given_up_has_no_outcome(until: str) -> None:
             return
 
     context, record, runs = make_context(stubborn), make_record(), list[Run]()
-    if until == "it was due":
-        record = again(the(await deliver_once(make_context(failing(BankDownError())), record))[0])
     if until == "an orphan has ended":
         crowd(context.handler.orphans)
     delivery = asyncio.create_task(deliver_once(context, record, on_run=runs.append))

@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import deliver_once, failing, make_context, make_record, the
+from doubles import DLQ, again, deliver_once, failing, make_context, make_record, the
 
 from retryapp.core.hops import Outgoing, record_size, waiting_size
-from retryapp.core.record import Record
 from retryapp.core.rows import decode_row
-from retryapp.engine.delivery.park import park
-from retryapp.engine.delivery.run import DeliveryContext
-from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.firing import fire
-from retryapp.ports import Event, Removal, Row
+from retryapp.ports import Event, Row
+from retryapp.testing import VirtualClock
 
 USER_HEADERS = (("trace", b"1"), ("trace", None), ("retry-attempt", b"the user's own"))
 DOWN = failing(RuntimeError("no answer"))
@@ -25,11 +21,6 @@ async def copy() -> Outgoing:
     """The copy that waits, of a record of 5,000 bytes."""
     record = make_record(b"x" * 5_000, headers=USER_HEADERS)
     return the(await deliver_once(make_context(DOWN), record))[0]
-
-
-def tier_record(copy: Outgoing, offset: int = 3) -> Record:
-    """Return the copy as it comes from the retry topic."""
-    return Record(copy.topic, copy.partition, offset, 1_800_000_000_000, copy.key, copy.value, copy.headers)
 
 
 @pytest.mark.parametrize(("room", "topic"), [(0, "app.orders.retry"), (-1, "app.orders.dlq")])
@@ -52,43 +43,20 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(copy: Outgoing, room: i
     assert (dead.event, dead.reason, dead.due_at_ms) == (Event.DEAD, "too-large", None)
 
 
-NOW_MS = 1_900_000_000_000
-
-
-def parked(context: DeliveryContext, record: Record, max_bytes: int) -> Turn:
-    """Park a record."""
-    return park(replace(context, max_bytes=max_bytes), record, NOW_MS)
-
-
-def fired(context: DeliveryContext, row: Row, max_bytes: int) -> Turn:
-    """Fire a row."""
-    return fire(replace(context, max_bytes=max_bytes), [(row.key, row.value)], partition=0, now_ms=NOW_MS)
-
-
-async def test_a_tier_record_whose_row_does_not_fit_is_dead(copy: Outgoing) -> None:
-    """At the limit there is a row, which the changelog takes; one byte more and there is a dead letter."""
-    context, record, limit = make_context(DOWN), tier_record(copy), waiting_size(copy)
-    (row,) = parked(context, record, limit).puts
-    assert record_size(row.key, row.value, ()) <= limit
+async def test_a_row_fits_wherever_its_copy_does(copy: Outgoing, clock: VirtualClock) -> None:
+    """The changelog takes it at the limit; a limit that was lowered while it waited makes the next failure its last."""
+    limit = waiting_size(copy)
+    context = make_context(DOWN, max_bytes=limit)
+    turn = await deliver_once(context, make_record(b"x" * 5_000, headers=USER_HEADERS))
+    (row,) = turn.rows
+    assert row.value is not None
+    assert record_size(row.identity, row.value, ()) <= limit
     assert decode_row(row.value).value == b"x" * 5_000
 
-    turn = parked(context, record, limit - 1)
-    out, metadata = the(turn)
-    assert (turn.puts, turn.next_offset, turn.source) == ((), 4, (record.topic, 0))
-    assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
-    assert (metadata.attempt, metadata.error_type) == (1, "RuntimeError")
-    assert [o.event for o in turn.observations] == [Event.DEAD]
-
-
-async def test_a_row_that_does_not_fit_the_redelivery_topic_is_dead(copy: Outgoing) -> None:
-    """A limit that was lowered while it waited; the row is gone and its count with it."""
-    context = make_context(DOWN)
-    limit = waiting_size(copy)
-    (row,) = parked(context, tier_record(copy), limit).puts
-    assert the(fired(context, row, limit))[0] == replace(copy, topic="app.orders.redelivery")
-
-    turn = fired(context, row, limit - 1)
-    out, metadata = the(turn)
-    assert (out.topic, metadata.reason, metadata.origin.offset) == ("app.orders.dlq", "too-large", 42)
+    clock.advance(10_000)
+    lowered = replace(context, max_bytes=limit - 1)
+    dead = await deliver_once(lowered, again(context, turn))
+    out, metadata = the(dead)
+    assert (out.topic, metadata.reason, metadata.attempt, metadata.origin.offset) == (DLQ, "too-large", 2, 42)
     assert out.headers[:2] == (("trace", b"1"), ("trace", None))
-    assert turn.removes == (Removal(row.key, "1s"),)
+    assert dead.rows == (Row(row.identity, None, "?"),)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
 import pytest
-from doubles import MAIN, Gate
+from doubles import MAIN, BankDownError, Gate
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.marks import Suspected
@@ -27,7 +27,7 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
             begin_session = made.engine.begin
 
             def with_suspects(session: int, starts: Mapping[TopicPartition, int], transport: LaneProtocol) -> None:
-                transport.suspicions = {MAIN: Suspected(crashes, upto)} if session == 1 else {}
+                transport.suspected = Suspected(crashes, upto) if session == 1 else None
                 begin_session(session, starts, transport)
 
             monkeypatch.setattr(made.engine, "begin", with_suspects)
@@ -60,6 +60,53 @@ async def test_suspects_run_one_at_a_time_in_order(start: Start) -> None:
     await orders.advance(1_000)
     assert (gate.done, gate.most) == ([b"a", b"b", b"c"], 1)
     assert marks(orders) == [(0, "s3"), (1, "r0"), (1, "s1"), (2, "r0"), (2, "s1"), (3, "r0")]
+
+
+async def test_suspect_rows_run_one_at_a_time_in_due_order() -> None:
+    """Two lives ended with the same row first: those that could have been running run alone, and each is marked."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s 1h") as orders:
+        for name in (b"a", b"b"):
+            await orders.send(name)
+            gate.let(name, BankDownError())
+            await orders.advance(100)
+    for _ in range(2):  # with the rows due at once when it opens
+        orders.clock.advance(1_000)
+        async with MemoryPartition(gate, "1s 1h", transport=orders.transport, concurrency=4) as orders:
+            await orders.settle()
+            assert list(gate.running) == [b"a", b"b"]
+        gate.running.clear()
+    async with MemoryPartition(gate, "1s 1h", transport=orders.transport, concurrency=4) as orders:
+        await orders.settle()
+        assert list(gate.running) == [b"a"]
+        gate.let_all()
+        await orders.to_rest()
+        assert (gate.done, orders.waiting) == ([b"a", b"b"], {})
+        notes = [batch.rows_note.partition(":")[0] for batch in orders.transport.batches if batch.rows_note]
+        assert notes == ["wr0", "wr1", "wr2", "ws1", "wr0", "ws1", "wr0"]
+
+
+async def test_a_row_that_ends_its_worker_each_time_is_dead() -> None:
+    """After as many lives that it ended alone as the handler allows; no progress of others takes its marks back."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s 1h", max_crashes=2) as orders:
+        await orders.send(b"poison")
+        gate.let(b"poison", BankDownError())
+        await orders.settle()
+    for life in range(5):
+        orders.clock.advance(1_000)
+        async with MemoryPartition(gate, "1s 1h", transport=orders.transport, max_crashes=2) as orders:
+            await orders.send(b"good %d" % life)
+            if life < 4:
+                assert b"poison" in gate.running
+                gate.let(b"good %d" % life)
+                await orders.settle()
+                await orders.advance(1_000)
+            else:
+                (letter,) = orders.dead_letters
+                assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 2, 0)
+                assert b"poison" not in gate.running
+        gate.running.clear()
 
 
 async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:

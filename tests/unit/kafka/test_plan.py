@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.rows import IDENTITY_BYTES, is_identity
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import (
     Action,
@@ -26,6 +27,7 @@ from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
 
 TOPOLOGY = HandlerTopology(group="billing", main="orders", delays_ms=(60_000, 3_600_000))
+(RETRY,) = TOPOLOGY.retry_topics
 ONE = ClusterState(brokers=1, default_replication=1)
 THREE = ClusterState(brokers=3, default_replication=3)
 
@@ -123,10 +125,10 @@ def test_a_missing_main_topic_blocks_ours():
         (TOPOLOGY.pending_changelog, {"cleanup.policy": "delete"}, "cleanup.policy"),
         (TOPOLOGY.pending_changelog, {"cleanup.policy": "delete,compact"}, "cleanup.policy"),
         (TOPOLOGY.pending_changelog, {"delete.retention.ms": "1000"}, "delete.retention.ms"),
-        (TOPOLOGY.redelivery, {"cleanup.policy": "compact"}, "cleanup.policy"),
-        (TOPOLOGY.redelivery, {"cleanup.policy": "compact,delete"}, "cleanup.policy"),
-        (TOPOLOGY.redelivery, {"retention.ms": "604800000"}, "retention.ms"),
-        (TOPOLOGY.redelivery, {"retention.bytes": "1000000000"}, "retention.bytes"),
+        (RETRY, {"cleanup.policy": "compact"}, "cleanup.policy"),
+        (RETRY, {"cleanup.policy": "compact,delete"}, "cleanup.policy"),
+        (TOPOLOGY.events, {"retention.ms": "604799999"}, "retention.ms"),
+        (TOPOLOGY.dlq, {"retention.bytes": "1000000000"}, "retention.bytes"),
         (TOPOLOGY.dlq, {"message.timestamp.type": "CreateTime"}, "message.timestamp.type"),
         (TOPOLOGY.dlq, {"max.message.bytes": "2000000"}, "max.message.bytes"),
         (TOPOLOGY.events, {"min.insync.replicas": "1"}, "min.insync.replicas"),
@@ -148,8 +150,9 @@ def test_a_setting_that_would_lose_or_delay_records_is_a_mismatch(name, changes,
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        (TOPOLOGY.redelivery, {"retention.ms": "-1"}),
-        (TOPOLOGY.redelivery, {"retention.ms": "9000000000"}),
+        (RETRY, {"retention.ms": "1000", "retention.bytes": "1000"}),
+        (TOPOLOGY.events, {"retention.ms": "-1"}),
+        (TOPOLOGY.events, {"retention.ms": "9000000000"}),
         (TOPOLOGY.dlq, {"max.message.bytes": "9000000"}),
         (TOPOLOGY.dlq, {"compression.type": "zstd"}),
         (TOPOLOGY.pending_changelog, {"segment.ms": "600000", "min.cleanable.dirty.ratio": "0.5"}),
@@ -157,7 +160,7 @@ def test_a_setting_that_would_lose_or_delay_records_is_a_mismatch(name, changes,
     ],
 )
 def test_more_than_needed_is_fine(name, changes):
-    """Longer retention, more room, or settings that lose nothing."""
+    """Longer retention, more room, settings that lose nothing; a retry topic is history, whatever is kept of it."""
     assert steps(served(name, changes))[name].action is Action.OK
 
 
@@ -182,7 +185,7 @@ def test_few_copies_on_many_brokers_are_refused_unless_allowed(brokers, replicat
             check_replication(cluster, options)
     else:
         check_replication(cluster, options)
-    spec = topic_specs(TOPOLOGY, partitions=4, main_max_message_bytes=1, replication=replication, longest_wait_ms=1)[0]
+    spec = topic_specs(TOPOLOGY, partitions=4, main_max_message_bytes=1, replication=replication)[0]
     state = TopicState(spec.name, "x" * 8, 4, replication, spec.config)
     problems = compare(spec, state, brokers=brokers, allow_low_replication=allowed)
     assert [problem.setting for problem in problems] == (["replication"] if refused else [])
@@ -222,13 +225,14 @@ def test_a_refused_plan_raises_by_name(planned, error):
 
 
 def test_owner_marks_are_read_back_and_nothing_else_is_one():
-    """Rows, progress and damaged marks are none; a mark's key is never as long as a row's."""
+    """Rows, progress and damaged marks are none; a mark's key is no row's."""
     mark = OwnerMark("a.b", "c")
     key, value = encode_owner_mark(mark, "0" * 32)
     assert decode_owner_mark(key, value) == mark
-    assert len(key) > 20
+    assert not is_identity(key)
     assert mark.text != OwnerMark("a", "b.c").text
-    for other in [(None, value), (key, None), (b"x" * 20, value), (key, b"{"), (key, b"[]"), (key, b'{"group":"a"}')]:
+    damaged = ((key, bad) for bad in (None, b"{", b"[]", b'{"group":"a"}'))
+    for other in [(None, value), (b"x" * IDENTITY_BYTES, value), *damaged]:
         assert decode_owner_mark(*other) is None
 
 

@@ -1,8 +1,8 @@
 """What tests of the ledger share: a handler's topics by index, and a record's way written as text.
 
-A way is words, one for each trace: station and attempt, as `T1 W1 R1 S2` (on a retry topic, a row, on the redelivery
-topic, succeeded; `D2`: a dead letter; `K0`: skipped). `1:T0` is of the first replay. A `*` behind it: the group's
-offset has not passed it. A `?`: it was published after the cut, maybe. A `!`: its headers are damaged.
+A way is words, one for each trace: station and attempt, as `T1 T2 W2 S3` (on a retry topic, a row, succeeded; `D2`: a
+dead letter; `K0`: skipped). `1:T0` is of the first replay. A `?` behind it: it was published after the moment, maybe. A
+`!`: its headers are damaged.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import pytest
 from retryapp.ledger.journey import WHOLE, Cut
 from retryapp.ledger.traces import Station, Topics, Trace
 
-OURS = ("retry", "redelivery", "dlq", "events", "pending.changelog")
+OURS = ("retry", "dlq", "events", "pending.changelog")
 TOPICS = Topics("app", ("orders", *(f"app.orders.{name}" for name in OURS)))
 STATIONS = {
     "T": (Station.RETRY, 1),
-    "W": (Station.ROW, 5),
-    "R": (Station.REDELIVERY, 2),
-    "D": (Station.DEAD, 3),
-    "S": (Station.SUCCEEDED, 4),
-    "K": (Station.SKIPPED, 4),
+    "W": (Station.ROW, 4),
+    "D": (Station.DEAD, 2),
+    "S": (Station.SUCCEEDED, 3),
+    "K": (Station.SKIPPED, 3),
 }
-COMMITTED, FLOOR = 100, 1_000
-TIME_MS = 50_000
+RECEIVED, FLOOR = 100, 1_000
+TIME_MS = 500_000
 
 
 def way_of(text: str) -> list[Trace]:
@@ -34,9 +33,9 @@ def way_of(text: str) -> list[Trace]:
     traces = []
     for n, word in enumerate(text.split()):
         replays, _, rest = word.rpartition(":")
-        marks = rest.lstrip("TWRDSK0123456789")
+        marks = rest.lstrip("TWDSK0123456789")
         station, topic = STATIONS[rest[0]]
-        offset = n + (FLOOR if "?" in marks else COMMITTED if "*" in marks else 0)
+        offset = n + (FLOOR if "?" in marks else 0)
         attempt = int(rest[1 : len(rest) - len(marks)])
         traces.append(
             Trace(int(replays or 0), attempt, station, topic, offset, TIME_MS + n * 1_000, loose="!" in marks)
@@ -46,7 +45,7 @@ def way_of(text: str) -> list[Trace]:
 
 @pytest.fixture
 def topics() -> Topics:
-    """Main, retry, redelivery, dead letters, events, changelog."""
+    """Main, retry, dead letters, events, changelog."""
     return TOPICS
 
 
@@ -64,7 +63,7 @@ def make_cut() -> Callable[..., Cut]:
         kept = [WHOLE] * len(TOPICS.names)
         for topic, until_ms in (expired or {}).items():
             kept[topic] = until_ms
-        given = {"committed": [COMMITTED] * 3, "floor": [FLOOR] * 6, "kept_from_ms": kept, **facts}
+        given = {"received": RECEIVED, "floor": [0, FLOOR, FLOOR, FLOOR, 0], "kept_from_ms": kept, **facts}
         return Cut(partition=3, topics=TOPICS, **given)
 
     return make

@@ -13,7 +13,7 @@ from retryapp.ledger.journey import Fault
 from retryapp.ledger.traces import Station, Told, Trace
 
 ID = WAITING.origin.topic_id
-RETRY, DLQ = 1, 3
+RETRY, DLQ, EVENTS = 1, 2, 3
 MakeCount = Callable[..., PartitionCount]
 
 
@@ -57,35 +57,34 @@ def fates(balance: Balance) -> dict[str, int]:
 
 def test_every_received_record_has_one_fate(counted):
     """Those without a trace are done at the first try."""
-    made = counted({1: "T1 R1 S2", 2: "D1", 3: "T1 W1", 4: "T1*", 5: "T1 R1*", 6: "T1 R1 D2"})
-    assert fates(made.balance) == {"received": 10, "done": 5, "recovered": 1, "pending": 3, "dead": 2}
-    assert (made.balance.to_park, made.balance.redelivered) == (1, 1)
+    made = counted({1: "T1 S2", 2: "D1", 3: "T1 W1", 4: "T1 T2 W2", 6: "T1 D2"})
+    assert fates(made.balance) == {"received": 10, "done": 6, "recovered": 1, "pending": 2, "dead": 2}
     assert made.problems == []
 
 
 def test_a_lost_record_is_named_with_its_last_station(counted):
     """Failure id, place on the main topic, station, and where that copy lies."""
-    made = counted({2: "T1 R1 T2 R2"})
+    made = counted({2: "T1 T2"})
     assert fates(made.balance) == {"received": 10, "done": 9, "lost": 1}
     (problem,) = made.problems
     assert (problem.fault, problem.failure_id) == (Fault.LOST, f"app/orders@{ID}/3/2")
     assert (problem.record, problem.offset) == ("orders[3]@2", 2)
-    assert (problem.station, problem.where) == ("redelivery topic, attempt 2 failed", ("app.orders.redelivery[3]@3",))
+    assert (problem.station, problem.where) == ("retry topic, attempt 2 failed", ("app.orders.retry[3]@1",))
 
 
 def test_records_that_the_group_has_not_passed_are_not_received(counted, make_cut):
     """Their traces are of later; what was handed over before the cut contradicts the offset."""
-    cut = make_cut(committed=[5, 100, 100])
-    later = counted({7: "T1?"}, offsets=range(5), cut=cut)
+    cut = make_cut(received=5)
+    later = counted({7: "T1? W1"}, offsets=range(5), cut=cut)
     assert (fates(later.balance), later.problems) == ({"received": 5, "done": 5}, [])
-    before = counted({7: "T1 R1 S2"}, offsets=range(5), cut=cut)
+    before = counted({7: "T1 S2"}, offsets=range(5), cut=cut)
     assert fates(before.balance) == {"received": 5, "done": 5}
     assert [(p.fault, p.offset) for p in before.problems] == [(Fault.AHEAD, 7)]
 
 
 def test_a_group_without_offsets_is_one_finding(counted, make_cut):
     """Not one for each record."""
-    made = counted({7: "T1*", 8: "T1*"}, offsets=(), cut=make_cut(committed=[0, 0, 0]))
+    made = counted({7: "T1 W1", 8: "T1"}, offsets=(), cut=make_cut(received=0))
     assert [problem.fault for problem in made.problems] == [Fault.OFFSETS]
     assert "2 records" in made.problems[0].text
 
@@ -110,17 +109,26 @@ def test_a_failed_record_of_a_former_topic_keeps_its_fate(counted, way):
     assert made.problems == []
 
 
-def test_a_record_may_have_died_where_its_letter_would_be_gone(counted, make_cut):
-    """Without a trace, and older than what the dead-letter topic keeps: unknown."""
-    cut = make_cut({DLQ: 5_000})
-    assert fates(counted({}, cut=cut, timestamp_ms=5_000).balance) == {"received": 10, "unknown": 10}
-    assert fates(counted({}, cut=cut, timestamp_ms=5_001).balance) == {"received": 10, "done": 10}
+@pytest.mark.parametrize(
+    ("expired", "fate"),
+    [
+        ({DLQ: 140_000}, "unknown"),
+        ({DLQ: 139_999}, "done"),
+        ({RETRY: 140_000}, "done"),
+        ({EVENTS: 140_000}, "done"),
+        ({RETRY: 140_000, EVENTS: 140_000}, "unknown"),
+    ],
+)
+def test_a_record_may_have_failed_where_all_that_would_show_it_is_gone(counted, make_cut, expired, fate):
+    """Without a trace: the letter, or the first copy and what followed it."""
+    made = counted({}, cut=make_cut(expired), timestamp_ms=200_000)
+    assert (fates(made.balance), made.problems) == ({"received": 10, fate: 10}, [])
 
 
 def test_since_leaves_out_what_was_received_before(counted):
     """Their traces, their problems and the workers' counts of them."""
     made = counted(
-        {1: "T1 R1", 6: "T1 R1 S2"},
+        {1: "T1", 6: "T1 S2"},
         offsets=range(5, 10),
         start=5,
         progress=[progress(0, 10, received=99, failed=9)],
@@ -145,14 +153,22 @@ def test_workers_counts_are_held_against_the_topics(counted):
 
 
 def test_a_record_lost_with_all_its_traces_shows_in_the_workers_counts(counted, make_cut):
-    """It is not done, although it has left nothing; where traces may be deleted nothing is said."""
+    """It is not done, although it has left nothing: lost, or unknown where traces may be deleted."""
     told = [progress(0, 10, received=10, failed=2)]
-    made = counted({1: "D1"}, progress=told)
-    assert fates(made.balance) == {"received": 10, "done": 8, "dead": 1, "lost": 1}
-    assert [(p.fault, p.where) for p in made.problems] == [(Fault.LOST, ("app.orders.events[3]@1",))]
-    assert "2 records failed in orders[3]@0 to 9, 1 of them left a trace" in made.problems[0].text
-    assert counted({1: "D1"}, progress=told, cut=make_cut({RETRY: 150_000})).problems == []
-    assert len(counted({1: "D1"}, progress=told, cut=make_cut({RETRY: 139_999})).problems) == 1
+
+    def count(**expired: float) -> tuple[dict[str, int], list[Fault]]:
+        cut = make_cut({topic: expired[name] for name, topic in (("retry", RETRY), ("dlq", DLQ), ("events", EVENTS))
+                        if name in expired})  # fmt: skip
+        made = counted({1: "D1"}, progress=told, cut=cut, timestamp_ms=300_000)
+        return fates(made.balance), [problem.fault for problem in made.problems]
+
+    lost = {"received": 10, "done": 8, "dead": 1, "lost": 1}, [Fault.LOST]
+    unknown = {"received": 10, "done": 8, "dead": 1, "unknown": 1}, list[Fault]()
+    assert count() == count(retry=150_000) == count(dlq=139_999) == lost
+    assert count(dlq=140_000) == count(retry=140_000, events=140_000) == unknown
+    (problem,) = counted({1: "D1"}, progress=told).problems
+    assert problem.where == ("app.orders.events[3]@1",)
+    assert "2 records failed in orders[3]@0 to 9, 1 of them left a trace" in problem.text
     more = counted({1: "D1", 2: "D1", 3: "D1"}, progress=told)
     assert [problem.fault for problem in more.problems] == [Fault.COUNTS]
 
@@ -168,14 +184,13 @@ def test_a_damaged_batch_of_the_main_topic_is_dead_as_a_whole(counted):
 
 
 def test_headers_that_name_nobody_are_named_by_place(counted):
-    """With the dead letter that was made of them, if there is one."""
+    """Nothing is counted for them."""
     torn = Told(Trace(0, 0, Station.RETRY, RETRY, 12, 9, loose=True), nobody="no origin")
-    letter = Told(Trace(0, 1, Station.DEAD, DLQ, 0, 10, loose=True), buried=(RETRY, 12, 12))
-    alone, with_letter = counted({}, told=[torn]), counted({}, told=[torn, letter])
-    assert [(p.fault, p.where, p.text) for p in alone.problems] == [
+    made = counted({}, told=[torn])
+    assert [(p.fault, p.where, p.text) for p in made.problems] == [
         (Fault.NOBODY, ("app.orders.retry[3]@12",), "no origin")
     ]
-    assert with_letter.problems[0].text == "no origin; it has a dead letter"
+    assert fates(made.balance) == {"received": 10, "done": 10}
 
 
 @pytest.mark.parametrize(
@@ -187,10 +202,10 @@ def test_headers_that_name_nobody_are_named_by_place(counted):
         (1_000, Fault.OFFSETS, "committed offset 1000 of orders[0] is past its end offset 10"),
     ],
 )
-def test_offsets_outside_of_their_topic_are_named(topics, committed, fault, text):
+def test_offsets_outside_of_the_main_topic_are_named(topics, committed, fault, text):
     """Records were deleted before they were read, or the topic has lost its end."""
     count = PartitionCount(partition=0, topics=topics, topic_id=ID)
-    count.check_offset(0, committed, begin=5, end=10)
+    count.check_offset(committed, begin=5, end=10)
     assert [problem.fault for problem in count.problems] == ([fault] if fault else [])
     assert all(problem.text.startswith(text) for problem in count.problems)
 
@@ -205,7 +220,7 @@ def test_partitions_add_up():
 def test_skipped_duplicates_have_a_fate_of_their_own(counted):
     """They are neither done nor failed, and workers count them apart."""
     told = [progress(0, 10, received=10, failed=1, skipped=2)]
-    made = counted({2: "K0", 3: "T1 R1 S2", 7: "K0"}, progress=told)
+    made = counted({2: "K0", 3: "T1 S2", 7: "K0"}, progress=told)
     assert fates(made.balance) == {"received": 10, "done": 8, "recovered": 1, "skipped": 2}
     assert made.problems == []
     fewer = counted({2: "K0"}, progress=[progress(0, 10, received=10, failed=0, skipped=2)])

@@ -11,10 +11,10 @@ from retryapp.core.errors import DamagedEventError, UnreadableRecordsError
 from retryapp.core.headers import RETRY_ATTEMPT, RETRY_ORIGIN, encode_metadata
 from retryapp.core.lifecycle import PolicyUsed, Progress, Skipped, Succeeded
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow, RowKey, encode_row
+from retryapp.core.rows import PendingRow, encode_row, identity_of
 from retryapp.ledger.traces import Station, Trace, pack, told_by, told_by_event, told_by_row, unpack
 
-RETRY, REDELIVERY, DLQ, EVENTS, CHANGELOG = 1, 2, 3, 4, 5
+RETRY, DLQ, EVENTS, CHANGELOG = 1, 2, 3, 4
 ID = WAITING.origin.topic_id
 
 
@@ -27,7 +27,7 @@ def test_traces_survive_packing_and_come_back_in_order():
     """Also with the largest numbers, and the mark of damage."""
     late = Trace(1_000_000, 1_000_000, Station.SUCCEEDED, 255, 2**63 - 1, 2**62, loose=True)
     early = Trace(0, 1, Station.RETRY, 1, 0, -1)
-    middle = Trace(0, 1, Station.REDELIVERY, 2, 5, 7)
+    middle = Trace(0, 1, Station.DEAD, 2, 5, 7)
     packed = pack(late) + pack(middle) + pack(early)
     assert len(packed) == 3 * 26
     assert unpack(packed) == [early, middle, late]
@@ -85,30 +85,28 @@ def damaged_letter(topic: str, first: int, last: int) -> Headers:
 
 @pytest.mark.parametrize(("first", "last"), [(5, 9), (5, 5)])
 def test_a_dead_letter_for_a_damaged_batch_tells_its_range(topics, first, last):
-    """Of the main topic whose records, of ours where they lay."""
+    """Only its text has the last one."""
     told = told_by(record("app.orders.dlq", damaged_letter("orders", first, last)), Station.DEAD, DLQ, topics)
-    assert (told.offset, told.last_offset, told.trace.loose, told.buried) == (first, last, True, None)
-    headers = damaged_letter("app.orders.redelivery", first, last)
-    told = told_by(record("app.orders.dlq", headers), Station.DEAD, DLQ, topics)
-    assert told.buried == (REDELIVERY, first, last)
+    assert (told.offset, told.last_offset, told.trace.loose, told.nobody) == (first, last, True, None)
 
 
-def test_a_dead_letter_for_a_damaged_row_tells_the_main_offset(topics):
-    """The row's key has it, and the letter's origin is the changelog."""
-    origin = Origin("app.orders.pending.changelog", ID, 0, 42)
-    headers = encode_metadata(replace(dead(0), origin=origin, reason="damaged"))
-    told = told_by(record("app.orders.dlq", headers), Station.DEAD, DLQ, topics)
-    assert (told.topic_id, told.offset, told.trace.loose, told.nobody) == (ID, 42, True, None)
+def row(offset: int, topic_id: str, headers: Headers) -> Record:
+    """Return a row of the changelog under the key of an offset."""
+    key = identity_of(Origin("orders", topic_id, 0, offset))
+    return record("c", (), key=key, value=encode_row(PendingRow(b"k", b"{}", headers)))
 
 
-def test_a_row_tells_when_its_tier_record_was_taken(topics):
-    """Of one that cannot be read its key tells the offset."""
-    row = PendingRow(b"k", b"{}", encode_metadata(waiting(42)), 55)
-    told = told_by_row(RowKey(1, 0, 42), record("c", (), value=encode_row(row)), "now", topics)
-    assert (told.topic_id, told.offset, told.trace) == (ID, 42, Trace(0, 1, Station.ROW, CHANGELOG, 7, 55))
-    for damaged in (b"\xff", encode_row(PendingRow(b"k", b"{}", (), 55))):
-        told = told_by_row(RowKey(1, 0, 42), record("c", (), value=damaged), "now", topics)
+def test_a_row_tells_what_its_copy_tells(topics):
+    """Of one that cannot be read its key tells the offset, if it is of the main topic as it is now."""
+    headers = encode_metadata(waiting(42, attempt=3))
+    told = told_by_row(row(42, ID, headers), "now", topics)
+    assert (told.topic_id, told.offset, told.trace) == (ID, 42, Trace(0, 3, Station.ROW, CHANGELOG, 7, 99))
+    torn = row(42, "now", ())
+    for damaged in (torn, replace(torn, value=b"\xff"), replace(torn, value=b"\x03" + bytes(60))):
+        told = told_by_row(damaged, "now", topics)
         assert (told.topic_id, told.offset, told.trace.station, told.trace.loose) == ("now", 42, Station.ROW, True)
+    assert told_by_row(row(42, "former", ()), "now", topics).nobody is not None
+    assert told_by_row(row(41, ID, headers), ID, topics).nobody == "its key is another record's"
 
 
 def test_events_tell_of_success_and_of_counts(topics):

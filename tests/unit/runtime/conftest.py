@@ -19,6 +19,7 @@ import kafka_fakes as fakes
 from kafka_fakes import Kafka, MakeLane, Producer, ScriptedClient, ScriptedThread, Topics
 
 from retryapp import Retries, RetryPolicy
+from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime import transport
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.lifecycle import ClientSettings
@@ -120,7 +121,7 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
             name="app.orders.1",
             group="app",
             partition=1,
-            sources=[fakes.MAIN, fakes.RETRY, fakes.REDELIVERY],
+            sources=[fakes.MAIN],
             main=fakes.MAIN,
             changelog=fakes.CHANGELOG,
             dlq=fakes.DLQ,
@@ -144,6 +145,19 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
 def lane(make_lane: MakeLane) -> KafkaTransport:
     """A lane on that broker."""
     return make_lane()
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[LaneBatch]:
+    """What lanes commit: nothing but this note, which leaves no record on the topics."""
+    batches: list[LaneBatch] = []
+
+    async def commit(_self: KafkaTransport, batch: LaneBatch) -> LaneReceipt:
+        batches.append(batch)
+        return LaneReceipt([], None)
+
+    monkeypatch.setattr(KafkaTransport, "commit", commit)
+    return batches
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from retryapp.core import marks
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers
 from retryapp.engine.worker.intake import Stamped
-from retryapp.ports import LaneBatch, Removal, Row, TopicPartition
+from retryapp.ports import LaneBatch, Row, TopicPartition
 from retryapp.runtime.clients.unreadable import Unreadable
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.transport import KafkaTransport
@@ -27,16 +28,15 @@ from retryapp.runtime.transport import KafkaTransport
 MakeLane = Callable[..., KafkaTransport]
 
 MAIN, RETRY = TopicPartition("orders", 1), TopicPartition("app.orders.retry", 1)
-REDELIVERY, DLQ = TopicPartition("app.orders.redelivery", 1), TopicPartition("app.orders.dlq", 1)
+DLQ = TopicPartition("app.orders.dlq", 1)
 CHANGELOG = TopicPartition("app.orders.pending.changelog", 1)
 BATCH = LaneBatch(
     publishes=[Outgoing(RETRY.topic, 1, b"k", b"late", ()), Outgoing(DLQ.topic, 1, b"k", b"dead", ())],
-    puts=[Row(b"row", b"waits", "1m")],
-    removes=[Removal(b"fired", "1m")],
-    offsets={MAIN: 8, REDELIVERY: 3},
+    rows=[Row(b"row", b"waits", "1m"), Row(b"done", None, "1m")],
+    offsets={MAIN: 8},
 )
 PUBLISHED = [(RETRY.topic, b"k", b"late"), (DLQ.topic, b"k", b"dead")]
-LOGGED = [(CHANGELOG.topic, b"row", b"waits"), (CHANGELOG.topic, b"fired", None)]
+LOGGED = [(CHANGELOG.topic, b"row", b"waits"), (CHANGELOG.topic, b"done", None)]
 
 
 def progress(offsets: Mapping[TopicPartition, int]) -> Any:
@@ -112,6 +112,7 @@ class Producer:
         self.options = options
         self.started = False
         self.client = SimpleNamespace(_get_conn=None)
+        self._sender = SimpleNamespace()
         self._kafka = kafka
         kafka.producers.append(self)
 
@@ -169,13 +170,9 @@ class Topics:
 
     records: dict[TopicPartition, list[Found]] = field(default_factory=lambda: {CHANGELOG: [], DLQ: []})
     first: int = 0
-    bounds_of: dict[TopicPartition, tuple[int, int]] = field(
-        default_factory=lambda: {MAIN: (100, 150), RETRY: (0, 9), REDELIVERY: (7, 7)}
-    )
-    committed: dict[TopicPartition, int] = field(default_factory=lambda: {MAIN: 120, RETRY: 7, REDELIVERY: 7})
+    bounds_of: dict[TopicPartition, tuple[int, int]] = field(default_factory=lambda: {MAIN: (100, 150)})
+    committed: dict[TopicPartition, int] = field(default_factory=lambda: {MAIN: 120})
     notes: dict[TopicPartition, str] = field(default_factory=dict)
-    batches: list[LaneBatch] = field(default_factory=list)
-    """What a test's lane has committed."""
     slice: int = 10
     stop_after: int | None = None
     """Slices until readings hang."""
@@ -258,6 +255,8 @@ class ScriptedClient:
     """Topics that the client does not know: now, and after each further look at the broker."""
     looked: int = 0
     member: bool = True
+    answered: dict[Any, Any] = field(default_factory=lambda: {1: SimpleNamespace(_last_action=inf)})
+    """Connections with the time of their last answer; at first one that answers all the time."""
 
     async def _do_heartbeat(self) -> bool:
         return self.member
@@ -267,7 +266,7 @@ class ScriptedClient:
 
     @property
     def _client(self) -> Any:
-        return SimpleNamespace(cluster=self, force_metadata_update=self._look)
+        return SimpleNamespace(cluster=self, force_metadata_update=self._look, _conns=self.answered)
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return None if self.unseen and topic in self.unseen[0] else {0}
@@ -334,6 +333,10 @@ class ScriptedThread:
         self.hand_over.set()
 
     def _ensure_consumer(self) -> ScriptedClient:
+        return self.client
+
+    @property
+    def _consumer(self) -> ScriptedClient:
         return self.client
 
     def assignment(self) -> set[TP]:

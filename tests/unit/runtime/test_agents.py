@@ -24,10 +24,10 @@ def batch(session: int) -> Batch:
     return Batch(TP, session, [])
 
 
-async def test_faust_has_an_agent_for_each_topic_that_is_read(runtime: Runtime) -> None:
+async def test_faust_has_an_agent_for_first_deliveries_and_one_for_due_rows(runtime: Runtime) -> None:
     """`faust agents` lists them by name and topic, and the worker starts, watches and restarts them."""
     agents = {name: agent.channel.get_topic_name() for name, agent in runtime.app.agents.items()}
-    topics = ("orders", "app.orders.retry", "app.orders.redelivery")
+    topics = ("orders", "app.orders.retry")
     assert agents == {f"retryapp.{topic}": topic for topic in topics}
 
 

@@ -115,5 +115,5 @@ def test_doubt_and_its_end_are_told(machine: _Machine, caplog: pytest.LogCapture
         acknowledge(clock, machine, 60_000)
         acknowledge(clock, machine, 60_000)
     assert clock.trusted
-    assert ["nothing fires" in record.message for record in caplog.records] == [True, False]
+    assert ["no due row is delivered" in record.message for record in caplog.records] == [True, False]
     assert clock.wall_ms() - BEGAN_MS == pytest.approx(60_016, abs=5)

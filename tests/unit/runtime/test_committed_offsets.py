@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from kafka_fakes import CHANGELOG, MAIN, REDELIVERY, RETRY, MakeLane, Topics
+from kafka_fakes import CHANGELOG, MAIN, Found, MakeLane, Topics
+from samples import key_of, waiting_row
 
 from retryapp.core import marks
 from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
-from retryapp.core.marks import Suspected, Tally
-from retryapp.core.rows import ROW_KEY_BYTES
-from retryapp.ports import LaneBatch, TopicPartition
+from retryapp.core.marks import Mark, Suspected, Tally, rows_text
+from retryapp.engine.lane import recovery
+from retryapp.ports import LaneBatch
 from retryapp.runtime.transport import KafkaTransport
 
-SOURCES = (MAIN, RETRY, REDELIVERY)
-
-
 OURS = "r0:this"
-"""What a life writes beside the offsets that it moves."""
+"""What a life writes beside the offset that it moves."""
+NAMED = f"{OURS} c:rows"
+"""The same with the id of the changelog, as it is written."""
+COUNTED = Tally(from_offset=105, since_ms=7_000, received=14, first_try_ok=9, skipped=2)
 
 
 @pytest.fixture
-def lane(make_lane: MakeLane, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> KafkaTransport:
-    """A lane of the life `this` whose transactions only note what they got."""
-
-    async def commit(_self: KafkaTransport, batch: LaneBatch) -> None:
-        topics.batches.append(batch)
-
-    monkeypatch.setattr(KafkaTransport, "commit", commit)
+def lane(make_lane: MakeLane, topics: Topics, noted: list[LaneBatch]) -> KafkaTransport:
+    """A lane of the life `this`."""
     made = make_lane(consumer=topics, reader=topics, life="this")
-    made.place.delivering, made.place.topic_id, made.place.changelog_id = (MAIN, REDELIVERY), "now", "rows"
-    topics.notes = {MAIN: OURS, REDELIVERY: OURS, RETRY: "rows"}
+    made.place.topic_id, made.place.changelog_id = "now", "rows"
+    topics.notes = {MAIN: NAMED}
     return made
 
 
-ROW = b"k" * ROW_KEY_BYTES
+ROW = waiting_row(7)
 
 
-def put_progress(topics: Topics, main_id: str, note: str = "", **positions: int) -> None:
-    """Write down in the changelog how far a lane had come: `main`, `retry` and `redelivery` are its topics."""
-    names = {"main": MAIN.topic, "retry": RETRY.topic, "redelivery": REDELIVERY.topic}
-    offsets = {names[name]: offset for name, offset in positions.items()}
-    topics.put(CHANGELOG, marks.PROGRESS, marks.progress_value(offsets, main_id, note))
+def put_progress(topics: Topics, main_id: str, offset: int, note: str = "", changelog_id: str = "rows") -> None:
+    """Write down in the changelog how far a lane had come."""
+    topics.put(CHANGELOG, marks.PROGRESS, marks.progress_value({MAIN.topic: offset}, main_id, note, changelog_id))
 
 
 async def test_records_that_were_deleted_unread_are_refused_with_their_number(
-    lane: KafkaTransport, topics: Topics
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
 ) -> None:
     """Going on at the first that is left would lose them in silence."""
     topics.committed[MAIN] = 90
@@ -54,109 +50,198 @@ async def test_records_that_were_deleted_unread_are_refused_with_their_number(
     assert (error.topic, error.partition, error.committed, error.first, error.end) == ("orders", 1, 90, 100, 150)
     assert "orders[1]: the group is at offset 90, but the topic has 100 to 150" in str(error)
     assert "up to 10 records were deleted unread" in str(error)
-    assert topics.batches == []
+    assert noted == []
 
 
-@pytest.mark.parametrize("tp", SOURCES)
-async def test_an_offset_behind_the_end_is_refused(lane: KafkaTransport, topics: Topics, tp: TopicPartition) -> None:
+async def test_an_offset_past_the_end_is_refused(lane: KafkaTransport, topics: Topics) -> None:
     """The topic was cut or made again: the client would wait, or skip what comes next."""
-    topics.committed[tp] = topics.bounds_of[tp][1] + 1
+    topics.committed[MAIN] = 151
     with pytest.raises(OffsetsGoneError, match="was cut or made again") as raised:
         await lane.committed()
-    assert (raised.value.topic, raised.value.end) == (tp.topic, topics.bounds_of[tp][1])
+    assert (raised.value.topic, raised.value.end) == (MAIN.topic, 150)
 
 
-async def test_a_new_group_begins_at_the_start_and_writes_that_down(lane: KafkaTransport, topics: Topics) -> None:
+async def test_a_new_group_begins_at_the_start_and_writes_that_down(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
     """Without it a crash before the first commit would decide anew. Owner marks are no rows."""
     topics.committed = {}
     topics.put(CHANGELOG, b"owner")
-    starts = await lane.committed()
-    assert starts == {MAIN: 100, RETRY: 0, REDELIVERY: 7}
-    assert [batch.offsets for batch in topics.batches] == [starts]
+    assert await lane.committed() == {MAIN: 100}
+    assert [batch.offsets for batch in noted] == [{MAIN: 100}]
 
 
-async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(lane: KafkaTransport, topics: Topics) -> None:
+async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
     """The broker forgets them when nobody was in the group for a week; the last record in the changelog counts."""
     topics.committed = {}
-    topics.put(CHANGELOG, ROW)
-    put_progress(topics, "now", main=110, retry=2, redelivery=7)
-    topics.put(CHANGELOG, ROW)
-    put_progress(topics, "now", main=130, retry=8)
-    assert await lane.committed() == {MAIN: 130, RETRY: 8, REDELIVERY: 7}
-    assert [batch.offsets for batch in topics.batches] == [{MAIN: 130, RETRY: 8, REDELIVERY: 7}]
-
-
-async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(lane: KafkaTransport, topics: Topics) -> None:
-    """Its records are others."""
-    topics.committed = {}
-    topics.put(CHANGELOG, ROW)
-    put_progress(topics, "before", main=500, retry=2, redelivery=7)
-    assert await lane.committed() == {MAIN: 100, RETRY: 2, REDELIVERY: 7}
+    for offset in (110, 130):
+        topics.put(CHANGELOG, *ROW[:2])
+        put_progress(topics, "now", offset)
+    assert await lane.committed() == {MAIN: 130}
+    assert [batch.offsets for batch in noted] == [{MAIN: 130}]
 
 
 @pytest.mark.parametrize(
-    ("notes", "waiting", "noted", "suspicions"),
+    ("note", "written", "suspected"),
     [
-        ({}, 0, [{MAIN: OURS}], {}),
-        (
-            {MAIN: "r1:other", REDELIVERY: "r0:other"},
-            2,
-            [{MAIN: "r2:this", REDELIVERY: "r1:this"}],
-            {MAIN: Suspected(0, 150)},
-        ),
-        ({MAIN: "s2:other", REDELIVERY: OURS}, 0, [], {MAIN: Suspected(2, 150)}),
+        ("", [{MAIN: OURS}], None),
+        ("r1:other", [{MAIN: "r2:this"}], Suspected(0, 150)),
+        ("s2:other", [], Suspected(2, 150)),
     ],
     ids=["new", "two lives did not get past it", "was running alone"],
 )
 async def test_a_life_marks_where_it_begins(
     lane: KafkaTransport,
     topics: Topics,
-    notes: dict[TopicPartition, str],
-    waiting: int,
-    noted: list[dict[TopicPartition, str]],
-    suspicions: dict[TopicPartition, Suspected],
+    noted: list[LaneBatch],
+    note: str,
+    written: list[dict[object, str]],
+    suspected: Suspected | None,
 ) -> None:
     """Before any record runs, where something waits; a record that ran alone is marked again when it starts."""
-    topics.notes = {RETRY: "rows", **notes}
-    topics.bounds_of[REDELIVERY] = (7, 7 + waiting)
+    topics.notes = {MAIN: f"{note} c:rows".strip()}
     await lane.committed()
-    assert [batch.notes for batch in topics.batches] == noted
-    assert lane.suspicions == suspicions
+    assert [batch.notes for batch in noted] == written
+    assert lane.suspected == suspected
 
 
-async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaTransport, topics: Topics) -> None:
+def began(ends: int) -> Mark:
+    """Return the mark of this life after so many unclean ends of others."""
+    return Mark(alone=False, count=ends, life="this")
+
+
+@pytest.mark.parametrize(
+    ("rows", "found", "written", "crashes"),
+    [
+        (0, None, None, None),
+        (1, began(0), None, None),
+        (2, Mark(alone=False, count=1, life="other"), began(2), 0),
+        (2, Mark(alone=True, count=2, life="other"), None, 2),
+    ],
+    ids=["no row", "opens again", "two lives did not get past it", "was running alone"],
+)
+async def test_a_life_marks_the_row_at_which_it_begins(
+    lane: KafkaTransport,
+    topics: Topics,
+    noted: list[LaneBatch],
+    rows: int,
+    found: Mark | None,
+    written: Mark | None,
+    crashes: int | None,
+) -> None:
+    """Before a row is delivered, with the offset where it is; the mark of the main topic's record stays."""
+    topics.notes = {MAIN: NAMED if found is None else f"{OURS} {rows_text(found, key_of(ROW))} c:rows"}
+    for row in (ROW, waiting_row(8, due_at_ms=2))[:rows]:
+        topics.put(CHANGELOG, *row[:2])
+    await lane.committed()
+    await lane.recover()
+    marked = [] if written is None else [({MAIN: 120}, {}, rows_text(written, key_of(ROW)))]
+    assert [(batch.offsets, batch.notes, batch.rows_note) for batch in noted] == marked
+    assert lane.suspected_rows == (None if crashes is None else Suspected(crashes, lane.clock.wall_ms()))
+    await lane.close()
+
+
+async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
+    """Its records are others; rows of the former one wait on."""
+    topics.committed = {}
+    topics.put(CHANGELOG, *ROW[:2])
+    put_progress(topics, "before", 500)
+    assert await lane.committed() == {MAIN: 100}
+    assert [batch.offsets for batch in noted] == [{MAIN: 100}]
+
+
+async def test_a_group_whose_offsets_are_gone_is_refused(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
     """Rows in the changelog say that the lane has worked: beginning anew would deliver everything again."""
     topics.committed = {}
     topics.put(CHANGELOG, b"owner")
-    topics.put(CHANGELOG, ROW)
+    topics.put(CHANGELOG, *ROW[:2])
     with pytest.raises(OffsetsMissingError) as raised:
         await lane.committed()
     error = raised.value
-    assert (error.lane, error.rows, set(error.topics)) == ("app.orders.1", 1, {tp.topic for tp in SOURCES})
-    assert "no committed offsets for orders, app.orders.retry, app.orders.redelivery" in str(error)
-    assert topics.batches == []
+    assert (error.lane, error.rows, tuple(error.topics)) == ("app.orders.1", 1, (MAIN.topic,))
+    assert "no committed offsets for orders" in str(error)
+    assert noted == []
 
 
-async def test_a_changelog_that_was_made_again_is_refused(lane: KafkaTransport, topics: Topics) -> None:
-    """What was parked before that offset waited in another one, and nobody else would miss it."""
-    topics.notes[RETRY] = "gone"
+@pytest.mark.parametrize("found", [True, False])
+async def test_a_large_changelog_is_not_read_for_the_groups_offsets(
+    lane: KafkaTransport, topics: Topics, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    """Its last transaction has them behind all rows: there is no size that exceeds the deadline of an opening."""
+    monkeypatch.setattr(recovery, "TAIL_OFFSETS", 5)
+    topics.committed, topics.stop_after = {}, 3
+    for _ in range(10):
+        for _ in range(100):
+            topics.put(CHANGELOG, *ROW[:2])
+        if found:
+            put_progress(topics, "now", 130)
+    async with asyncio.timeout(1):
+        if found:
+            assert await lane.committed() == {MAIN: 130}
+        else:
+            with pytest.raises(OffsetsMissingError):
+                await lane.committed()
+
+
+async def test_offsets_are_found_before_what_was_rolled_back(
+    lane: KafkaTransport, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aborted transactions leave a gap behind the last that was committed; nothing is read twice up to there."""
+    monkeypatch.setattr(recovery, "TAIL_OFFSETS", 5)
+    topics.committed = {}
+    for _ in range(2):
+        for _ in range(400):
+            topics.put(CHANGELOG, *ROW[:2])
+        put_progress(topics, "now", 130)
+    topics.records[CHANGELOG].append(Found(1_000, b"clock"))
+    assert await lane.committed() == {MAIN: 130}
+    starts = [start for _, start, _ in topics.starts]
+    assert starts == [1_001 - 5, 1_001 - 40, 1_001 - 320]
+
+
+async def test_a_changelog_that_was_made_again_is_refused(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
+    """What waited was in another one; the new one has nothing."""
+    topics.notes[MAIN] = f"{OURS} {COUNTED.text(120)} c:gone"
     with pytest.raises(ChangelogReplacedError, match="was deleted and made again") as raised:
         await lane.committed()
-    assert RETRY.topic in str(raised.value)
-    assert topics.batches == []
+    assert (raised.value.main, noted) == (MAIN.topic, [])
 
 
-async def test_an_offset_that_was_set_by_hand_counts_for_any_changelog(lane: KafkaTransport, topics: Topics) -> None:
-    """Whoever sets it leaves nothing beside it; from then on it is said whose rows those are."""
-    topics.notes[RETRY] = ""
+async def test_a_changelog_whose_records_were_copied_from_another_is_refused(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
+    """Its progress record names that one; a group whose offsets have expired has nothing else that does."""
+    topics.committed = {}
+    put_progress(topics, "now", 130, changelog_id="gone")
+    with pytest.raises(ChangelogReplacedError):
+        await lane.committed()
+    assert noted == []
+
+
+@pytest.mark.parametrize(
+    ("note", "kept"),
+    [("", ""), (OURS, OURS), ("s2:other", "s2:other"), ("r0:other", "r1:this"), (COUNTED.text(120), "")],
+    ids=["set by hand", "ours", "was running alone", "another life", "counts alone"],
+)
+async def test_an_offset_that_names_no_changelog_counts_for_any(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch], note: str, kept: str
+) -> None:
+    """One that was set by hand, or by a version that left it out. The opening names it, and keeps the mark."""
+    topics.notes[MAIN] = note
+    topics.bounds_of[MAIN] = (100, 120 if not kept else 150)
     starts = await lane.committed()
-    assert starts[RETRY] == topics.committed[RETRY]
-    assert [batch.offsets for batch in topics.batches] == [{RETRY: topics.committed[RETRY]}]
+    assert [(batch.offsets, batch.notes) for batch in noted] == [({MAIN: starts[MAIN]}, {MAIN: kept})]
 
 
 # -- what was counted before ------------------------------------------------------------------------------------------
-
-COUNTED = Tally(from_offset=105, since_ms=7_000, received=14, first_try_ok=9, skipped=2)
 
 
 @pytest.mark.parametrize("note", ["", OURS, COUNTED.text(119), "r0:other p9:105-120@7000:14", "set by hand"])
@@ -170,6 +255,6 @@ async def test_what_does_not_belong_to_the_offset_is_dropped(lane: KafkaTranspor
 async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport, topics: Topics) -> None:
     """For a group whose offsets have expired."""
     topics.committed = {}
-    put_progress(topics, "now", COUNTED.text(130), main=130, retry=8, redelivery=7)
+    put_progress(topics, "now", 130, COUNTED.text(130))
     assert (await lane.committed())[MAIN] == 130
     assert lane.tally == COUNTED

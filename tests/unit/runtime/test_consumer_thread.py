@@ -19,6 +19,7 @@ from retryapp.ports import TopicPartition
 from retryapp.runtime.faust import consumer as consumer_module
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
+from retryapp.runtime.machine.clock import counted_s
 
 OURS = TopicPartition("orders", 0)
 MAIN, USERS, CHANGELOG = TP("orders", 0), TP("clicks", 0), TP("app-tallies-changelog", 0)
@@ -187,6 +188,29 @@ async def test_membership_lapses_when_the_coordinator_is_silent_for_a_session(
     assert consumer.lapsed()
     consumer.heard(now_s[0] - session_s)
     assert not consumer.lapsed()
+
+
+async def test_no_setting_is_read_for_a_record(consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record asks whether the worker is still a member, and a look at a setting takes 4 us."""
+    monkeypatch.setattr(type(consumer.app), "conf", property(lambda _: pytest.fail("read")))
+    consumer.heard(counted_s())
+    assert not consumer.lapsed()
+
+
+async def test_numbers_of_partitions_are_reported_whenever_the_broker_was_asked(
+    stopped_thread: RetryConsumerThread, consumer: RetryConsumer
+) -> None:
+    """By them a worker learns that a topic has grown; an unknown topic has none."""
+    made = stopped_thread._create_worker_consumer(stopped_thread.transport)
+    counts: list[Any] = []
+    consumer.intake.on_counted = counts.append
+    (listener,) = made._client.cluster._listeners
+    known = {"orders": {0, 1, 2}}
+    for cluster in (SimpleNamespace(partitions_for_topic=known.get), SimpleNamespace(partitions_for_topic={}.get)):
+        listener(cluster)
+    await asyncio.sleep(0)
+    assert counts == [{"orders": 3}, {"orders": 0}]
+    await made.stop()
 
 
 @pytest.mark.usefixtures("no_fausts_part")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka_fakes import stuck
@@ -16,7 +16,7 @@ from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
 from retryapp.runtime.faust.agents import to_record
 
-TP = TopicPartition("orders", 0)
+TP, ROWS = TopicPartition("orders", 0), TopicPartition("app.orders.retry", 0)
 
 
 @pytest.fixture
@@ -45,8 +45,10 @@ class _Place:
         self.turns: list[Turn] = []
         self.draining = False
         self.engine = self
+        self.rows = ROWS
+        self.due: list[Any] = []
         self.lane = SimpleNamespace(session=1, fail=self.errors.append, submit=self.submit, name="app.orders.0")
-        feed.placed[TP] = self  # type: ignore[assignment]
+        feed.placed[TP] = feed.placed[ROWS] = self  # type: ignore[assignment]
 
     def submit(self, session: int, turn: Turn) -> None:
         assert session == 1
@@ -61,7 +63,10 @@ class _Place:
     def idle(self, _tp: TopicPartition) -> bool:
         return not len(self.window) and not self.draining
 
-    def accept(self, _tp: TopicPartition, _session: int, records: list[Any]) -> None:
+    def accept(self, tp: TopicPartition, _session: int, records: list[Any]) -> None:
+        if tp == ROWS:
+            self.due += records
+            return
         for record in records:
             self.window.add(record.offset, len(record.value))
 
@@ -76,12 +81,12 @@ class _Place:
 
 
 class _Agent:
-    """Our agent of the main topic: takes a batch when the test says so."""
+    """Our agents, of the main topic and of due rows: they take a batch when the test says so."""
 
     def __init__(self, feed: Feed) -> None:
         self.batches: list[Any] = []
         self.running = True
-        feed.channels[TP.topic] = self  # type: ignore[assignment]
+        feed.channels[TP.topic] = feed.channels[ROWS.topic] = self  # type: ignore[assignment]
 
     def put_now(self, batch: Any) -> bool:
         self.batches.append(batch)
@@ -94,7 +99,7 @@ class _Agent:
 
 @pytest.fixture
 def agent(feed: Feed) -> _Agent:
-    """The agent of the main topic."""
+    """The agents of one handler."""
     return _Agent(feed)
 
 
@@ -163,6 +168,21 @@ async def test_a_batch_of_an_older_assignment_is_ignored(
     assert agent.offsets == [[0, 1, 2], [0, 1] if again else [2, 3]], "the one that is on its way still is"
     feed.accept(agent.batches[1])
     assert len(place.window) == 2
+
+
+async def test_due_rows_take_the_way_of_their_agent(feed: Feed, intake: Intake, agent: _Agent, records: Any) -> None:
+    """Whatever is on its way of the main topic. While Faust restarts the agent, their lane opens again."""
+    place, rows = _Place(feed), [cast("Any", "a claim")]
+    intake.put({TP: records(TP, 2)}, {})
+    feed.emit(ROWS, 1, rows)
+    assert place.due == []
+    feed.accept(agent.batches[1])
+    assert (place.due, len(place.window)) == (rows, 0)
+    feed.accept(agent.batches[0])
+    assert (place.due, len(place.window)) == (rows, 2)
+    agent.running = False
+    with pytest.raises(RuntimeError, match=r"the agent of app\.orders\.retry is not running"):
+        feed.emit(ROWS, 1, rows)
 
 
 # -- what cannot be passed --------------------------------------------------------------------------------------------

@@ -12,22 +12,17 @@ from pathlib import Path
 
 import pytest
 from kafka_fakes import CHANGELOG, DLQ, MakeLane, Topics, until
-from samples import dead, waiting
+from samples import dead, removal, waiting, waiting_row
 
-from retryapp.core.errors import StoreAheadError, StoreBrokenError
+from retryapp.core.deduplicate import IDENTITY_BYTES, Seen, encode_seen
+from retryapp.core.errors import FormerRowsError, StoreAheadError, StoreBrokenError
 from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, failure_id
-from retryapp.core.rows import PendingRow, encode_row, row_key
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
-from retryapp.ports import LaneBatch, LaneReceipt, Removal, Row
+from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
 from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock
-
-
-def row(offset: int) -> Row:
-    """Make a waiting row."""
-    return Row(row_key(1, 0, offset), encode_row(PendingRow(b"k", b"v", encode_metadata(waiting(offset)), 1)), "1m")
 
 
 def letter(origin_offset: int) -> Headers:
@@ -50,7 +45,12 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-async def open_lane(make_lane: MakeLane, topics: Topics, clock: VirtualClock) -> AsyncIterator[OpenLane]:
+async def open_lane(
+    make_lane: MakeLane,
+    topics: Topics,
+    clock: VirtualClock,
+    noted: list[LaneBatch],
+) -> AsyncIterator[OpenLane]:
     """Make lanes over one folder; each is closed at the end."""
     made: list[KafkaTransport] = []
 
@@ -65,6 +65,7 @@ async def open_lane(make_lane: MakeLane, topics: Topics, clock: VirtualClock) ->
 
 async def opened(lane: KafkaTransport) -> KafkaTransport:
     """Open the stores as the engine does."""
+    await lane.committed()
     await lane.recover()
     await lane.release({})
     return lane
@@ -81,14 +82,14 @@ def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> 
 async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(open_lane: OpenLane, topics: Topics) -> None:
     """Otherwise a table that takes longer than one deadline could never be opened."""
     for n in range(50):
-        topics.put(CHANGELOG, *row(n)[:2])
+        topics.put(CHANGELOG, *waiting_row(n)[:2])
     lane = open_lane()
     reached = []
     for _ in range(3):
         topics.stop_after = 2
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.05):
-                await lane.recover()
+                await opened(lane)
         assert lane.pending is not None
         reached.append((lane.pending.next_offset, dict(lane.pending.counts())))
         await lane.close()
@@ -96,15 +97,49 @@ async def test_a_recovery_that_ran_out_of_time_goes_on_where_it_was(open_lane: O
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
 
 
+async def test_a_store_that_missed_more_than_a_deadline_goes_on_where_it_was(
+    open_lane: OpenLane, topics: Topics
+) -> None:
+    """It looks for its last written record first, once: reading on from there each time would never end."""
+    lane = await opened(open_lane())
+    lane.apply(LaneBatch(rows=[waiting_row(0)]), LaneReceipt([], topics.put(CHANGELOG, *waiting_row(0)[:2])))
+    await lane.close()
+    for n in range(1, 50):  # another worker had the partition
+        topics.put(CHANGELOG, *waiting_row(n)[:2])
+    topics.starts.clear()
+    for _ in range(3):
+        topics.stop_after = 2
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await lane.recover()
+        assert lane.pending is not None
+        counts = dict(lane.pending.counts())
+        await lane.close()
+    assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
+    assert counts == {"1m": 50}
+
+
+async def test_rows_of_a_former_build_are_not_passed_over(open_lane: OpenLane, topics: Topics) -> None:
+    """They would wait for ever without a word; those that it has settled count for nothing."""
+    for key, value in ((b"a" * 20, b"row"), (b"b" * 20, b"row"), (b"a" * 20, None)):
+        topics.put(CHANGELOG, key, value)
+    lane = open_lane()
+    with pytest.raises(FormerRowsError, match="1 records wait"):
+        await lane.recover()
+    await lane.close()
+    topics.put(CHANGELOG, b"b" * 20, None)
+    await (await opened(open_lane())).close()
+
+
 async def test_a_store_that_knows_more_than_its_changelog_is_refused(open_lane: OpenLane, topics: Topics) -> None:
-    """The topic was cut: rows whose removal is gone would fire again."""
+    """The topic was cut: rows whose removal is gone would be delivered again."""
     for n in range(3):
-        topics.put(CHANGELOG, *row(n)[:2])
+        topics.put(CHANGELOG, *waiting_row(n)[:2])
     lane = await opened(open_lane())
     await lane.close()
     del topics.records[CHANGELOG][1:]
     with pytest.raises(StoreAheadError) as raised:
-        await lane.recover()
+        await opened(lane)
     assert (raised.value.store, raised.value.end) == (3, 1)
 
 
@@ -114,11 +149,11 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
 ) -> None:
     """The removal of a row was acknowledged, and is not in the changelog: the row would wait for ever."""
     for n in (1, 2):
-        topics.put(CHANGELOG, *row(n)[:2])
+        topics.put(CHANGELOG, *waiting_row(n)[:2])
     lane = await opened(open_lane())
-    offset = topics.put(CHANGELOG, row(1).key, None)
+    offset = topics.put(CHANGELOG, *removal(waiting_row(1))[:2])
     letter = Outgoing(*DLQ, None, b"", ())
-    lane.apply(LaneBatch(removes=[Removal(row(1).key, "1m")], publishes=[letter]), LaneReceipt([0], offset))
+    lane.apply(LaneBatch(rows=[removal(waiting_row(1))], publishes=[letter]), LaneReceipt([0], offset))
     topics.put(CHANGELOG, b"progress", b"{}")
     if not there:  # as a committed reader sees what was aborted
         del topics.records[CHANGELOG][offset]
@@ -135,6 +170,39 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     topics.starts.clear()
     await opened(open_lane())
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [4], "it was seen there"
+
+
+async def test_a_rebuild_that_is_cut_off_leaves_no_event_of_what_was_rolled_back(
+    open_lane: OpenLane, topics: Topics
+) -> None:
+    """The next opening does not know of the roll-back any more; a record would be skipped that nobody has handled."""
+    seen = TopicPartition("app.orders.seen.changelog", 1)
+    topics.records[seen] = []
+    event = Seen(b"e" * IDENTITY_BYTES, 3, 10**15)
+    lane = open_lane()
+    lane.place.seen = seen
+    for n in range(30):
+        topics.put(CHANGELOG, *waiting_row(n)[:2])
+    await opened(lane)
+    sent = Outgoing(*seen, event.identity, encode_seen(event), ())
+    lane.apply(LaneBatch(publishes=[sent], rows=[removal(waiting_row(1))]), LaneReceipt([0], 30))
+    assert lane.seen is not None
+    assert lane.seen.find(event.identity) is not None
+    await lane.close()
+    topics.put(CHANGELOG, b"progress", b"{}")
+    topics.put(seen, b"later")
+    topics.records[CHANGELOG][-1].offset, topics.records[seen][-1].offset = 32, 2  # 30 and 0 were aborted
+    topics.stop_after = 2
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await lane.recover()
+    await lane.close()
+    topics.stop_after = None
+    await opened(lane)
+    assert lane.pending is not None
+    assert dict(lane.pending.counts()) == {"1m": 30}
+    assert lane.seen is not None
+    assert lane.seen.find(event.identity) is None
 
 
 def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
@@ -192,12 +260,12 @@ async def test_a_store_that_breaks_during_the_filling_closes_the_lane_at_its_nex
     lane = await opened(open_lane())
     await until(lambda: keeper(lane).fault)
     with pytest.raises(StoreBrokenError, match="checksum"):
-        lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
+        lane.apply(LaneBatch(rows=[waiting_row(1)]), LaneReceipt([], 7))
     await lane.close()
     assert (tmp_path / "pending" / "1").exists()
     await opened(lane)
     await until(lambda: keeper(lane).filled)
-    lane.apply(LaneBatch(puts=[row(1)]), LaneReceipt([], 7))
+    lane.apply(LaneBatch(rows=[waiting_row(1)]), LaneReceipt([], 7))
 
 
 async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_open(
@@ -244,7 +312,7 @@ async def test_a_store_that_does_not_close_is_given_up(
     open_lane: OpenLane, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next opening begins anew."""
-    topics.put(CHANGELOG, *row(1)[:2])
+    topics.put(CHANGELOG, *waiting_row(1)[:2])
     lane = await opened(open_lane())
     assert lane.pending is not None
     release = lane.pending.close

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kafka_fakes import BATCH, CHANGELOG, MAIN, REDELIVERY, RETRY, Kafka
+from kafka_fakes import BATCH, CHANGELOG, MAIN, Kafka, MakeLane, Topics
 
+from retryapp.core import marks
 from retryapp.ports import LaneBatch
 from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock
@@ -14,7 +15,7 @@ from retryapp.testing import VirtualClock
 # -- the broker's time ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [BATCH, LaneBatch(puts=BATCH.puts)])
+@pytest.mark.parametrize("batch", [BATCH, LaneBatch(rows=BATCH.rows)])
 async def test_acknowledgements_tell_the_brokers_time(lane: KafkaTransport, kafka: Kafka, batch: LaneBatch) -> None:
     """The first of each hand-off, between what our own clock said before it was sent and when it was there."""
     clock = the_clock(lane)
@@ -40,16 +41,20 @@ async def test_a_time_that_we_sent_ourselves_tells_nothing(lane: KafkaTransport,
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_a_lane_asks_for_the_time_before_records_flow(lane: KafkaTransport, kafka: Kafka, trusted: bool) -> None:
+async def test_a_lane_asks_for_the_time_before_records_flow(
+    make_lane: MakeLane, kafka: Kafka, topics: Topics, trusted: bool
+) -> None:
     """Due times begin with it; once a worker knows it, its other lanes do not ask."""
+    lane = make_lane(reader=topics)
     clock = the_clock(lane)
     clock.trusted = trusted
     await lane.fence()
-    await lane.release({MAIN: 4})
-    asked = [] if trusted else ["begin", (CHANGELOG.topic, b"clock", b""), "commit"]
-    assert kafka.asked == [*asked, "flow"]
+    await lane.recover()
+    assert kafka.asked == ([] if trusted else ["begin", (CHANGELOG.topic, b"clock", b""), "commit"])
     assert len(clock.anchors) == (not trusted)
-    assert kafka.placed == [{MAIN: 4}]
+    await lane.release({MAIN: 4})
+    assert (kafka.asked[-1:], kafka.placed) == (["flow"], [{MAIN: 4}])
+    await lane.close()
 
 
 def the_clock(lane: KafkaTransport) -> VirtualClock:
@@ -63,21 +68,31 @@ def the_clock(lane: KafkaTransport) -> VirtualClock:
 
 @pytest.fixture
 def marking(lane: KafkaTransport) -> KafkaTransport:
-    """A lane that delivers records of two of its sources."""
-    lane.place.delivering = (MAIN, REDELIVERY)
+    """A lane of the life `this`."""
     lane.life = "this"
     return lane
 
 
 async def test_offsets_say_whose_life_moved_them(marking: KafkaTransport, kafka: Kafka) -> None:
-    """Those behind which records run; a record that starts alone is marked before it does."""
+    """A record that starts alone is marked before it does; what is said of rows stays until another is said."""
     await marking.fence()
-    await marking.commit(LaneBatch(offsets={MAIN: 8, RETRY: 2}))
-    await marking.commit(LaneBatch(offsets={MAIN: 9, REDELIVERY: 3}, notes={MAIN: "s1:this"}))
-    assert kafka.notes == [
-        {MAIN.topic: "r0:this", RETRY.topic: ""},
-        {MAIN.topic: "s1:this", REDELIVERY.topic: "r0:this"},
-    ]
+    await marking.commit(LaneBatch(offsets={MAIN: 8}, rows_note="wr0:this@place"))
+    await marking.commit(LaneBatch(offsets={MAIN: 9}, notes={MAIN: "s1:this"}))
+    await marking.commit(LaneBatch(offsets={MAIN: 9}, rows_note=""))
+    notes = ["r0:this wr0:this@place", "s1:this wr0:this@place", "s1:this"]
+    assert kafka.notes == [{MAIN.topic: note} for note in notes]
+
+
+async def test_the_main_topics_offset_and_the_progress_record_name_the_changelog(
+    marking: KafkaTransport, kafka: Kafka
+) -> None:
+    """A changelog that is made again has no record that could say that it is another; no other offset needs to."""
+    marking.place.changelog_id = "kq2"
+    await marking.fence()
+    await marking.commit(LaneBatch(offsets={MAIN: 8}))
+    assert kafka.notes == [{MAIN.topic: "r0:this c:kq2"}]
+    (value,) = [each[2] for each in kafka.asked if each[:2] == (CHANGELOG.topic, marks.PROGRESS)]
+    assert marks.read_changelog(value) == "kq2"
 
 
 async def test_a_lane_that_is_let_go_takes_back_what_it_holds_against_records(
@@ -85,12 +100,13 @@ async def test_a_lane_that_is_let_go_takes_back_what_it_holds_against_records(
 ) -> None:
     """In one transaction; none when it holds nothing: a worker has hundreds of lanes, and a rebalance waits for all."""
     await marking.fence()
-    await marking.commit(LaneBatch(offsets={MAIN: 8, RETRY: 2, REDELIVERY: 3}, notes={MAIN: "s1:this"}))
-    await marking.rest()
-    assert kafka.notes[-1] == {MAIN.topic: ""}
-    assert kafka.asked[-2:] == [("app", {MAIN: 8}), "commit"]
+    for notes, rows in (({MAIN: "s1:this"}, None), ({}, "ws2:this@place"), ({MAIN: "s1:this"}, "wr1:this@place")):
+        await marking.commit(LaneBatch(offsets={MAIN: 8}, notes=notes, rows_note=rows))
+        await marking.rest()
+        assert kafka.notes[-1] in ({MAIN.topic: ""}, {MAIN.topic: "r0:this"})
+        assert kafka.asked[-2:] == [("app", {MAIN: 8}), "commit"]
     await marking.commit(LaneBatch(offsets={MAIN: 9}, notes={MAIN: "s1:this"}))
-    await marking.commit(LaneBatch(offsets={MAIN: 10, REDELIVERY: 4}))
+    await marking.commit(LaneBatch(offsets={MAIN: 10}, rows_note="wr0:this@place"))
     asked = len(kafka.asked)
     await marking.rest()
     assert len(kafka.asked) == asked

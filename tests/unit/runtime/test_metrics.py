@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,7 +11,7 @@ from samples import partition
 from retryapp.core.classify import DeadReason
 from retryapp.ports import Event, Observation
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, MetricsObserver, Retention, Sources
+from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, MetricsObserver, Sources
 from retryapp.runtime.view import RuntimeView
 
 
@@ -34,9 +33,8 @@ def test_events_are_counted_by_their_labels() -> None:
         (Event.FAILED, {"error_class": "retryable", "age_ms": 90_000_000}),
         (Event.SUCCEEDED, {"age_ms": 500}),
         (Event.SCHEDULED, {"tier": "5m"}),
-        (Event.PARKED, {"count": 5}),
-        (Event.FIRED, {"count": 40}),
-        (Event.FIRED, {"count": 2}),
+        (Event.SKIPPED, {"count": 40}),
+        (Event.SKIPPED, {"count": 2}),
         (Event.DEAD, {"reason": "exhausted", "error_type": "httpx.ReadTimeout"}),
         (Event.DEAD, {"reason": "exhausted"}),
         (Event.DAMAGED, {}),
@@ -53,8 +51,7 @@ def test_events_are_counted_by_their_labels() -> None:
         ("retryapp_succeeded_total", ("orders",)): 2,
         ("retryapp_failures_total", ("orders", "retryable")): 1,
         ("retryapp_scheduled_total", ("orders", "5m")): 1,
-        ("retryapp_parked_total", ("orders",)): 5,
-        ("retryapp_fired_total", ("orders",)): 42,
+        ("retryapp_skipped_total", ("orders",)): 42,
         ("retryapp_dead_total", ("orders", "exhausted")): 2,
         ("retryapp_dead_kinds_total", ("orders", "httpx.ReadTimeout", "exhausted")): 1,
         ("retryapp_dead_kinds_total", ("orders", "unknown", "exhausted")): 1,
@@ -115,6 +112,30 @@ def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> No
     assert samples(metrics)["retryapp_lanes_open", ("orders",)] == 0
 
 
+def test_a_gauge_without_a_known_value_is_absent_not_zero() -> None:
+    """Old and unknown numbers are left out and counted; known ones say 0 for each tier of the policy."""
+    parts = [
+        partition(0, pending=3, pending_by_tier={"5m": 3}, dead=4),
+        partition(1, pending=742, pending_by_tier={"5m": 742}, next_due_ms=1, dead=9, as_of_ms=1, state="opening"),
+        partition(2, pending=None, dead=None, state="opening"),
+    ]
+    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": parts}, silent_s=lambda: 42.5))
+    metrics.begin("orders", ["5m", "1h"])
+    found = samples(metrics)
+    assert found["retryapp_broker_silent_seconds", ()] == 42.5
+    assert found["retryapp_unknown_partitions", ("orders",)] == 2
+    assert found["retryapp_pending_records", ("orders", "5m")] == 3
+    assert found["retryapp_pending_records", ("orders", "1h")] == 0
+    assert found["retryapp_dead_letters", ("orders",)] == 4
+    assert ("retryapp_oldest_due_timestamp_seconds", ("orders",)) not in found
+    del parts[0]
+    found = samples(metrics)
+    names = {name for name, labels in found if labels[:1] == ("orders",)}
+    assert names.isdisjoint({"retryapp_pending_records", "retryapp_dead_letters"})
+    assert found["retryapp_unknown_partitions", ("orders",)] == 2
+    assert found["retryapp_lanes_open", ("orders",)] == 0
+
+
 def test_the_clock_is_told(runtime: Runtime) -> None:
     """A worker that fires nothing because it doubts its clock must not look idle."""
     clock = runtime.clock
@@ -156,7 +177,7 @@ def test_the_series_of_a_handler_begin_at_zero() -> None:
         ("failures_total", ("non-retryable",)),
         ("scheduled_total", ("5m",)),
         ("scheduled_total", ("1h",)),
-        ("fired_total", ()),
+        ("skipped_total", ()),
         ("lane_failures_total", ()),
         ("lateness_seconds_count", ()),
         ("retry_age_seconds_count", ()),
@@ -180,18 +201,6 @@ def test_a_program_cannot_make_series_without_bound() -> None:
     assert found["retryapp_published_total", ("orders", OTHER)] == 7
     assert found["retryapp_published_total", ("orders", "customer-0")] == 2
     assert found["retryapp_published_total", ("returns", "receipts")] == 1
-
-
-def test_retention_is_told_with_what_is_needed() -> None:
-    """For ever is infinite."""
-    told = Retention(longest_wait_s=3_600, needed_s=608_400, topics_s={"a": 608_400, "b": math.inf})
-    found = samples(MetricsObserver(Sources(partitions=dict, retentions=lambda: {"orders": told})))
-    assert {
-        ("retryapp_longest_wait_seconds", ("orders",)): 3_600,
-        ("retryapp_retention_needed_seconds", ("orders",)): 608_400,
-        ("retryapp_topic_retention_seconds", ("orders", "a")): 608_400,
-        ("retryapp_topic_retention_seconds", ("orders", "b")): math.inf,
-    }.items() <= found.items()
 
 
 async def test_a_rebalance_counts_once_and_is_seen_while_it_goes_on(runtime: Runtime) -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from dataclasses import fields, replace
 
 import pytest
 
 from retryapp.ports import Event, Observation
-from retryapp.runtime.observe.observers import EVENT_IDS, EVENT_LOGGER, FACTS, FactsFormatter, LogObserver
+from retryapp.runtime.observe import observers
+from retryapp.runtime.observe.observers import (
+    EVENT_IDS,
+    EVENT_LOGGER,
+    FACTS,
+    NEW_CAUSE,
+    SUMMARY,
+    FactsFormatter,
+    LogObserver,
+)
 
 SCHEDULED = Observation(
     event=Event.SCHEDULED,
@@ -33,51 +44,150 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@pytest.fixture
+async def observer() -> LogObserver:
+    """An observer on the test's event loop."""
+    return LogObserver()
+
+
 def test_every_event_has_an_id_and_a_level() -> None:
     """A new event cannot be forgotten; ids are constant and distinct."""
-    assert set(EVENT_IDS) == {event for event in Event if event.value != "copy_dropped"}
+    assert set(EVENT_IDS) == set(Event)
     ids = [event_id for event_id, _ in EVENT_IDS.values()]
     assert len(ids) == len(set(ids))
     assert all(event_id.startswith("retryapp.") for event_id in ids)
 
 
-def test_the_message_is_the_event_id_and_facts_are_attributes(logged: pytest.LogCaptureFixture) -> None:
+async def test_the_message_is_the_event_id_and_facts_are_attributes(
+    observer: LogObserver, logged: pytest.LogCaptureFixture
+) -> None:
     """Units stand in the names; what does not apply is absent."""
-    LogObserver().observe(SCHEDULED)
+    observer.observe(SCHEDULED)
     (record,) = logged.records
-    assert (record.message, record.levelno, record.name) == ("retryapp.retry_scheduled", logging.INFO, EVENT_LOGGER)
+    assert (record.message, record.levelno, record.name) == ("retryapp.retry_scheduled", logging.DEBUG, EVENT_LOGGER)
     facts = {"topic": "orders", "partition": 3, "due_at_ms": 1_760_000_300_000, "error_message": "timed out"}
     assert facts.items() <= record.__dict__.items()
     assert not hasattr(record, "lateness_ms")
 
 
-def test_every_fact_of_every_event_can_be_logged(logged: pytest.LogCaptureFixture) -> None:
+async def test_every_fact_of_every_event_can_be_logged(observer: LogObserver, logged: pytest.LogCaptureFixture) -> None:
     """No fact's name is taken in a log record (logging would raise)."""
     every = {field.name: 1 for field in fields(Observation) if field.name not in {"event", "message", "trace"}}
+    every |= {"error_type": "E", "attempt": 2}  # type: ignore[dict-item]
     for event in EVENT_IDS:
-        LogObserver().observe(Observation(event=event, message="m", trace="t", **every))  # type: ignore[arg-type]
-    assert len(logged.records) == len(EVENT_IDS)
-    assert all(hasattr(record, name) for record in logged.records for name in FACTS)
+        observer.observe(Observation(event=event, message="m", trace="t", **every))  # type: ignore[arg-type]
+    observer.summarize()
+    assert {record.message for record in logged.records} == {
+        name for name, _ in (*EVENT_IDS.values(), NEW_CAUSE, SUMMARY)
+    }
+    assert all(any(hasattr(record, name) for record in logged.records) for name in {*FACTS} - {"dead_without_line"})
 
 
-def test_a_success_is_shown_when_it_is_a_retrys(logged: pytest.LogCaptureFixture) -> None:
-    """First attempts that succeed would flood the log."""
-    for attempt in (1, 2):
-        LogObserver().observe(Observation(event=Event.SUCCEEDED, handler="orders", attempt=attempt))
-    assert [record.levelno for record in logged.records] == [logging.DEBUG, logging.INFO]
+async def test_an_attempt_has_no_line_at_info_but_its_cause_has(
+    observer: LogObserver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first failure with a cause that was not seen for ten minutes names an example."""
+    start_s = time.monotonic()
+    caplog.set_level(logging.INFO, logger=EVENT_LOGGER)
+    for n in range(100):
+        for event in (Event.FAILED, Event.SCHEDULED):
+            observer.observe(
+                replace(SCHEDULED, event=event, offset=n, fingerprint="f1", place="billing.py:3 in charge")
+            )
+    (cause,) = caplog.records
+    assert (cause.message, cause.levelno) == NEW_CAUSE
+    shown = {"error_type": "httpx.ReadTimeout", "error_message": "timed out", "place": "billing.py:3 in charge"}
+    assert (shown | {"offset": 0}).items() <= cause.__dict__.items()
+    failed = replace(SCHEDULED, event=Event.FAILED)
+    for now_s, fingerprint, lines in (
+        (0.0, "f2", 2),
+        (599.0, "f2", 2),
+        (1198.0, "f2", 2),
+        (1798.0, "f2", 3),
+        (1799.0, "f1", 4),
+    ):
+        monkeypatch.setattr("time.monotonic", lambda now_s=now_s: start_s + now_s)
+        observer.observe(replace(failed, fingerprint=fingerprint))
+        assert len(caplog.records) == lines
 
 
-def test_the_trace_of_a_decoder_is_not_logged(logged: pytest.LogCaptureFixture) -> None:
+async def test_a_second_is_summed_up_in_one_line_for_each_handler(
+    observer: LogObserver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where there was something; first deliveries that succeed are not."""
+    caplog.set_level(logging.INFO, logger=EVENT_LOGGER)
+    done = Observation(event=Event.SUCCEEDED, handler="orders", attempt=1, count=500)
+    monkeypatch.setattr(observers, "SUMMARY_S", 0.0)
+    observer.observe(done)
+    await asyncio.sleep(0.001)
+    for _ in range(3):
+        observer.observe(replace(done, attempt=2, count=1))
+        observer.observe(SCHEDULED)
+    observer.observe(replace(SCHEDULED, handler="other"))
+    assert caplog.records == []
+    await asyncio.sleep(0.001)
+    mine, others = (record.__dict__ for record in caplog.records)
+    assert {"handler": "orders", "succeeded": 3, "scheduled": 3}.items() <= mine.items()
+    assert {"handler": "other", "scheduled": 1}.items() <= others.items()
+    assert "succeeded" not in others
+    line = FactsFormatter(logging.Formatter("%(levelname)s %(message)s")).format(caplog.records[0])
+    assert line == "INFO retryapp.retries handler=orders succeeded=3 scheduled=3"
+    observer.summarize()
+    assert len(caplog.records) == 2, "nothing came"
+    observer.observe(SCHEDULED)
+    await asyncio.sleep(0.001)
+    assert len(caplog.records) == 3
+
+
+async def test_dead_letters_have_a_line_each_unless_they_are_many(
+    observer: LogObserver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sum says how many had none, also to those who see warnings only."""
+    caplog.set_level(logging.WARNING, logger=EVENT_LOGGER)
+    for n in range(25):
+        observer.observe(replace(SCHEDULED, event=Event.DEAD, reason="exhausted", offset=n))
+    observer.summarize()
+    *lines, total = caplog.records
+    assert [record.message for record in lines] == ["retryapp.dead_lettered"] * 10
+    assert (total.levelno, total.__dict__["dead"], total.__dict__["dead_without_line"]) == (logging.WARNING, 25, 15)
+
+
+@pytest.mark.parametrize("reason", ["rejected", "non-retryable"])
+async def test_what_handler_or_policy_decided_is_no_error(
+    reason: str, observer: LogObserver, logged: pytest.LogCaptureFixture
+) -> None:
+    """Its line has no traceback, and `Reject` is no cause to warn of."""
+    rejected = replace(SCHEDULED, error_type="retryapp.core.verdicts.Reject", reason=reason, trace="File ...")
+    observer.observe(replace(rejected, event=Event.FAILED, reason=None, trace=None))
+    observer.observe(replace(rejected, event=Event.DEAD))
+    assert [(record.message, record.levelno) for record in logged.records] == [
+        ("retryapp.new_cause", logging.INFO),
+        ("retryapp.attempt_failed", logging.DEBUG),
+        ("retryapp.dead_lettered", logging.WARNING),
+    ]
+    assert not hasattr(logged.records[-1], "error_trace")
+
+
+async def test_people_read_due_times_as_times(observer: LogObserver, logged: pytest.LogCaptureFixture) -> None:
+    """Programs get milliseconds."""
+    observer.observe(SCHEDULED)
+    line = FactsFormatter().format(logged.records[0])
+    assert "due_at=2025-10-09T08:58:20.000Z" in line
+    assert "due_at_ms" not in line
+    assert logged.records[0].__dict__["due_at_ms"] == 1_760_000_300_000
+
+
+async def test_the_trace_of_a_decoder_is_not_logged(observer: LogObserver, logged: pytest.LogCaptureFixture) -> None:
     """Decoders quote the value in their errors; other traces are logged once, with the dead letter."""
     dead = replace(SCHEDULED, event=Event.DEAD, trace="ValidationError: input_value=b'secret'")
-    LogObserver().observe(replace(dead, reason="undecodable"))
-    LogObserver().observe(replace(dead, reason="exhausted"))
+    observer.observe(replace(dead, reason="undecodable"))
+    observer.observe(replace(dead, reason="exhausted"))
     assert [hasattr(record, "error_trace") for record in logged.records] == [False, True]
 
 
-def test_facts_can_be_shown_behind_the_line(logged: pytest.LogCaptureFixture) -> None:
+async def test_facts_can_be_shown_behind_the_line(observer: LogObserver, logged: pytest.LogCaptureFixture) -> None:
     """Plain text for people; the traceback comes last; nothing a record brings forges a line."""
-    LogObserver().observe(
+    observer.observe(
         replace(
             SCHEDULED,
             event=Event.DEAD,

@@ -1,4 +1,4 @@
-"""The runtime: which lanes are opened, and what happens when one dies."""
+"""The runtime: what happens when a lane dies, and when a rebalance is over."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker import placement as module
-from retryapp.engine.worker.placement import Membership, Placer
+from retryapp.engine.worker.placement import Membership, Placer, Served
 from retryapp.ports import Event, TopicPartition
 from retryapp.runtime.app import Runtime, end_process
 from retryapp.runtime.transport import KafkaTransport, lane_place
+from retryapp.runtime.view import RuntimeView
 from retryapp.testing import RecordingObserver
 
-MAIN, RETRY, REDELIVERY = "orders", "app.orders.retry", "app.orders.redelivery"
+MAIN = "orders"
 
 
 @pytest.fixture
@@ -44,40 +45,58 @@ def observer(runtime: Runtime) -> RecordingObserver:
 @pytest.fixture
 def placed(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Partition numbers for which a lane was made."""
+    runtime.served[MAIN].complete = 2
     numbers: list[int] = []
-    monkeypatch.setattr(runtime, "_place", lambda _served, number, *_: numbers.append(number))
+
+    def place(served: Served, number: int) -> None:
+        runtime.placed[served.handler.main, number] = cast("Any", None)
+        numbers.append(number)
+
+    monkeypatch.setattr(runtime, "_place", place)
     return numbers
 
 
-def numbers(topics: dict[str, range]) -> set[TopicPartition]:
-    """Return an assignment."""
-    return {TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers}
-
-
-@pytest.mark.parametrize(
-    ("topics", "opened", "waiting", "message"),
-    [
-        ({MAIN: range(2), RETRY: range(2), REDELIVERY: range(1)}, [0], 1, f"this number of {REDELIVERY}"),
-        ({MAIN: range(3), RETRY: range(2), REDELIVERY: range(2)}, [0, 1], 2, f"add partitions to {REDELIVERY}"),
-    ],
-    ids=["split", "grown"],
-)
-async def test_a_lane_needs_its_number_of_every_topic(
-    runtime: Runtime,
-    observer: RecordingObserver,
-    placed: list[int],
-    topics: dict[str, range],
-    opened: list[int],
-    waiting: int,
-    message: str,
+async def test_partitions_that_our_topics_lack_are_missed_until_they_have_them(
+    runtime: Runtime, observer: RecordingObserver, placed: list[int]
 ) -> None:
-    """Several workers may have the numbers of one handler's topics, or a main topic has grown: it stays paused."""
-    await runtime._on_assigned(1, "m", numbers(topics))
-    assert placed == opened
+    """Reported once for each number, with every topic that must grow; then placed without another assignment."""
+    served, view = runtime.served[MAIN], RuntimeView(runtime)
+    runtime.app.rebalancing = False
+
+    def closed() -> list[int]:
+        runtime.placed.clear()
+        return [info.partition for info in view.partitions(MAIN) if info.state == "closed"]
+
+    await runtime._on_assigned(1, "m", {TopicPartition(MAIN, number) for number in (0, 1, 3)})
+    assert (placed, closed(), view.ready()) == ([0, 1], [], True)
+    runtime.intake.on_counted({MAIN: 4})
+    runtime.intake.on_counted({MAIN: 4})
+    runtime.intake.on_counted({})  # a broker that has just started does not know all topics
+    runtime.complete(served, 0)
+    assert (len(view.partitions(MAIN)), closed(), view.ready()) == (4, [2, 3], False)
+    assert "retryapp topics grow -A" in str(view.partitions(MAIN)[3].last_error)
     (event,) = observer.of(Event.LANE_INCOMPLETE)
-    assert (event.handler, event.partition) == (MAIN, waiting)
-    assert message in str(event.message)
-    assert runtime.assigned
+    assert all(topic in str(event.message) for topic in served.handler.topology.owned)
+    assert "retryapp topics grow -A" in str(event.message)
+    runtime.placed.update(dict.fromkeys([(MAIN, 0), (MAIN, 1)]))
+    runtime.complete(served, 3)
+    assert (placed, closed(), view.ready()) == ([0, 1], [3], False)
+    assert len(observer.of(Event.LANE_INCOMPLETE)) == 2
+    runtime.placed.update(dict.fromkeys([(MAIN, 0), (MAIN, 1)]))
+    runtime.complete(served, 5)
+    assert (placed, closed(), view.ready()) == ([0, 1, 3], [], True)
+
+
+def test_only_partitions_that_a_worker_has_seen_grow_begin_at_the_first_record(runtime: Runtime) -> None:
+    """With `latest` a group begins at the end; what came to a new partition before its lane opened is not passed."""
+    runtime.app.conf.consumer_auto_offset_reset = "latest"
+    served = runtime.served[MAIN]
+    served.known, served.partitions = 2, 3
+    engine: Any = SimpleNamespace(sources=(), delivering=frozenset(), partition=0)
+    places = []
+    for engine.partition in range(3):
+        places.append(lane_place(runtime.app, served, engine))
+    assert [place.start_at_end for place in places] == [True, True, False]
 
 
 # -- a lane's end -----------------------------------------------------------------------------------------------------
@@ -106,6 +125,7 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
         random=runtime.random,
         observer=runtime.observer,
         tick_s=0.25,
+        emit=lambda *_: None,
         pump=lambda _tp: None,
         forget=lambda _tp: None,
     )

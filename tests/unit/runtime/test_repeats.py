@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 
+import pytest
+
+from retryapp.runtime.observe import repeats
 from retryapp.runtime.observe.repeats import Seldom
 
 
@@ -27,3 +30,14 @@ def test_the_same_line_comes_once_in_a_while_with_its_count() -> None:
     say("a")
     say("b")
     assert shown[2:] == ["Topic a not found (5 times more in the last 31 s)", "Topic b not found"]
+
+
+@pytest.mark.parametrize("name", ["aiokafka", "aiokafka.consumer.fetcher", "aiokafka.producer.sender"])
+def test_all_of_the_client_library_is_held_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped broker makes each of its parts repeat itself; twice installed is once."""
+    logger = logging.getLogger(name)
+    monkeypatch.setattr(logger, "filters", [])
+    repeats.install()
+    repeats.install()
+    (seldom,) = logger.filters
+    assert isinstance(seldom, Seldom)

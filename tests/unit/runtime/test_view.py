@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.engine.lane.lane import LaneState
+from retryapp.ports import PartitionInfo
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.view import RuntimeView
 
@@ -16,13 +18,13 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pending table's before the lane opens, the dead letters' behind the open lane; else an old number."""
-    runtime.served["orders"].partitions = 1
+    runtime.served["orders"].partitions = runtime.served["orders"].complete = 1
     topology = runtime.served["orders"].handler.topology
     behind = {(topology.pending_changelog, 0): 7, (topology.dlq, 0): 3}
     monkeypatch.setattr(runtime, "_reader", SimpleNamespace(behind=behind.__getitem__))
     lane = SimpleNamespace(state=LaneState.OPENING, session=0, last_error=None)
     placed: Any = SimpleNamespace(
-        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=5, sources=()),
+        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
         lane=lane,
         transport=SimpleNamespace(pending=None, dead=None),
     )
@@ -34,3 +36,87 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
         (info,) = view.partitions("orders")
         seen.append((info.pending_behind, info.dead_behind, info.looked_ms))
     assert seen == [(7, 0, None), (0, 3, 5), (0, 0, None)]
+
+
+@pytest.fixture
+def silent_s(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The length of the brokers' silence, to be set."""
+    seconds = [0.0]
+    monkeypatch.setattr(runtime.contact, "silent_s", lambda: seconds[0])
+    return seconds
+
+
+@pytest.fixture
+def orders(runtime: Runtime) -> Any:
+    """Partition 0 of two, with an open lane: 742 records wait, 3 are dead."""
+    runtime.served["orders"].partitions = runtime.served["orders"].complete = 2
+    runtime.assigned = True
+    pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, due=lambda *_: ((), 5_000))
+    placed: Any = SimpleNamespace(
+        engine=SimpleNamespace(in_flight=1, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
+        lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None),
+        transport=SimpleNamespace(pending=pending, dead=SimpleNamespace(count=lambda: 3)),
+    )
+    runtime.placed["orders", 0] = placed
+    return placed
+
+
+def numbers(info: PartitionInfo) -> tuple[int | None, int | None]:
+    """Return what waits and what is dead."""
+    return info.pending, info.dead
+
+
+def test_without_open_tables_the_last_known_numbers_are_shown_with_their_age(runtime: Runtime, orders: Any) -> None:
+    """Never 0: not while the lane opens, and not after the partition was revoked."""
+    view = RuntimeView(runtime)
+    now, elsewhere = view.partitions("orders")
+    assert (numbers(now), now.as_of_ms) == ((742, 3), None)
+    assert (numbers(elsewhere), elsewhere.as_of_ms) == ((None, None), None)
+    orders.lane.state = LaneState.OPENING
+    orders.transport.pending = orders.transport.dead = None
+    opening = view.partitions("orders")[0]
+    assert numbers(opening) == (742, 3)
+    assert opening.as_of_ms is not None
+    assert abs(opening.as_of_ms - runtime.clock.wall_ms()) < 2_000
+    runtime.placed.clear()
+    runtime.assigned = False
+    revoked = view.partitions("orders")[0]
+    assert (revoked.state, numbers(revoked), revoked.as_of_ms) == ("idle", (742, 3), opening.as_of_ms)
+    runtime.assigned = True
+    assert numbers(view.partitions("orders")[0]) == (None, None), "another worker has it: that one knows"
+    runtime.assigned = False
+    assert view.partitions("orders")[0].state == "elsewhere"
+
+
+def test_a_lane_that_was_never_open_here_has_no_numbers(runtime: Runtime, orders: Any) -> None:
+    """Its table is a part of what it will be."""
+    orders.lane.state = LaneState.OPENING
+    assert numbers(RuntimeView(runtime).partitions("orders")[0]) == (None, None)
+
+
+def test_dead_letters_are_unknown_until_all_are_read(
+    runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read after the lane has opened."""
+    monkeypatch.setattr(runtime, "behind", lambda _main, _number: (0, 7))
+    info = RuntimeView(runtime).partitions("orders")[0]
+    assert (numbers(info), info.as_of_ms) == ((742, None), None)
+
+
+async def test_without_a_broker_the_worker_is_not_ready_and_its_numbers_are_as_old_as_the_last_answer(
+    runtime: Runtime, orders: Any, silent_s: list[float]
+) -> None:
+    """Also while its lanes are open: they learn of it much later. Lags are not waited for."""
+    view = RuntimeView(runtime)
+    silent_s[0] = 4.9
+    known = view.partitions("orders")[0]
+    assert (view.ready(), view.silence(), known.as_of_ms) == (True, None, None)
+    silent_s[0] = 12.0
+    last = view.partitions("orders")[0]
+    assert view.silence() == "broker 127.0.0.1:1 has not answered for 12 s"
+    assert not view.ready()
+    assert (last.state, numbers(last)) == ("open", (742, 3))
+    assert last.as_of_ms is not None
+    assert 4_900 <= runtime.clock.wall_ms() - last.as_of_ms < 6_900
+    with pytest.raises(BrokerUnreachableError, match="has not answered for 12 s"):
+        await view.lags("orders")

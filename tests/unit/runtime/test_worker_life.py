@@ -22,7 +22,7 @@ from retryapp.runtime.app import Runtime
 from retryapp.runtime.faust.consumer import RetryConsumer
 
 MAIN = "orders"
-TPS = {TopicPartition(topic, 0) for topic in (MAIN, "app.orders.retry", "app.orders.redelivery")}
+TPS = {TopicPartition(MAIN, 0)}
 
 # -- the start --------------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
         served = runtime.served[MAIN]
 
         def prepare() -> None:
-            served.partitions, served.max_bytes = partitions, max_bytes
+            served.partitions = served.complete = partitions
+            served.max_bytes = max_bytes
 
         monkeypatch.setattr(logging.getLogger(), "handlers", [])  # it would change how pytest's own write
         monkeypatch.setattr(runtime, "prepare", prepare)

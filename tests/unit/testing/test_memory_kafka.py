@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from samples import waiting_row
 
+from retryapp import RetryLater
 from retryapp.core.hops import Outgoing
-from retryapp.core.rows import row_key
+from retryapp.core.record import Record
+from retryapp.core.rows import IDENTITY_AT, decode_row
+from retryapp.engine.delivery.run import Claim
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
@@ -16,7 +20,7 @@ from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 MAIN, RETRY = TopicPartition("orders", 0), TopicPartition("app.orders.retry", 0)
 CHANGELOG, DLQ = TopicPartition("app.orders.pending.changelog", 0), TopicPartition("app.orders.dlq", 0)
 SITE = LaneSite(name="app.orders.0", group="app", partition=0, sources=(MAIN,), main=MAIN, changelog=CHANGELOG, dlq=DLQ)
-ROW = Row(row_key(1_000, 0, 0), b"v", "1m")
+ROW = waiting_row(0, due_at_ms=1_000)
 
 
 @pytest.fixture
@@ -40,6 +44,14 @@ async def begun(transport: MemoryLaneTransport, offset: int = 1) -> asyncio.Task
     for _ in range(5):
         await asyncio.sleep(0)
     return task
+
+
+async def reopen(transport: MemoryLaneTransport) -> None:
+    """Close it, and open it as a lane does."""
+    await transport.close()
+    await transport.fence()
+    await transport.committed()
+    await transport.recover()
 
 
 def visible(transport: MemoryLaneTransport) -> tuple[int, int, int]:
@@ -129,22 +141,78 @@ async def test_the_next_worker_finds_what_the_dead_one_left(lost: bool) -> None:
     async with MemoryPartition(down, "5m", transport=kafka) as second:
         assert (second.transport, second.clock, second.waiting) == (kafka, first.clock, {"5m": 1})
         await second.advance(239_999)
-        assert second.records("app.orders.redelivery") == []
+        assert second.dead_letters == []
         await second.advance(1)
-        assert len(second.records("app.orders.redelivery")) == 1
+        assert [letter.attempt for letter in second.dead_letters] == [2], "it was due, and failed again"
+
+
+async def test_a_retry_at_once_in_its_own_millisecond_keeps_its_row() -> None:
+    """Its next row has the key of the one that it replaces; a removal of that one would lose the record."""
+    attempts: list[int] = []
+
+    async def soon(_value: bytes, delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        raise RetryLater(0)
+
+    async with MemoryPartition(soon, "5m*3") as worker:
+        await worker.send(b"v")
+        await worker.advance(0)
+        assert (attempts, worker.waiting) == ([1, 2, 3, 4], {})
+        assert [letter.attempt for letter in worker.dead_letters] == [4]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [(b"\x02\x01" + (ROW.value or b"")[2:], "version 2 with state 1 and hold 0"), (b"no row", None)],
+    ids=["a state that is not known here", "damaged"],
+)
+async def test_a_row_that_cannot_be_judged_stops_the_lane_and_a_damaged_one_is_dead_at_once(
+    value: bytes, problem: str | None
+) -> None:
+    """What a newer version wrote is not for this one to bury; bytes that no version wrote block nothing."""
+    async with MemoryPartition(down, "5m") as first:
+        await first.transport.commit(LaneBatch(rows=[Row(ROW.identity, value, "1m")]))
+    async with MemoryPartition(down, "5m", transport=first.transport) as second:
+        await second.settle()
+        assert (problem or "None") in str(second.lane.last_error)
+        last = {record.key: record.value for record in second.records(CHANGELOG.topic)}
+        assert last[ROW.identity] == (None if problem is None else value)
+        assert [letter.reason for letter in second.dead_letters] == ["damaged"] * (problem is None)
+
+
+async def test_a_due_row_of_an_older_assignment_is_not_delivered() -> None:
+    """Sessions of lanes begin at 1 with each assignment; the row may have been settled elsewhere since."""
+    calls: list[int] = []
+
+    async def fail(_value: bytes, delivery: Delivery) -> None:
+        calls.append(delivery.attempt)
+        raise TimeoutError
+
+    async with MemoryPartition(fail, "5m*2") as worker:
+        await worker.send(b"v")
+        assert worker.transport.pending is not None
+        ((key, value),) = worker.transport.pending.page(None, 2)
+        engine, row = worker.engine, decode_row(value)
+        stale = Claim(key=key, identity=key[IDENTITY_AT:], due_at_ms=0, size=len(value))
+        record = Record("app.orders.pending.changelog", 0, 0, 0, row.key, row.value, row.headers)
+        engine.accept(engine.rows, worker.lane.session, [(stale, record)])
+        await worker.settle()
+        assert calls == [1]
+        await worker.advance(300_000)
+        assert calls == [1, 2]
 
 
 async def test_a_store_that_is_kept_is_read_on_from_where_it_was(transport: MemoryLaneTransport) -> None:
     """So what was written to it and is not in the changelog shows, as on a real disk."""
     await transport.commit(batch(1))
-    await transport.recover()
+    await reopen(transport)
     assert transport.pending is not None
-    transport.pending.write([Row(row_key(2_000, 0, 1), b"never committed", "1m")], (), None)
-    await transport.close()
-    await transport.recover()
+    transport.pending.write([waiting_row(1, value=b"never committed")], None)
+    await reopen(transport)
     assert len(transport.pending.page(None, 9)) == 2
+    await transport.close()
     transport.lose_store()
-    await transport.recover()
+    await reopen(transport)
     assert len(transport.pending.page(None, 9)) == 1
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import key_of, waiting_row
 
-from retryapp.core.rows import row_key
 from retryapp.web.errors import PageError
 from retryapp.web.query import Question, offsets_text, question_of
 
@@ -21,7 +21,7 @@ def test_no_parameters_are_the_defaults() -> None:
 
 def test_all_parameters_are_read() -> None:
     """Each has its type."""
-    key = row_key(1, 2, 3)
+    key = key_of(waiting_row(3))
     asked = {"format": "json", "limit": "7", "partition": "0", "reason": "expired", "after": key.hex(), "routed": "1"}
     question = question_of(asked, {"main": "orders"}, "/retries/orders/dead")
     assert question == Question(

@@ -1,0 +1,145 @@
+"""Deliver due rows: from the pending table to the handler, in due order, never early.
+
+A task of each session sleeps until the next row is due, and claims due rows while there is room. A claim is in memory
+only: it lasts until the turn of its delivery is applied, so no row is delivered twice at once, or until the session
+ends. Few claims wait for a runner: a flood waits in the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
+from retryapp.core.record import Record
+from retryapp.core.rows import IDENTITY_AT, PendingRow, decode_row, parse_row_key
+from retryapp.engine.delivery.run import Claim, DeliveryContext
+from retryapp.ports import PendingTable
+
+CLAIM_LIMIT = 200
+"""Rows of one look at the table."""
+CLAIM_BYTES = 1 << 20
+"""Bytes of these; a larger row is claimed alone."""
+LEAST_AHEAD = 64
+NEVER_MS = 1 << 62
+MAX_SLEEP_S = 60.0
+BLOCKED_SLEEP_S = 0.25
+"""Longest sleep without room for due rows."""
+
+Deliver = Callable[[list[tuple[Claim, Record]]], None]
+
+
+class Scheduler:
+    """The claims of one session."""
+
+    def __init__(
+        self, context: DeliveryContext, partition: int, pending: PendingTable | None, deliver: Deliver
+    ) -> None:
+        self.claimed: dict[bytes, Claim] = {}
+        self.claimed_bytes = 0
+        self.waiting = 0
+        """Claims for which no runner was free yet."""
+        self.over = False
+        self.looked_ms = context.clock.wall_ms()
+        """Time of the last scan for due rows; at first, of the session's begin."""
+        self._ahead = max(LEAST_AHEAD, 2 * context.handler.concurrency)
+        self._context = context
+        self._partition = partition
+        self._pending = pending
+        self._deliver = deliver
+        self._wake = asyncio.Event()
+        self._blocked = False
+        self._next_due_ms = 0
+
+    @property
+    def room(self) -> int:
+        """How many rows may be claimed now; none that no runner would begin, it would be claimed again at once."""
+        handler = self._context.handler
+        if self.claimed_bytes >= handler.max_in_flight_bytes or self._context.lapsed():
+            return 0
+        return max(0, min(CLAIM_LIMIT, self._ahead - self.waiting, handler.max_in_flight - len(self.claimed)))
+
+    def begun(self) -> None:
+        """Note that a runner has a claim, or that it will have none."""
+        self.waiting -= 1
+        if self._blocked and self.waiting <= self._ahead // 2:
+            self._wake.set()
+
+    def release(self, key: bytes) -> None:
+        """End a claim: its turn was applied."""
+        claim = self.claimed.pop(key, None)
+        if claim is not None:
+            self.claimed_bytes -= claim.size
+        if self._blocked and self.room:
+            self._wake.set()
+
+    def give_back(self, claim: Claim) -> None:
+        """End a claim without an outcome: the row waits on."""
+        self.release(claim.key)
+        self.changed(claim.due_at_ms)
+
+    def changed(self, due_at_ms: int) -> None:
+        """Note that the table has another row, due then."""
+        if due_at_ms < self._next_due_ms:
+            self._next_due_ms = due_at_ms
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Claim what is due until the session is over."""
+        clock = self._context.clock
+        while not self.over:
+            if not clock.trusted:
+                await asyncio.sleep(BLOCKED_SLEEP_S)
+                continue
+            self._wake.clear()
+            self._next_due_ms = 0  # whatever is written meanwhile is looked at by the scan, or wakes
+            next_due_ms = await self._claim_due()
+            self.looked_ms = clock.wall_ms()
+            self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
+            wait_s = MAX_SLEEP_S
+            if self._blocked:
+                wait_s = BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
+            elif next_due_ms is not None:
+                # not compared with "is it due": a row may become due between the scan and this line
+                wait_s = min(wait_s, (next_due_ms - clock.wall_ms()) / 1000)
+            if wait_s > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._wake.wait()
+            else:
+                await asyncio.sleep(0)
+
+    async def _claim_due(self) -> int | None:
+        """Claim due rows while there is room; return the next due time."""
+        pending = self._pending
+        while pending is not None and not self.over:
+            limit = self.room
+            self._blocked = limit <= 0
+            now_ms = self._context.clock.wall_ms()
+            max_bytes = min(CLAIM_BYTES, self._context.handler.max_in_flight_bytes - self.claimed_bytes)
+            rows, next_due_ms = pending.due(now_ms, limit, self.claimed, max_bytes=max_bytes)
+            if not rows:
+                return next_due_ms
+            self._deliver([self._claim(key, value) for key, value in rows])
+            if next_due_ms is None or next_due_ms > now_ms:
+                return next_due_ms
+            await asyncio.sleep(0)  # many partitions have a flood at once: others in the event loop come between
+        return None
+
+    def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record]:
+        place = parse_row_key(key)
+        row, damage = PendingRow(None, value, ()), None
+        try:
+            row = decode_row(value)
+        except NewerRowError as exc:
+            where = f"the row of {self._context.handler.main}[{self._partition}]@{place.origin_offset}"
+            raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
+        except DamagedRowError as exc:
+            damage = exc
+        claim = Claim(key=key, identity=key[IDENTITY_AT:], due_at_ms=place.due_at_ms, size=len(value), damage=damage)
+        self.claimed[key] = claim
+        self.claimed_bytes += claim.size
+        self.waiting += 1
+        coordinates = self._context.handler.topology.pending_changelog, self._partition, place.origin_offset
+        return claim, Record(*coordinates, row.since_ms, row.key, row.value, row.headers)

@@ -1,0 +1,68 @@
+"""A main topic grows under running workers."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+from harness import HandlerSpec, Stage, Worker, wait_for
+from harness.service import fail_first
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+
+NOTICED_S = 30
+
+
+def partitions(worker: Worker) -> list[float]:
+    """Return how many partitions a worker sees, and how many of its lanes are open."""
+    text = worker.get("/retries/metrics")[1]
+    names = ("retryapp_partitions", "retryapp_lanes_open")
+    return [float(m.group(1)) for name in names if (m := re.search(rf"^{name}\{{[^}}]*}} (\S+)", text, re.MULTILINE))]
+
+
+def test_partitions_added_to_the_main_topic_are_missed_until_ours_have_them_and_lose_nothing(stage: Stage) -> None:
+    """No worker is ready, the alert's metrics differ; the named command opens them without a restart."""
+    main = stage.main_topic()
+    stage.service.rule = fail_first
+    stage.program(
+        HandlerSpec(topic=main, tiers="per-delay"),
+        app_options={"consumer_auto_offset_reset": "latest"},
+    )
+    workers = [stage.worker(), stage.worker()]
+    stage.produce(main, [{"id": f"a{n}", "fail": n % 2} for n in range(8)])
+    wait_for(lambda: len({v.facts["id"] for v in stage.service.of(main)}) == 8, "the first records are handled")
+
+    user = AdminClient({"bootstrap.servers": stage.bootstrap})
+    user.create_partitions([NewPartitions(main, 5)])[main].result(10)
+    began_s = time.monotonic()
+    for worker in workers:
+        wait_for(lambda w=worker: w.get("/retries/ready")[0] == 503, "unready", timeout_s=NOTICED_S)
+    assert time.monotonic() - began_s < NOTICED_S
+    wait_for(lambda: all(partitions(worker)[0] == 5 for worker in workers), "all partitions count")
+    stage.produce(main, [{"id": f"b{n}", "fail": n % 2} for n in range(20)], partitions=5)
+    old = {f"b{n}" for n in range(20) if (n + 1) % 5 < 2}
+    wait_for(lambda: old <= {v.facts["id"] for v in stage.service.of(main)}, "partitions that were open stay open")
+    assert all(worker.get("/retries/ready")[0] == 503 for worker in workers)
+    logs = [worker.log_file.read_text() for worker in workers]
+    for log in logs:
+        (line,) = [line for line in log.splitlines() if "retryapp.lane_incomplete" in line]
+        assert all(topic in line for topic in stage.topology(main).owned)
+    assert "retryapp topics grow -A" in logs[0]
+
+    grow = stage.start("grow", [sys.executable, "-m", "retryapp.cli.main", "topics", "grow", "-A", "app", "--json"])
+    wait_for(grow.ended, "the command ends")
+    assert grow.exit_code == 0
+    wait_for(
+        lambda: sum(partitions(worker)[1] for worker in workers) == 5, "all lanes are open", timeout_s=NOTICED_S + 15
+    )
+    for worker in workers:
+        worker.wait_ready()
+    wait_for(
+        lambda: {f"b{n}" for n in range(20)} <= {v.facts["id"] for v in stage.service.of(main)}, "nothing is skipped"
+    )
+    stage.wait_settled(main)
+    assert workers[0].stop() == 0
+    stage.worker("again")

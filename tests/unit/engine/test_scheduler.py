@@ -1,0 +1,179 @@
+"""Due rows are delivered once, never early, in bounds of rows and bytes, and are not forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from doubles import BankDownError, Gate, fine, reopen
+
+from retryapp.core.verdicts import RetryLater
+from retryapp.engine.partition import scheduler
+from retryapp.engine.partition.scheduler import MAX_SLEEP_S
+from retryapp.ports import Event
+from retryapp.testing import MemoryPartition, Script, Step
+
+
+async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood waits in the table, and comes in due order."""
+    monkeypatch.setattr(scheduler, "LEAST_AHEAD", 3)
+    monkeypatch.setattr(scheduler, "CLAIM_LIMIT", 2)
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
+        for n in range(12):
+            await orders.send(b"%02d" % n)
+            gate.let(b"%02d" % n, BankDownError())
+            await orders.settle()
+        gate.started.clear()
+        await orders.advance(10_000)
+        claims = orders.engine.scheduler
+        assert (len(gate.running), claims.waiting, len(claims.claimed), sum(orders.waiting.values())) == (2, 4, 6, 12)
+        gate.let(b"00")
+        await orders.advance(60_000)
+        assert (len(gate.running), len(claims.claimed), sum(orders.waiting.values())) == (2, 6, 11)
+        while gate.running:
+            gate.let(next(iter(gate.running)))
+            await orders.advance(1_000)
+        assert gate.started == [b"%02d" % n for n in range(12)]
+        assert (orders.waiting, claims.claimed, claims.claimed_bytes, claims.waiting) == ({}, {}, 0, 0)
+
+
+ROW_BYTES = 10_000
+
+
+@pytest.mark.parametrize("bound", ["records", "bytes"])
+async def test_outcomes_that_are_not_durable_count(bound: str) -> None:
+    """Runners are free, the transaction is not through: no more than may be in flight is delivered meanwhile."""
+    limit = {"records": {"max_in_flight": 3}, "bytes": {"max_in_flight_bytes": 2 * ROW_BYTES}}[bound]
+    script = Script("fail")
+    async with MemoryPartition(script, "1s", concurrency=9, **limit) as orders:
+        for n in range(9):
+            await orders.send(b"%d" % n + bytes(ROW_BYTES))
+            await orders.advance(100)
+        gate = orders.transport.pause(Step.COMMIT)
+        await orders.advance(5_000)
+        most = len(orders.engine.scheduler.claimed)
+        assert most == (3 if bound == "records" else 2), "the last claim may exceed the bytes"
+        gate.set()
+        await orders.to_rest()
+        assert (orders.waiting, orders.engine.scheduler.claimed_bytes) == ({}, 0)
+
+
+async def test_claims_end_with_their_session() -> None:
+    """Else each fault of the lane would leave less room, in the end none; the rows are delivered again."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s") as orders:
+        await orders.send(b"a" + bytes(ROW_BYTES))
+        orders.transport.fail(Step.COMMIT, ConnectionError("cut"), after=0, times=2)
+        for _ in range(5):
+            await orders.advance(1_000)
+        assert (orders.waiting, orders.engine.scheduler.claimed, orders.engine.scheduler.claimed_bytes) == ({}, {}, 0)
+
+
+async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
+    """The clock was set back since it was claimed; no runner sleeps meanwhile."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+        for name in (b"a", b"b"):
+            await orders.send(name)
+            gate.let(name, BankDownError())
+            await orders.settle()
+        await orders.advance(1_000)
+        assert (list(gate.running), len(orders.engine.scheduler.claimed)) == ([b"a"], 2)
+        orders.clock.jump_wall(-5_000)
+        gate.let(b"a")
+        await orders.settle()
+        assert (gate.running, orders.engine.scheduler.claimed) == ({}, {})
+        await orders.advance(4_999)
+        assert not gate.running
+        await orders.advance(1)
+        assert list(gate.running) == [b"b"]
+
+
+async def test_a_row_due_in_the_millisecond_of_its_failure_is_not_lost() -> None:
+    """The next row has the key of the former one: it takes its place."""
+    script = Script(RetryLater(0), RetryLater(0), RetryLater(0))
+    async with MemoryPartition(script, "1s*5") as orders:
+        await orders.send(b"a")
+        await orders.to_rest()
+        assert [call.attempt for call in script.calls] == [1, 2, 3, 4]
+        assert (orders.waiting, orders.dead_letters) == ({}, [])
+
+
+async def test_a_row_that_becomes_due_while_the_table_is_scanned_is_delivered_at_once() -> None:
+    """Time that passes between the scan and the sleep must not be taken for a lack of room (it slept for a minute)."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s") as partition:
+        await partition.send(b"x")
+        table: Any = partition.transport.pending
+        scan = table.due
+
+        def slow_scan(now_ms: int, *arguments: Any, **more: Any) -> tuple[list[Any], int | None]:
+            found, next_due_ms = scan(now_ms, *arguments, **more)
+            if next_due_ms is not None and 0 < next_due_ms - now_ms <= 100:
+                partition.clock.jump_wall(next_due_ms - now_ms)  # the clock moves on while the scan takes its time
+            return found, next_due_ms
+
+        table.due = slow_scan
+        await partition.advance(950)
+        partition.engine.scheduler.changed(0)
+        await partition.settle()
+        assert len(script.calls) == 2
+
+
+@pytest.mark.parametrize("where", ["claim", "outcome"])
+async def test_a_fault_of_ours_makes_the_lane_open_again(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Passed over, no row would ever be claimed again; or the next commit would pass a record without its outcome."""
+    script, faults = Script("fail"), [ValueError("what nobody thought of")]
+    async with MemoryPartition(script, "1s") as partition:
+        owner, name = {
+            "claim": (partition.transport.pending, "due"),
+            "outcome": (partition.engine, "_turns"),
+        }[where]
+        real = getattr(owner, name)
+
+        def faulty(*arguments: Any, **more: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(owner, name, faulty)
+        await partition.send(b"x")
+        await partition.advance(1_100)
+        (failed,) = partition.observer.of(Event.LANE_FAILED)
+        assert (failed.error_type, failed.message) == ("ValueError", "what nobody thought of")
+        await partition.to_rest()
+        assert partition.lane.session == 2
+        assert (partition.waiting, partition.dead_letters) == ({}, [])
+        assert partition.transport.read(partition.engine.sources[0])[-1].offset + 1 == sum(
+            partition.transport.offsets.values()
+        )
+
+
+async def test_nothing_is_claimed_for_a_turn_that_an_older_session_left() -> None:
+    """Its outcome is ignored, and the row is delivered in the new session."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s") as orders:
+        await orders.send(b"a")
+        gate.let(b"a", BankDownError())
+        await orders.settle()
+        await orders.advance(1_000)
+        assert list(gate.running) == [b"a"]
+        await reopen(orders)
+        assert list(gate.running) == [b"a"]
+        gate.let(b"a")
+        await orders.to_rest()
+        assert (orders.waiting, gate.started.count(b"a"), len(gate.done)) == ({}, 3, 1)
+
+
+async def test_when_the_scheduler_last_looked_is_known_and_stands_still_while_the_clock_is_doubted() -> None:
+    """Whoever watches must see that nothing fires, whatever the reason."""
+    async with MemoryPartition(fine) as partition:
+        assert partition.engine.looked_ms == partition.clock.wall_ms()
+        await partition.advance(120_000)
+        assert partition.clock.wall_ms() - (partition.engine.looked_ms or 0) <= MAX_SLEEP_S * 1_000
+        partition.clock.trusted = False
+        seen = partition.engine.looked_ms
+        await partition.advance(600_000)
+        assert partition.engine.looked_ms == seen
+    assert partition.engine.looked_ms is None

@@ -1,0 +1,95 @@
+"""Whether a broker answers: counted from its last answer, and logged once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import GroupAuthorizationFailedError
+
+from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.observe.contact import EVERY_S, SILENT_S, Contact
+from retryapp.testing import VirtualClock
+
+
+async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Its length is counted from the last answer; numbers are remembered only while a broker answers."""
+    clock = VirtualClock()
+    answered_s = -inf
+    remembered: list[float] = []
+    contact = Contact(clock, lambda: "kafka-1:9092", lambda: answered_s)
+    caplog.set_level(logging.INFO)
+    task = asyncio.create_task(contact.run(lambda: remembered.append(clock.monotonic_s())))
+
+    async def pass_time(seconds: float) -> None:
+        for _ in range(round(seconds / EVERY_S)):
+            clock.advance(round(EVERY_S * 1000))
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    await pass_time(20)
+    assert contact.silence() is None, "none was asked yet"
+    answered_s = clock.monotonic_s()
+    await pass_time(42)
+    silence = contact.silence()
+    assert silence == "broker kafka-1:9092 has not answered for 42 s"
+    assert contact.silent_s() == 42
+    assert max(remembered) - answered_s < SILENT_S
+    (line,) = caplog.messages
+    assert "broker kafka-1:9092 has not answered for 6 s" in line
+    answered_s = clock.monotonic_s()
+    await pass_time(2)
+    task.cancel()
+    assert caplog.messages[1:] == ["A broker answers again: before, broker kafka-1:9092 has not answered for 42 s"]
+    assert max(remembered) == clock.monotonic_s()
+
+
+def test_several_brokers_are_named_as_such() -> None:
+    """Any one that answers ends the silence."""
+    clock = VirtualClock()
+    contact = Contact(clock, lambda: "a:1,b:2", lambda: 1_000)
+    assert contact.silence() is None
+    clock.advance(12_000)
+    assert contact.silence() == "brokers a:1,b:2 have not answered for 12 s"
+
+
+async def test_the_last_answer_is_that_of_any_connection_and_is_kept_when_connections_close(
+    consumer: RetryConsumer, thread: Any
+) -> None:
+    """A broker that goes takes its connections with it."""
+    answered = thread.client.answered
+    answered |= {1: SimpleNamespace(_last_action=70.0), ("coordinator", 1): SimpleNamespace(_last_action=90.0)}
+    assert consumer.answered_s() == 90.0
+    answered.clear()
+    assert consumer.answered_s() == 90.0
+    answered[2] = SimpleNamespace(_last_action=80.0)
+    assert consumer.answered_s() == 90.0
+
+
+@pytest.mark.parametrize(("ago_s", "asked"), [(0.0, 0), (30.0, 1)])
+async def test_a_broker_is_asked_when_nothing_else_asks_it(
+    consumer: RetryConsumer, thread: Any, monkeypatch: pytest.MonkeyPatch, ago_s: float, asked: int
+) -> None:
+    """In a long rebalance nothing is fetched: the silence would be ours."""
+    metadata: list[float] = []
+    client = thread.client
+    client.answered[1] = SimpleNamespace(_last_action=time.monotonic() - ago_s)
+    monkeypatch.setattr(
+        type(client),
+        "_client",
+        SimpleNamespace(_conns=client.answered, force_metadata_update=lambda: metadata.append(1)),
+    )
+
+    def check_errors(_client: Any) -> None:
+        raise GroupAuthorizationFailedError("app")
+
+    monkeypatch.setattr(type(client), "check_errors", check_errors, raising=False)
+    monkeypatch.setattr(consumer, "sleep", lambda _seconds: asyncio.sleep(0))
+    with pytest.raises(GroupAuthorizationFailedError):
+        await consumer._watch_group.fun(consumer)
+    assert len(metadata) == asked
