@@ -6,6 +6,8 @@ import os
 import platform
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -46,3 +48,17 @@ def share_cores() -> tuple[int, int] | None:
     """Return a processor for the broker and one for the worker; None where there are no two, or no affinity."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return (cores[0], cores[1]) if len(cores) > 1 else None
+
+
+@contextmanager
+def held_to(cores: frozenset[int] | None) -> Iterator[None]:
+    """Restrict this thread, and the processes that it starts, to some processors; None: no change."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

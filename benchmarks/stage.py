@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.ledger import Ledger
-from benchmarks.machine import share_cores
+from benchmarks.machine import held_to, share_cores
 from benchmarks.plan import Plan
 from benchmarks.records import Wanted, encode
 from benchmarks.spec import WorkerSpec
@@ -21,7 +21,7 @@ from benchmarks.worker import WorkerProcess
 from retryapp.core.record import Headers
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, read_topic
 from retryapp.settings import load_settings
-from retryapp.stage import NotInTimeError, Run, held_to, wait_for
+from retryapp.stage import NotInTimeError, Run, wait_for
 
 POLL_S = 0.002
 _FLUSH_S = 120.0
@@ -105,15 +105,15 @@ class Stage:
         admin = KafkaAdmin(self.connection)
         topics = [name for name in admin.topic_names() if name.startswith(prefix) and name != but]
         records = sum(1 for topic in topics for _ in read_topic(self.connection, topic))
-        return records, sum(span.end for topic in topics for span in admin.offsets(topic).values())
+        return records, sum(span.stop for topic in topics for span in admin.offsets(topic).values())
 
-    def lag(self, group: str, topic: str, *, markers: int = 0) -> int:
-        """Return a group's lag on a topic, less so many transaction markers at the end of each partition."""
+    def lag(self, group: str, topic: str) -> int:
+        """Return a group's lag on a topic."""
         positions = Positions(self.connection, timeout_s=_ASK_S)
         places = [(topic, number) for number in KafkaAdmin(self.connection).offsets(topic)]
         ends = positions.ends(places, committed=False)
-        committed = positions.group_offsets(group, [places])
-        return sum(max(0, end - (committed[place] or 0) - markers) for place, end in ends.items())
+        committed = positions.group_offsets(group, places)
+        return sum(max(0, end - (committed[place] or 0)) for place, end in ends.items())
 
     def fill(self, topic: str, wanted: Iterable[Wanted]) -> None:
         """Publish as fast as the broker takes it; record n goes to partition n modulo their number."""

@@ -12,6 +12,7 @@ from typing import Self
 
 import psutil
 
+from benchmarks.machine import held_to
 from benchmarks.spec import WorkerSpec
 from retryapp.stage import Child, Run
 
@@ -51,11 +52,11 @@ class WorkerProcess(Child):
             log_file=run.folder / f"{name}.log",
             cwd=ROOT,
             env=spec.environment(),
-            cores=cores,
         )
         run.children.append(self)
         self.started_s = time.time_ns() / 1e9
-        self.start()
+        with held_to(cores):
+            self.start()
         self.peak_rss = 0
         self._watched, self._broker = psutil.Process(self.pid), psutil.Process(broker_pid)
         self._stopping = threading.Event()

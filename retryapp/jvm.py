@@ -90,13 +90,8 @@ class JarList:
 
     version: str
     jars: tuple[Jar, ...]
-    program: str = "kafka"
+    program: str
     """What they are for, and the first part of their folder's name in the cache."""
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return sum(jar.size for jar in self.jars)
 
 
 Progress = Callable[[Jar], None]
@@ -161,14 +156,14 @@ def java_major(java: Path) -> int | None:
     return int(match.group(1)) if match is not None else None
 
 
-def missing_jars(cache_dir: Path, jars: JarList | None = None) -> tuple[Jar, ...]:
-    """List what a download would fetch (of a broker without `jars`), without checking contents."""
+def missing_jars(cache_dir: Path, jars: JarList) -> tuple[Jar, ...]:
+    """List what a download would fetch, without checking contents."""
     folder = jar_folder(cache_dir, jars)
-    return tuple(jar for jar in (jars or kafka_jars()).jars if not _has_size(folder / jar.name, jar.size))
+    return tuple(jar for jar in jars.jars if not _has_size(folder / jar.name, jar.size))
 
 
-def ensure_jars(cache_dir: Path, jars: JarList | None = None, *, progress: Progress | None = None) -> tuple[Path, ...]:
-    """Return all jars (of a broker without `jars`), checked against their SHA-256; download what is missing.
+def ensure_jars(cache_dir: Path, jars: JarList, *, progress: Progress | None = None) -> tuple[Path, ...]:
+    """Return all jars, checked against their SHA-256; download what is missing.
 
     Safe to call from several processes at once: one downloads, the others wait for it. `progress` is called for each
     jar that was downloaded.
@@ -178,7 +173,6 @@ def ensure_jars(cache_dir: Path, jars: JarList | None = None, *, progress: Progr
         JarDamagedError: a download is not what is pinned.
         DiskFullError: the cache cannot be written.
     """
-    jars = jars or kafka_jars()
     folder = jar_folder(cache_dir, jars)
     if all(_is_good(folder / jar.name, jar) for jar in jars.jars):
         return tuple(folder / jar.name for jar in jars.jars)
@@ -190,10 +184,9 @@ def ensure_jars(cache_dir: Path, jars: JarList | None = None, *, progress: Progr
     return tuple(folder / jar.name for jar in jars.jars)
 
 
-def jar_folder(cache_dir: Path, jars: JarList | None = None) -> Path:
-    """Return the folder of the current version's jars (of a broker without `jars`)."""
-    wanted = jars or kafka_jars()
-    return cache_dir / f"{wanted.program}-{wanted.version}"
+def jar_folder(cache_dir: Path, jars: JarList) -> Path:
+    """Return the folder of the current version's jars."""
+    return cache_dir / f"{jars.program}-{jars.version}"
 
 
 def _download(wanted: list[Jar], folder: Path, progress: Progress | None) -> None:

@@ -27,7 +27,6 @@ from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
 from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of
@@ -108,9 +107,7 @@ class Retries:
             admin_options=admin_options or {},
         )
         self._runtime = Runtime(app, options)
-        self._destinations = Destinations(
-            KafkaDestinations(lambda: self._runtime.connection), self._runtime.clock, self._owned_topics
-        )
+        self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)

@@ -1,12 +1,11 @@
 """What the environment says, read once: variables ``RETRYAPP_...``.
 
-Every setting is one field below, with its default and its help; :func:`settings_table` lists them for the docs.
+Every setting is one field below, with its default and its help; the reference lists them.
 Lengths of time are written with units (``30s``) and kept as milliseconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ import platformdirs
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError
 
 PREFIX = "RETRYAPP_"
@@ -67,33 +66,6 @@ class Settings(BaseSettings):
         ge=1,
         le=65_535,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRow:
-    """One line of the settings table."""
-
-    name: str
-    """Environment variable."""
-    default: str
-    """As one would write it."""
-    help: str
-    """What it does, one or two sentences."""
-
-
-def settings_table() -> tuple[SettingRow, ...]:
-    """List all settings for people.
-
-    Returns:
-        One row a setting, in the order of the fields.
-    """
-    rows = []
-    for name, field in Settings.model_fields.items():
-        default = format_duration_ms(field.default) if name.endswith("_ms") else str(field.default)
-        if name == "cache_dir":
-            default = "the user's cache folder"  # differs by system and user
-        rows.append(SettingRow(name=str(field.validation_alias), default=default, help=field.description or ""))
-    return tuple(rows)
 
 
 def load_settings() -> Settings:

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self, TypeVar
@@ -57,24 +57,10 @@ def wait_for(condition: Callable[[], T | None], what: str, *, timeout_s: float =
         time.sleep(every_s)
 
 
-@contextlib.contextmanager
-def held_to(cores: frozenset[int] | None) -> Iterator[None]:
-    """Restrict this thread, and the processes that it starts, to some processors; None: no change."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 class Child:
     """A process in a session of its own (Ctrl-C does not reach it). It can be started again.
 
-    Its output is appended to `log_file`; `env` is added to this process's own; `cores` restrict its processors.
+    Its output is appended to `log_file`; `env` is added to this process's own.
     """
 
     def __init__(
@@ -85,14 +71,12 @@ class Child:
         log_file: Path,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        cores: frozenset[int] | None = None,
     ) -> None:
         self.name = name
         self.log_file = log_file
         self._command = list(command)
         self._env = dict(env or {})
         self._cwd = cwd
-        self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._family: list[psutil.Process] = []
 
@@ -126,7 +110,7 @@ class Child:
         """Start it."""
         guard()
         self._family = []
-        with held_to(self._cores), self.log_file.open("ab") as output:
+        with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - all words of the command are ours
                 self._command,
                 cwd=self._cwd,
@@ -240,15 +224,12 @@ class Run:
         self.children.append(child)
         return child.start()
 
-    def broker(
-        self, cache_dir: Path, *, cores: frozenset[int] | None = None, progress: Progress | None = None, **options: Any
-    ) -> Broker:
+    def broker(self, cache_dir: Path, *, progress: Progress | None = None, **options: Any) -> Broker:
         """Start a broker; its data and its log are in the folder. For the options see `Broker`."""
         name = f"broker{len(self._brokers) or ''}"
         broker = Broker(cache_dir, data=self.folder / name, log=self.folder / f"{name}.log", **options)
         self._brokers.append(broker)
-        with held_to(cores):
-            broker.start(progress=progress)
+        broker.start(progress=progress)
         return broker
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from retryapp.retries import Retries
 from retryapp.runtime.observe.metrics import MetricsObserver, Sources
 from retryapp.runtime.observe.observers import EVENT_IDS, NEW_CAUSE, SUMMARY
 from retryapp.runtime.options import SETTINGS
-from retryapp.settings import settings_table
+from retryapp.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -40,10 +40,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def settings() -> str:
     """Variables of the environment."""
-    rows = (
-        (f"`{row.name}`", f"`{row.default}`" if " " not in row.default else row.default, row.help)
-        for row in settings_table()
-    )
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = format_duration_ms(field.default) if name.endswith("_ms") else str(field.default)
+        shown = "the user's cache folder" if name == "cache_dir" else f"`{default}`"  # differs by system and user
+        rows.append((f"`{field.validation_alias}`", shown, field.description or ""))
     return table(("variable", "default", "meaning"), rows)
 
 

@@ -16,7 +16,7 @@ from typing import Self
 
 from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
-from retryapp.jvm import Java, Progress, disk_errors_named, ensure_jars, find_java, jar_folder
+from retryapp.jvm import Java, Progress, disk_errors_named, ensure_jars, find_java, jar_folder, kafka_jars
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
@@ -110,13 +110,13 @@ class Broker:
         if self.pid is not None:
             return
         java = find_java()
-        jars = ensure_jars(self._cache_dir, progress=progress)
+        jars = ensure_jars(self._cache_dir, kafka_jars(), progress=progress)
         self._prepare_folder()
         with self._alone():
             self._start(java, jars)
 
     def _start(self, java: Java, jars: tuple[Path, ...]) -> None:
-        config.ensure_formatted(self.data, java, jars, jar_folder(self._cache_dir))
+        config.ensure_formatted(self.data, java, jars, jar_folder(self._cache_dir, kafka_jars()))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             controller_port = self._choose_ports()
             settings = config.properties(

@@ -60,8 +60,6 @@ class DeadReason(StrEnum):
     """The record does not fit into the topic; its value was dropped, its coordinates kept."""
     CRASHED = "crashed"
     """It ended its worker too often."""
-    GONE = "gone"
-    """The original is no longer in the main topic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
 from retryapp.core.metadata import (
@@ -78,23 +78,6 @@ _MAX_DIGITS: Final = 18
 _ZERO: Final = ord("0")
 
 
-class Waiting(NamedTuple):
-    """What a waiting record needs: read on every hop, so it is less than `RetryMetadata`."""
-
-    group: str
-    origin: Origin
-    attempt: int
-    """Number of the delivery that failed last."""
-    due_at_ms: int
-    tier: str
-    """Text of the nominal delay that is waited for; `?` where the headers do not say."""
-
-    @property
-    def failure_id(self) -> str:
-        """``group/topic@id/partition/offset``."""
-        return failure_id(self.group, self.origin)
-
-
 def _check(metadata: RetryMetadata) -> None:
     for header, value, least, most in (
         (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT),
@@ -106,19 +89,10 @@ def _check(metadata: RetryMetadata) -> None:
         (RETRY_DUE_MS, 0 if metadata.due_at_ms is None else metadata.due_at_ms, 0, MAX_EPOCH_MS),
     ):
         if not least <= value <= most:
-            raise _out_of_range(header, value, least, most)
+            raise DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
     if (metadata.due_at_ms is None) == (metadata.reason is None):
-        raise _no_fate(metadata.due_at_ms, metadata.reason)
-
-
-def _out_of_range(header: str, value: int, least: int, most: int) -> DamagedMetadataError:
-    return DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
-
-
-def _no_fate(due_at_ms: int | None, reason: str | None) -> DamagedMetadataError:
-    return DamagedMetadataError(
-        RETRY_DUE_MS, due_at_ms, f"a record either waits or is dead, and {RETRY_REASON}={reason!r}"
-    )
+        problem = f"a record either waits or is dead, and {RETRY_REASON}={metadata.reason!r}"
+        raise DamagedMetadataError(RETRY_DUE_MS, metadata.due_at_ms, problem)
 
 
 def _name(header: str, text: str) -> bytes:
@@ -187,15 +161,6 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
     return HeaderReader(ours).metadata() if ours else None
 
 
-def decode_waiting(headers: Headers) -> Waiting | None:
-    """Decode those of our headers that a waiting record needs; raises as ``decode_metadata``.
-
-    ``decode_metadata`` finds damage of the others, before the record is delivered.
-    """
-    ours = _ours(headers)
-    return HeaderReader(ours).waiting() if ours else None
-
-
 def _ours(headers: Headers) -> dict[str, bytes]:
     ours: dict[str, bytes] = {}
     for name, value in headers:
@@ -235,20 +200,6 @@ class HeaderReader:
         if version < 1:
             raise DamagedMetadataError(RETRY_VERSION, version, "the first version is 1")
         return version
-
-    def waiting(self) -> Waiting:
-        """Read what a waiting record needs."""
-        self.version()
-        group, origin, attempt = self.name(RETRY_GROUP), self.origin(), self.number(RETRY_ATTEMPT)
-        least = 0 if RETRY_REPLAYS in self.found and self.number(RETRY_REPLAYS) else 1
-        if not least <= attempt <= MAX_COUNT:
-            raise _out_of_range(RETRY_ATTEMPT, attempt, least, MAX_COUNT)
-        if RETRY_REASON in self.found:
-            raise _no_fate(None, self.name(RETRY_REASON))
-        due_at_ms = self.number(RETRY_DUE_MS)
-        if due_at_ms > MAX_EPOCH_MS:
-            raise _out_of_range(RETRY_DUE_MS, due_at_ms, 0, MAX_EPOCH_MS)
-        return Waiting(group, origin, attempt, due_at_ms, self.optional_name(RETRY_TIER) or "?")
 
     def metadata(self) -> RetryMetadata:
         """Read everything."""

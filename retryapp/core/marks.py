@@ -40,8 +40,6 @@ SUSPECT_AFTER: Final = 2
 _MARK = re.compile(r"([rs])(\d{1,6}):([0-9A-Za-z._-]{1,64})")
 ROWS_MARK: Final = "w"
 """What the mark of the rows begins with."""
-MAX_NOTE_CHARS: Final = 400
-"""No note is longer; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
 _NUMBER = r"(0|[1-9]\d{0,18})"
 _TALLY = re.compile(rf"p1:{_NUMBER}-{_NUMBER}@{_NUMBER}:{_NUMBER},{_NUMBER},{_NUMBER}", re.ASCII)
 _ANY_VERSION = re.compile(r"p\d+:", re.ASCII)

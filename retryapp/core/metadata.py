@@ -73,7 +73,7 @@ class RetryMetadata:
     error_trace: str | None = None
     """Shortened traceback; dead letters only."""
     reason: str | None = None
-    """Why the record is dead, one of DESIGN's words; None while it waits."""
+    """Why the record is dead, a `DeadReason`; None while it waits."""
     original_reason: str | None = None
     """With reason ``too-large``: the reason before its size was known."""
     fingerprint: str

@@ -95,11 +95,6 @@ class RetryPolicy:
         """Short hash of the text: ``DIGEST_CHARS`` hex digits."""
         return hashlib.sha256(self.text.encode("utf-8", "backslashreplace")).hexdigest()[:DIGEST_CHARS]
 
-    @property
-    def longest_wait_ms(self) -> int:
-        """Longest delay of the schedule, in milliseconds."""
-        return self.schedule.nominal_delays_ms[-1]
-
     @classmethod
     def parse(cls, text: str) -> RetryPolicy:
         """Read a policy from its text.

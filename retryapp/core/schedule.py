@@ -1,9 +1,9 @@
 """Schedules: how long to wait after each failed attempt.
 
-A schedule of n delays means n + 1 attempts. Three kinds, each with a constructor and a text:
+A schedule of n delays means n + 1 attempts. Three ways to write one, each with a constructor and a text:
 
 * explicit sequence: ``sequence("5m", "5m", "1h")`` is ``5m*2 1h``
-* fixed: ``fixed("30s", 5)`` is ``fixed(30s, 5)``
+* equal delays: ``fixed("30s", 5)`` is ``fixed(30s, 5)``, the sequence ``30s*5``
 * exponential: ``exp("1s", cap="10m", jitter=0.2, retries=8)`` is ``exp(1s, x2, cap=10m, jitter=0.2, 8)``
 
 Invariants: every delay is from 1 ms to ten years; jitter only shortens, so a cap is never exceeded. Constructors raise
@@ -101,28 +101,6 @@ class Sequence(Schedule):
         return self.delays_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed(Schedule):
-    """The same delay each time."""
-
-    every_ms: int
-    count: int
-
-    def __post_init__(self) -> None:
-        _check_delay("delay", self.every_ms)
-        _check_retries(self.count)
-
-    @property
-    def text(self) -> str:
-        """As ``fixed(30s, 5)``."""
-        return f"fixed({format_duration_ms(self.every_ms)}, {self.count})"
-
-    @property
-    def all_nominal_ms(self) -> tuple[int, ...]:
-        """The delay, as often as there are retries."""
-        return (self.every_ms,) * self.count
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponential(Schedule):
     """Delays that grow by a factor.
@@ -214,9 +192,10 @@ def sequence(*delays: str | timedelta) -> Sequence:
     return Sequence(tuple(parse_duration_ms(delay) for delay in delays))
 
 
-def fixed(delay: str | timedelta, retries: int) -> Fixed:
+def fixed(delay: str | timedelta, retries: int) -> Sequence:
     """Make a schedule of equal delays; `retries` is from 1 to ``MAX_RETRIES``."""
-    return Fixed(parse_duration_ms(delay), retries)
+    _check_retries(retries)
+    return Sequence((parse_duration_ms(delay),) * retries)
 
 
 def exp(
@@ -275,7 +254,7 @@ def _parse_sequence(text: str) -> Sequence:
     return Sequence(tuple(delays))
 
 
-def _parse_fixed(text: str, parts: list[str]) -> Fixed:
+def _parse_fixed(text: str, parts: list[str]) -> Sequence:
     if len(parts) != 2 or not _COUNT.fullmatch(parts[1]):
         raise InvalidPolicyError("schedule", text, "expected fixed(delay, retries), as 'fixed(30s, 5)'")
     return fixed(parts[0], int(parts[1]))

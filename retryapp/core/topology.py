@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from retryapp.core.durations import format_duration_ms
-from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, NameClashError
+from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.errors import DuplicateHandlerError, InvalidDurationError, InvalidTopicNameError, NameClashError
 
 DAY_MS: Final = 86_400_000
 DEFAULT_DOWNTIME_MS: Final = 7 * DAY_MS
@@ -103,6 +103,17 @@ class HandlerTopology:
             return topics[0]
         return min(zip(self.delays_ms, topics, strict=True), key=lambda tier: (abs(tier[0] - delay_ms), tier[0]))[1]
 
+    def retry_delay_ms(self, name: str) -> int | None:
+        """Return the delay that a retry topic's name has, of this policy or not; 0 without one, None: no such topic."""
+        base, dot, delay = name.partition(f"{self.prefix}.retry")
+        if base or not dot:
+            return None
+        try:
+            delay_ms = parse_duration_ms(delay[1:]) if delay else 0
+        except InvalidDurationError:
+            return None  # a topic that only looks like ours
+        return delay_ms if delay == (f".{format_duration_ms(delay_ms)}" if delay else "") else None
+
     @property
     def dlq(self) -> str:
         """Dead-letter topic."""
@@ -155,11 +166,6 @@ def check_name(name: str) -> None:
         raise InvalidTopicNameError(name, f"it has {len(name)} characters")
 
 
-def owner_mark(topology: HandlerTopology) -> str:
-    """Return text that tells owners with equal topic names apart: ``a.b+c`` and ``a+b.c`` both own ``a.b.c.retry``."""
-    return f"{topology.group}+{topology.main}"
-
-
 def check_names(topologies: Iterable[HandlerTopology]) -> None:
     """Check that the topics of several handlers can exist together.
 
@@ -172,7 +178,7 @@ def check_names(topologies: Iterable[HandlerTopology]) -> None:
     marks: set[str] = set()
     claims: dict[str, tuple[str, str]] = {}
     for topology in known:
-        mark = owner_mark(topology)
+        mark = f"{topology.group}+{topology.main}"  # a.b+c and a+b.c both own a.b.c.retry
         if mark in marks:
             raise DuplicateHandlerError(topology.main, topology.group, "one handler", "another handler")
         marks.add(mark)

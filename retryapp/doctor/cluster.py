@@ -6,26 +6,20 @@ What a login may not see is None or missing, not an error: most clusters show an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public names, which it does not list
-    AdminClient,
     ConfigResource,
     OffsetSpec,
     ResourceType,
 )
 
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
-from retryapp.kafka import KafkaConnection, KafkaRequestError
-from retryapp.kafka.connection import named_error
+from retryapp.kafka import KafkaAdmin, KafkaRequestError
 from retryapp.kafka.positions import describe_group
-
-T = TypeVar("T")
 
 NEWEST: Final[OffsetSpec] = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
 MOST_BROKERS: Final = 12
@@ -73,21 +67,10 @@ class GroupFacts:
     operations: frozenset[str] | None
 
 
-@dataclass(slots=True)
-class ClusterReader:
+class ClusterReader(KafkaAdmin):
     """Asks one cluster; every request ends within ``timeout_s``, or raises a named error."""
 
-    connection: KafkaConnection
-    timeout_s: float = 10.0
-    _client: AdminClient = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make the client; it must outlive its futures, so it lives as long as this object."""
-        self._client = self.connection.client(
-            AdminClient, socket_timeout_ms=max(10, int(self.timeout_s * 1000)), allow_auto_create_topics=False
-        )
-
-    def cluster(self) -> ClusterFacts:
+    def brokers(self) -> ClusterFacts:
         """Return the brokers and their settings.
 
         Raises:
@@ -98,11 +81,11 @@ class ClusterReader:
         ids = tuple(sorted(node.id for node in described.nodes))
         return ClusterFacts(
             brokers=ids,
-            settings=self._settings(ids[:MOST_BROKERS]),
+            settings=self._broker_settings(ids[:MOST_BROKERS]),
             operations=_operations(described.authorized_operations),
         )
 
-    def _settings(self, ids: Iterable[int]) -> dict[int, dict[str, str]]:
+    def _broker_settings(self, ids: Iterable[int]) -> dict[int, dict[str, str]]:
         resources = {ConfigResource(ResourceType.BROKER, str(number)): number for number in ids}
         settings: dict[int, dict[str, str]] = {}
         if not resources:
@@ -146,10 +129,8 @@ class ClusterReader:
     def group(self, name: str) -> GroupFacts:
         """Return a consumer group; one that never existed is ``dead``."""
         doing = f"describe group {name}"
-        try:
+        with self._naming(doing):
             described = describe_group(self._client, name, timeout_s=self.timeout_s)
-        except (KafkaException, FutureTimeoutError) as error:
-            raise self._named(error, doing=doing) from error
         return GroupFacts(
             state=described.state.name.lower(),
             kind=str(getattr(getattr(described, "type", None), "name", "unknown")).lower(),
@@ -169,18 +150,6 @@ class ClusterReader:
         doing = "read the time of the newest record"
         stamps = [int(getattr(self._result(future, doing=doing), "timestamp", -1)) for future in answers.values()]
         return max((stamp for stamp in stamps if stamp >= 0), default=None)
-
-    def _result(self, future: Future[T], *, doing: str) -> T:
-        try:
-            return future.result(self.timeout_s * 2)
-        except (KafkaException, FutureTimeoutError) as error:
-            raise self._named(error, doing=doing) from error
-
-    def _named(self, error: KafkaException | FutureTimeoutError, *, doing: str) -> RetryAppError:
-        if isinstance(error, KafkaException):
-            return named_error(error, self.connection, doing=doing, tried_s=self.timeout_s)
-        problem = f"could not {doing} within {self.timeout_s * 2:g} s"
-        return BrokerUnreachableError(self.connection.bootstrap, problem)
 
 
 def _operations(listed: Iterable[Any] | None) -> frozenset[str] | None:

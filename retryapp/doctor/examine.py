@@ -30,7 +30,6 @@ from retryapp.kafka import (
     KafkaAdmin,
     KafkaConnection,
     KafkaRequestError,
-    OffsetRange,
     PlanOptions,
     Positions,
     TopicState,
@@ -112,20 +111,19 @@ class _Cluster:
         self.states: Mapping[str, TopicState] = {}
         self.replicas: dict[str, ReplicaFacts] = {}
         self.group_rights: frozenset[str] | None = None
-        self.admin = KafkaAdmin(subject.connection, timeout_s=subject.timeout_s)
-        self.reader = ClusterReader(subject.connection, subject.timeout_s)
+        self.admin = ClusterReader(subject.connection, timeout_s=subject.timeout_s)
         self.topologies = subject.topologies or ()
 
     def check(self) -> Iterator[Finding]:
         subject = self.subject
         self._reach()
-        facts = self.reader.cluster()
+        facts = self.admin.brokers()
         yield ok("broker", f"{subject.connection.bootstrap} answers")
         names = self.admin.topic_names()
         if subject.topologies is None:
             self.topologies = self._handlers(names)
         yield from self._step("topics", self._topics)
-        self.replicas = self.reader.replicas([*_names(self.topologies), *INTERNAL])
+        self.replicas = self.admin.replicas([*_names(self.topologies), *INTERNAL])
         times = {"downtime_ms": subject.options.downtime_ms, "session_timeout_ms": subject.session_timeout_ms}
         yield from judge_brokers(facts, self.replicas, **times)
         self.replicas = _without_internal(self.replicas)
@@ -173,7 +171,7 @@ class _Cluster:
             yield from judge_main_retention(self.topologies, self.states, self.subject.options.downtime_ms)
 
     def _group(self) -> Iterator[Finding]:
-        facts = self.reader.group(self.subject.group)
+        facts = self.admin.group(self.subject.group)
         self.group_rights = facts.operations
         mains = [self.states[t.main].partitions for t in self.topologies if t.main in self.states]
         yield judge_group(self.subject.group, facts, partitions=max(mains, default=0))
@@ -183,12 +181,12 @@ class _Cluster:
         ranges = {name: self.admin.offsets(name) for name in sorted(mains)}
         yield from judge_offsets(self.topologies, self._committed(ranges), ranges, self._trace)
 
-    def _committed(self, ranges: Mapping[str, Mapping[int, OffsetRange]]) -> dict[str, dict[int, int]]:
+    def _committed(self, ranges: Mapping[str, Mapping[int, range]]) -> dict[str, dict[int, int]]:
         subject, places = self.subject, [(topic, number) for topic, kept in ranges.items() for number in kept]
         positions = Positions(subject.connection, timeout_s=subject.timeout_s, transaction_s=subject.timeout_s)
         committed: dict[str, dict[int, int]] = {topic: {} for topic in ranges}
         if places:
-            for (topic, number), offset in positions.group_offsets(subject.group, [places]).items():
+            for (topic, number), offset in positions.group_offsets(subject.group, places).items():
                 if offset is not None:
                     committed[topic][number] = offset
         return committed
@@ -220,7 +218,7 @@ class _Cluster:
         if not subject.write or topic is None:
             why = "--write tries one transaction" if not subject.write else "there is no events topic to write to yet"
             yield note(name, "not tried", why=f"Kafka does not report them; {why}")
-            yield _judge_newest(self.reader, self.topologies, self.replicas, self.wall_ms)
+            yield _judge_newest(self.admin, self.topologies, self.replicas, self.wall_ms)
             return
         try:
             measured = clock.measure(
@@ -235,7 +233,7 @@ class _Cluster:
                 why="no lane opens",
                 remedy=f"{REMEDY}; if there was no answer, the broker cannot create or reach __transaction_state",
             )
-            yield _judge_newest(self.reader, self.topologies, self.replicas, self.wall_ms)
+            yield _judge_newest(self.admin, self.topologies, self.replicas, self.wall_ms)
         else:
             yield ok(name, "one transaction was begun and aborted")
             yield clock.judge_measured(measured)
@@ -259,8 +257,8 @@ def quick_findings(
     found: list[Finding] = []
     try:
         found.append(machine.judge_disk(machine.nearest(datadir)))
-        reader = ClusterReader(connection, timeout_s)
-        facts = reader.cluster()
+        reader = ClusterReader(connection, timeout_s=timeout_s)
+        facts = reader.brokers()
         replicas = reader.replicas([*_names(topologies), *INTERNAL])
         times = {"downtime_ms": options.downtime_ms, "session_timeout_ms": session_timeout_ms}
         found += judge_brokers(facts, replicas, **times)

@@ -9,14 +9,13 @@ from typing import Final
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.cluster import GroupFacts
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem
-from retryapp.kafka import OffsetRange
 
 PROTOCOL: Final = "faust"
 """Name under which workers join the group; a test compares it with the runtime's."""
 
 Committed = Mapping[str, Mapping[int, int]]
 """Topic → partition → committed offset."""
-Ranges = Mapping[str, Mapping[int, OffsetRange]]
+Ranges = Mapping[str, Mapping[int, range]]
 """Topic → partition → the offsets that it keeps, of the topics that exist."""
 
 
@@ -79,7 +78,7 @@ def judge_offsets(
                 if offset is None:
                     (forgotten if trace.lost else new).append(number)
                     continue
-            if not here.begin <= offset <= here.end:
+            if not here.start <= offset <= here.stop:
                 outside.append(_outside(main, number, f"{seen}{offset}", offset, here))
             elif seen:
                 expired.append(number)
@@ -119,12 +118,12 @@ def _reset(place: str, target: str) -> str:
     return f"Choose where to continue, with all workers stopped: {command}"
 
 
-def _outside(topic: str, number: int, seen: str, offset: int, kept: OffsetRange) -> Finding:
-    lost = f"{counted(kept.begin - offset, 'record')} deleted before the group read them"
+def _outside(topic: str, number: int, seen: str, offset: int, kept: range) -> Finding:
+    lost = f"{counted(kept.start - offset, 'record')} deleted before the group read them"
     return problem(
         f"offset of {topic}[{number}]",
         seen,
-        expected=f"{kept.begin} to {kept.end}",
-        why=f"{lost if offset < kept.begin else 'the topic was recreated, or lost its end'}; its lane refuses to start",
+        expected=f"{kept.start} to {kept.stop}",
+        why=f"{lost if offset < kept.start else 'the topic was recreated, or lost its end'}; its lane refuses to start",
         remedy=_reset(f"{topic}:{number}", "--to-earliest"),
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from retryapp.core.durations import format_duration_ms, parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
+from retryapp.core.durations import format_duration_ms
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.doctor.cluster import ReplicaFacts
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
@@ -15,17 +14,10 @@ from retryapp.kafka import Action, Plan, PlanStep, TopicState
 
 def known_tiers(topology: HandlerTopology, names: Sequence[str]) -> HandlerTopology:
     """Return a handler that was found by its topics alone, with the delays that its retry topics are named after."""
-    prefix = f"{topology.prefix}.retry."
-    delays = []
-    for name in names:
-        if name.startswith(prefix):
-            try:
-                delays.append(parse_duration_ms(name.removeprefix(prefix)))
-            except InvalidDurationError:
-                continue  # a topic that only looks like ours
+    delays = tuple(filter(None, map(topology.retry_delay_ms, names)))
     if not delays:
         return topology
-    return HandlerTopology(topology.group, topology.main, Tiers.PER_DELAY, tuple(delays))
+    return HandlerTopology(topology.group, topology.main, Tiers.PER_DELAY, delays)
 
 
 def judge_plan(plan: Plan) -> Iterator[Finding]:
@@ -130,9 +122,8 @@ def old_retry_topics(topologies: Sequence[HandlerTopology], names: Sequence[str]
     """Return the retry topics that the handlers' policies have no more → their main topic."""
     old: dict[str, str] = {}
     for topology in topologies:
-        plain = HandlerTopology(group=topology.group, main=topology.main)
-        retry_topics = {f"{topology.prefix}.retry", *known_tiers(plain, names).retry_topics}
-        old |= dict.fromkeys(sorted((retry_topics & {*names}) - {*topology.owned}), topology.main)
+        retry_topics = {name for name in names if topology.retry_delay_ms(name) is not None}
+        old |= dict.fromkeys(sorted(retry_topics - {*topology.owned}), topology.main)
     return old
 
 

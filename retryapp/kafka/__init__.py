@@ -1,6 +1,6 @@
 """Topic administration and bounded reading over confluent-kafka, without joining a group."""
 
-from retryapp.kafka.admin import KafkaAdmin, OffsetRange, TopicState
+from retryapp.kafka.admin import KafkaAdmin, TopicState
 from retryapp.kafka.compare import Problem
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.discovery import GroupMissingError, find_handlers, require_handlers
@@ -18,7 +18,6 @@ __all__ = [
     "KafkaAdmin",
     "KafkaConnection",
     "KafkaRequestError",
-    "OffsetRange",
     "OpenTransactionError",
     "OwnerMark",
     "Plan",

@@ -8,9 +8,10 @@ from __future__ import annotations
 import base64
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -66,14 +67,6 @@ class ClusterState:
     """The brokers' ``default.replication.factor``; None: we may not read it, or they do not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """Offsets of one partition: ``begin`` is the first kept, ``end`` the one after the last committed."""
-
-    begin: int
-    end: int
-
-
 class KafkaAdmin:
     """Calls to one cluster; each ends within ``timeout_s`` or raises a named error."""
 
@@ -113,10 +106,8 @@ class KafkaAdmin:
         return ClusterState(brokers=len(brokers), default_replication=None if known is None else int(known))
 
     def _metadata(self, doing: str) -> Any:
-        try:
+        with self._naming(doing):
             return self._client.list_topics(timeout=self.timeout_s)
-        except KafkaException as error:
-            raise self._named(error, doing=doing) from error
 
     def describe_topics(self, names: Iterable[str]) -> dict[str, TopicState]:
         """Return the state of those of the named topics that exist.
@@ -160,8 +151,8 @@ class KafkaAdmin:
         )
         return self._result(described[topic], doing=f"describe topic {topic}", topic=topic)
 
-    def offsets(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, OffsetRange]:
-        """Return first kept and committed end offsets by partition number; None: all partitions.
+    def offsets(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, range]:
+        """Return the offsets that are kept and committed, by partition number; None: all partitions.
 
         Raises:
             TopicMissingError: no such topic or partition.
@@ -184,7 +175,7 @@ class KafkaAdmin:
             )
             for which in (EARLIEST, LATEST)
         )
-        return {number: OffsetRange(begin=begin[topic, number], end=end[topic, number]) for number in numbers}
+        return {number: range(begin[topic, number], end[topic, number]) for number in numbers}
 
     def create(self, specs: Sequence[TopicSpec]) -> tuple[str, ...]:
         """Create topics, and return the names of those that no other worker created meanwhile.
@@ -263,8 +254,13 @@ class KafkaAdmin:
         return configs
 
     def _result(self, future: Future[T], *, doing: str, topic: str | None = None) -> T:
-        try:
+        with self._naming(doing, topic):
             return future.result(self.timeout_s * 2)
+
+    @contextmanager
+    def _naming(self, doing: str, topic: str | None = None) -> Iterator[None]:
+        try:
+            yield
         except KafkaException as error:
             raise self._named(error, doing=doing, topic=topic) from error
         except FutureTimeoutError as error:

@@ -6,7 +6,7 @@ A group's offsets are *stable* when no open transaction moves them; the broker i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
@@ -124,33 +124,30 @@ class Positions:
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
 
     def group_offsets(
-        self, group: str, rows: Iterable[Collection[Place]], on_wait: Callable[[str], None] | None = None
+        self, group: str, places: Collection[Place], on_wait: Callable[[str], None] | None = None
     ) -> dict[Place, int | None]:
         """Return a group's committed offsets by partition, None where it has none.
 
-        Args:
-            group: its name.
-            rows: partitions that belong together: each row's offsets are of one moment without a transaction.
-            on_wait: called with what is waited for, when it takes longer.
+        Each is of a moment without a transaction; `on_wait` gets what is waited for, when it takes longer.
 
         Raises:
             OpenTransactionError: a transaction that moves them is not over in time.
         """
-        todo = [list(row) for row in rows]
+        todo = list(places)
         found: dict[Place, int | None] = {}
         patience = _Patience(self.transaction_s, on_wait)
         while todo:
             with self._answering(f"read the offsets of group {group}"):
                 describe_group(self._client, group, timeout_s=self.timeout_s)
-            asked = [(row, self._ask_group(group, row)) for row in todo]
-            todo = [row for row, future in asked if not self._take(group, future, found)]
+            asked = [(place, self._ask_group(group, place)) for place in todo]
+            todo = [place for place, future in asked if not self._take(group, future, found)]
             if not todo:
                 break
-            patience.wait(f"offset of group {group} in {todo[0][0][0]}[{todo[0][0][1]}]")
+            patience.wait(f"offset of group {group} in {todo[0][0]}[{todo[0][1]}]")
         return found
 
-    def _ask_group(self, group: str, row: Collection[Place]) -> Future[Any]:
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in row])
+    def _ask_group(self, group: str, place: Place) -> Future[Any]:
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(*place)])
         ask = self._client.list_consumer_group_offsets
         future: Future[Any] = ask([request], require_stable=True, request_timeout=self.timeout_s)[group]
         return future

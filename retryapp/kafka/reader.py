@@ -62,8 +62,8 @@ def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], 
     todo: dict[int, int] = {}
     places = []
     for number, kept in ranges.items():
-        first = max(kept.begin, bounds.get("start", {}).get(number, kept.begin))
-        last = min(kept.end, bounds.get("stop", {}).get(number, kept.end))
+        first = max(kept.start, bounds.get("start", {}).get(number, kept.start))
+        last = min(kept.stop, bounds.get("stop", {}).get(number, kept.stop))
         if first < last:
             todo[number] = last
             places.append(TopicPartition(topic, number, first))

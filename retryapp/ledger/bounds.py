@@ -59,7 +59,7 @@ def take_bounds(
     copies = places(topics.names[1 : topics.changelog])
     begin = positions.begins([place for found in by_topic for place in found])
     floor = positions.ends(copies)
-    received = positions.group_offsets(topics.group, [[place] for place in main], on_wait)
+    received = positions.group_offsets(topics.group, main, on_wait)
     end = positions.settled_ends(by_topic[topics.changelog], on_wait) | positions.settled_ends(copies, on_wait)
     return Bounds(
         begin=begin,

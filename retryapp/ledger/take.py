@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from retryapp.core import marks
-from retryapp.core.durations import format_duration_ms, parse_duration_ms
-from retryapp.core.errors import DamagedEventError, InvalidDurationError, TopicMissingError
+from retryapp.core.errors import DamagedEventError, TopicMissingError
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Record
 from retryapp.core.rows import is_identity
@@ -130,9 +129,9 @@ class _Taking:
 
     def _find_topics(self) -> None:
         admin, topology = KafkaAdmin(self.connection), self.topology
-        retry = [name for name in admin.topic_names() if _is_retry_topic(name, topology)] or topology.retry_topics
+        retry = [name for name in admin.topic_names() if topology.retry_delay_ms(name) is not None]
         ours = (topology.dlq, topology.events, topology.pending_changelog)
-        names = (topology.main, *retry, *ours)
+        names = (topology.main, *(retry or topology.retry_topics), *ours)
         self.states = admin.describe_topics(names)
         for name in names:
             if name not in self.states:
@@ -265,16 +264,3 @@ class _Taking:
     def _report(self, name: str, passed: int) -> None:
         if self.on_progress is not None:
             self.on_progress(name, passed, self.in_all)
-
-
-def _is_retry_topic(name: str, topology: HandlerTopology) -> bool:
-    """Return whether a topic is a retry topic of a handler, perhaps of a delay that its policy no longer has."""
-    base, dot, delay = name.partition(f"{topology.prefix}.retry")
-    if base or not dot:
-        return False
-    if not delay:
-        return True
-    try:
-        return delay == f".{format_duration_ms(parse_duration_ms(delay[1:]))}"
-    except InvalidDurationError:
-        return False

@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError, TopicMissingError
+from retryapp.core.errors import TopicMissingError
 from retryapp.core.topology import HandlerTopology, TopicRole
 from retryapp.kafka import KafkaAdmin, find_handlers
 
@@ -82,15 +81,4 @@ def _role(topology: HandlerTopology, name: str) -> TopicRole | None:
         return TopicRole.EVENTS
     if name == topology.dlq or name.startswith(f"{topology.dlq}."):
         return TopicRole.DLQ
-    retry = f"{topology.prefix}.{TopicRole.RETRY.value}"
-    if name == retry or (name.startswith(f"{retry}.") and _is_delay(name.removeprefix(f"{retry}."))):
-        return TopicRole.RETRY
-    return None
-
-
-def _is_delay(text: str) -> bool:
-    try:
-        parse_duration_ms(text)
-    except InvalidDurationError:
-        return False
-    return True
+    return None if topology.retry_delay_ms(name) is None else TopicRole.RETRY

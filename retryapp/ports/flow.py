@@ -69,6 +69,8 @@ class Event(StrEnum):
     LANE_OPENED = "lane_opened"
     LANE_CLOSED = "lane_closed"
     LANE_FAILED = "lane_failed"
+    HAND_OFF_REFUSED = "hand_off_refused"
+    HAND_OFF_ACCEPTED = "hand_off_accepted"
     LANE_INCOMPLETE = "lane_incomplete"
     REBALANCED = "rebalanced"
 

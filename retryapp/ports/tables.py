@@ -14,10 +14,6 @@ class LocalTable(Protocol):
     """Common part of the tables."""
 
     @property
-    def dropped(self) -> str | None:
-        """Why the copy on the disk was dropped, or None."""
-
-    @property
     def next_offset(self) -> int:
         """It reflects its topic up to here, exclusive."""
 

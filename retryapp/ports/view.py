@@ -55,6 +55,8 @@ class PartitionInfo:
     """Offsets of the changelog that its pending table has yet to read before the lane opens."""
     dead_behind: int = 0
     """Offsets of the dead-letter topic that its look-up table has yet to read."""
+    stalled: str | None = None
+    """Why records wait although its lane is open, or None."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None
@@ -135,7 +137,7 @@ class WorkerView(Protocol):
         """Return which broker has not answered for how long; None while one answers."""
 
     def ready(self) -> bool:
-        """Tell whether a broker answers and every lane that belongs to this worker is open."""
+        """Tell whether a broker answers and every lane that belongs to this worker is open, and none is stalled."""
 
     def metrics_text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""

@@ -23,15 +23,18 @@ from mode.utils.times import want_seconds
 from typing_extensions import override
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.errors import DuplicateHandlerError, EnvironmentFault, InvalidSettingError, LaneError
+from retryapp.core.errors import DuplicateHandlerError, EnvironmentFault, InvalidSettingError
+from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.handler.handler import Handler
+from retryapp.engine.handler.orphans import HUNG_S
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Membership, Placer, Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
 from retryapp.runtime.clients.security import addresses, admin_connection, client_options
 from retryapp.runtime.clients.tail import TailReader
@@ -106,6 +109,7 @@ class Runtime(Ownership):
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it."""
+        self.topics = KafkaDestinations(lambda: self.connection)
         self.metrics = MetricsObserver(
             Sources(
                 partitions=lambda: self.gauges(),
@@ -145,6 +149,7 @@ class Runtime(Ownership):
         )
         tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.schedule.nominal_delays_ms)
         self.metrics.begin(handler.main, tiers)
+        handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))
         self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
         TOPICS.update(handler.topology.consumed)
         if self.app.configured:
@@ -282,6 +287,7 @@ class Runtime(Ownership):
             generation=membership.generation,
             member_id=membership.member_id,
             life=engine.context.life,
+            topics=self.topics,
         )
 
     async def _catch_up_regularly(self) -> None:
@@ -328,6 +334,16 @@ class Runtime(Ownership):
         if self._reader is not None:
             await self._reader.stop()
         self._log.summarize()
+
+    async def _end_hung(self, handler: Handler) -> None:
+        """End this process, as hung threads end with it only, after a hand-over like that of a stop."""
+        why = f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
+        self.assigned = False
+        try:
+            await self.suspend(self.options.grace_ms / 1000)
+        except Exception:  # the process ends all the same
+            logger.exception("The partitions could not be handed over")
+        end_process(why)
 
     async def _on_before_shutdown(self, _app: Any, **_kwargs: Any) -> None:
         await self.suspend(self.options.grace_ms / 1000)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import (
     IllegalGenerationError,
+    IllegalOperation,
+    KafkaError,
     NoError,
     RebalanceInProgressError,
     TopicAuthorizationFailedError,
@@ -27,13 +30,15 @@ from aiokafka.structs import OffsetAndMetadata
 from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
+from retryapp.engine.lane.limits import within
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.placement import Served
-from retryapp.ports import Committed, Standing, TopicPartition
-from retryapp.runtime.clients.batches import Sent, send_all
+from retryapp.ports import Committed, DestinationReader, LaneBatch, LaneReceipt, Standing, TopicPartition
+from retryapp.runtime.clients.batches import Sent, denied, send_all
 from retryapp.runtime.clients.lifecycle import ClientSettings, begin_promptly, end, reconnect_slowly
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.machine.clock import counted_s
@@ -43,6 +48,7 @@ from retryapp.runtime.stores.seen import RocksSeenTable
 from retryapp.runtime.stores.store import StoreIdentity
 
 TRANSACTION_TIMEOUT_MS = 15_000  # how long committed readers wait if all workers die in a transaction
+REQUEST_TIMEOUT_MS = TRANSACTION_TIMEOUT_MS // 2  # at most: so that a lost request is repeated within its transaction
 _RETRY_BACKOFF_MS = 10
 """Until a transaction's markers are written the broker refuses the next one (KIP-890): with the client's 100 ms each
 hand-off would take that long."""
@@ -87,9 +93,8 @@ class KafkaTransport(LaneProtocol):
     place: LanePlace
     settings: ClientSettings
     consumer: RetryConsumer
+    topics: DestinationReader
     _producer: AIOKafkaProducer | None = None
-    _foreign: Sent | None = None
-    """What was sent last to topics that are not ours."""
 
     @override
     async def standing(self) -> Standing:
@@ -119,7 +124,7 @@ class KafkaTransport(LaneProtocol):
             client_id=f"{settings.client_id}-{self.place.name}",
             max_batch_size=settings.max_batch_size,
             max_request_size=settings.max_request_size,
-            request_timeout_ms=settings.request_timeout_ms,
+            request_timeout_ms=min(settings.request_timeout_ms, REQUEST_TIMEOUT_MS),
             compression_type=settings.compression_type,
             linger_ms=0,
             **settings.connection,
@@ -144,25 +149,40 @@ class KafkaTransport(LaneProtocol):
         await self._open_producer().begin_transaction()
 
     @override
+    async def commit(self, batch: LaneBatch) -> LaneReceipt:
+        try:
+            return await LaneProtocol.commit(self, batch)
+        except (KafkaError, IllegalOperation) as exc:
+            over = self._open_producer()._txn_manager.wait_for_transaction_end()
+            error = over.exception() if over is not None and over.done() else exc
+            if not isinstance(error, TopicAuthorizationFailedError):
+                raise
+            raise denied(error, [*batch.publishes, Outgoing(*self.place.changelog, None, None, ())]) from exc
+
+    @override
     async def send(self, records: Sequence[Outgoing]) -> Sent:
-        sent = await send_all(self._open_producer(), records)
-        if sent.destinations:
-            self._foreign = sent
-        return sent
+        producer = self._open_producer()
+        return await send_all(producer, records, producer._txn_manager.wait_for_transaction_end())
 
     @override
     async def send_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         committed = {ClientTopicPartition(*tp): OffsetAndMetadata(*offset) for tp, offset in offsets.items()}
-        try:
-            await self._open_producer().send_offsets_to_transaction(committed, self.place.group)
-        except TopicAuthorizationFailedError as exc:  # the topics' batches get no answer
-            if self._foreign is not None:
-                self._foreign.denied(exc)
-            raise
+        await self._open_producer().send_offsets_to_transaction(committed, self.place.group)
+
+    @override
+    async def explain(self, error: HandOffRefusedError) -> HandOffRefusedError:
+        if error.size is not None:
+            with suppress(Exception):  # whatever it is, the refusal is worse
+                if (look := await self.topics.look(error.topic)) is not None:
+                    return HandOffRefusedError(error.topic, error.problem, error.size, look.max_bytes)
+        return error
 
     @override
     async def end_transaction(self) -> None:
-        await self._open_producer().commit_transaction()
+        # asked once: a repeated request that arrives late could end the next transaction (KIP-890)
+        timeout_ms = min(self.settings.request_timeout_ms, REQUEST_TIMEOUT_MS)
+        async with within(timeout_ms / 1000, "the end of a transaction"):
+            await self._open_producer().commit_transaction()
 
     @override
     async def fetch_committed(self) -> Mapping[TopicPartition, Committed]:
@@ -183,15 +203,14 @@ class KafkaTransport(LaneProtocol):
         await self.consumer.hold(self.place.sources)
 
     @override
-    def open_stores(self) -> tuple[RocksPendingTable, RocksDeadLetterTable]:
-        place, now_ms = self.place, self.clock.wall_ms()
-        where = self._store("pending", place.changelog, place.changelog_id)
-        pending = RocksPendingTable(*where, now_ms=now_ms, max_age_ms=_MAX_AGE_MS)
-        try:
-            return pending, RocksDeadLetterTable(*self._store("dead", place.dlq, place.dlq_id), now_ms=now_ms)
-        except BaseException:
-            pending.close()  # or its folder would stay locked for the next try
-            raise
+    def open_pending(self) -> RocksPendingTable:
+        where = self._store("pending", self.place.changelog, self.place.changelog_id)
+        return RocksPendingTable(*where, now_ms=self.clock.wall_ms(), max_age_ms=_MAX_AGE_MS)
+
+    @override
+    def open_dead(self) -> RocksDeadLetterTable:
+        where = self._store("dead", self.place.dlq, self.place.dlq_id)
+        return RocksDeadLetterTable(*where, now_ms=self.clock.wall_ms())
 
     @override
     def open_seen(self) -> RocksSeenTable:

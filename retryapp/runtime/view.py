@@ -154,7 +154,14 @@ class RuntimeView(WorkerView):
             return False
         if any(served.lacking for served in runtime.served.values()):
             return False
-        return all(placed.lane.state is LaneState.OPEN for placed in runtime.placed.values())
+        return all(
+            placed.lane.state is LaneState.OPEN and self._stalled(main, placed) is None
+            for (main, _), placed in runtime.placed.items()
+        )
+
+    def _stalled(self, main: str, placed: Placed) -> str | None:
+        refusal = placed.lane.refusal
+        return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
 
     @override
     def metrics_text(self) -> bytes:
@@ -195,6 +202,7 @@ class RuntimeView(WorkerView):
             looked_ms=placed.engine.looked_ms if is_open else None,
             pending_behind=pending_behind if lane.state is LaneState.OPENING else 0,
             dead_behind=dead_behind if is_open else 0,
+            stalled=self._stalled(main, placed) if is_open else None,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,
@@ -257,7 +265,7 @@ def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]
     committed, ends, positions = offsets
     placed = runtime.placed.get((main, number))
     sources = placed.engine.sources if placed else ()
-    idle = placed is not None and not placed.engine.in_flight
+    idle = placed is not None and not placed.engine.in_flight and placed.lane.refusal is None
 
     def behind(tp: TopicPartition) -> int:
         client_tp = ClientTopicPartition(*tp)

@@ -140,8 +140,12 @@ class MemoryLane(LaneProtocol):
         return committed
 
     @override
-    def open_stores(self) -> tuple[MemoryPendingTable, MemoryDeadLetterTable]:
-        return MemoryPendingTable(self.disk, self.place.name), MemoryDeadLetterTable()
+    def open_pending(self) -> MemoryPendingTable:
+        return MemoryPendingTable(self.disk, self.place.name)
+
+    @override
+    def open_dead(self) -> MemoryDeadLetterTable:
+        return MemoryDeadLetterTable()
 
     @override
     def open_seen(self) -> MemorySeenTable:

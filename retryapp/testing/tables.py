@@ -37,7 +37,6 @@ class Disk:
 
 
 class _Stored:
-    dropped: str | None = None
     next_offset = 0
     rows: dict[Any, Any]
 

@@ -234,7 +234,7 @@ class Answers:
         )
 
     async def ready(self, _question: Question) -> Facts:
-        """Return ``{"ok": true}`` when a broker answers and every lane here is open, or refuse with 503 and say why."""
+        """Return ``{"ok": true}`` when a broker answers and every lane here is open and moves, or refuse with 503."""
         if self.view.ready():
             return {"ok": True}
         silence = self.view.silence()
@@ -242,7 +242,7 @@ class Answers:
         for info in self.view.handlers():
             lanes += [(info, item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             await asyncio.sleep(0)
-        waiting = [(info, item) for info, item in lanes if item.state != OPEN]
+        waiting = [(info, item) for info, item in lanes if item.state != OPEN or item.stalled]
         raise not_ready(silence, waiting, len(lanes), self.now_ms(), f"{PAGES_PREFIX}/")
 
     def get_handler_or_404(self, main: str) -> HandlerInfo:

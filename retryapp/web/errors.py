@@ -79,11 +79,11 @@ def not_open(main: str, partition: int, state: str, last_error: str | None) -> P
 def not_ready(
     silence: str | None, waiting: Sequence[tuple[HandlerInfo, PartitionInfo]], lanes: int, now_ms: int, home: str
 ) -> PageError:
-    """Return 503 for a worker that is not ready; `waiting`: those of its `lanes` that are not open."""
+    """Return 503 for a worker that is not ready; `waiting`: those of its `lanes` that are not open or stalled."""
     if waiting:
         names = [_lane_text(info, item, now_ms) for info, item in waiting[:NAMED_LANES]]
         names += [f"and {len(waiting) - NAMED_LANES} more"] if len(waiting) > NAMED_LANES else []
-        message = f"{len(waiting)} of {lanes} lanes of this worker are not open: {'; '.join(names)}"
+        message = f"{len(waiting)} of {lanes} lanes of this worker are not open or stalled: {'; '.join(names)}"
         hint = f"Lanes retry by themselves; an idle one waits for the next assignment. Ask again, or see {home}"
     elif silence is None:
         message = "this worker waits for its partitions: for its first assignment, or for the end of a rebalance"
@@ -99,4 +99,6 @@ def not_ready(
 def _lane_text(info: HandlerInfo, item: PartitionInfo, now_ms: int) -> str:
     since = "" if item.since_ms is None else f" for {max(0, now_ms - item.since_ms) // 1000} s"
     why = f", last error: {item.last_error}" if item.last_error else ""
+    if item.stalled:
+        return f"{info.main}[{item.partition}] of {info.function} is stalled: {item.stalled}"
     return f"{info.main}[{item.partition}] of {info.function} is {item.state}{since}{why}"

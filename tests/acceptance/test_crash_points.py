@@ -53,7 +53,7 @@ class Lived:
         n = self.lives
         more = {"crash": self.crashes[n]} if n < len(self.crashes) else {}
         self.stage.program(
-            # as many kills in a row as a chain has, and no record is to blame for one (rule 15 has a test of its own)
+            # as many kills in a row as a chain has, and no record is to blame for one (rule 31 has a test of its own)
             HandlerSpec(topic=self.topic, policy=POLICY, max_crashes=len(self.crashes) + 1),
             app_options={"datadir": str(self.stage.folder / (f"data{n}" if self.lose_store else "data"))},
             **more,

@@ -112,7 +112,7 @@ def test_a_pending_changelog_that_was_made_again(stage: Stage) -> None:
     assert shut.stop() == 0
 
     current = {(topic, partition): offset for partition, offset in evidence.committed(topic).items()}
-    stage.operator.set_offsets(stage.group, current)
+    operator.set_offsets(topology.group, current)
     goes_on = stage.worker()
     wait_for(lambda: stage.service.done(topic) == HEALTHY | LATER, "what came later is done", timeout_s=60)
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 0), "nothing waits")

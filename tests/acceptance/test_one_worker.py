@@ -166,7 +166,7 @@ def test_nothing_was_handed_on_twice(house: Stage) -> None:
         return [
             topic
             for topic in house.handlers
-            if house.evidence(topic).committed(topic) != {n: kept.end for n, kept in admin.offsets(topic).items()}
+            if house.evidence(topic).committed(topic) != {n: kept.stop for n, kept in admin.offsets(topic).items()}
         ]
 
     wait_for(lambda: not behind(), "the group is at the end of every main topic", every_s=0.5)

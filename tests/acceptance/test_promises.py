@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from pathlib import Path
 
 import pytest
+from docs.named_tests import TESTS, is_quick
 
-TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "docs" / "testing.md"
-LATER = {"pytest.mark.extended", "pytest.mark.soak"}
 
 
 def promises() -> dict[str, list[tuple[str, str, bool]]]:
@@ -21,22 +18,6 @@ def promises() -> dict[str, list[tuple[str, str, bool]]]:
         assert len(named) == tests.count("`") // 2, f"{promise}: unreadable tests: {tests}"
         found[promise] = [(file, function, not later) for file, function, later in named]
     return found
-
-
-def is_quick(file: str, function: str) -> bool:
-    """Tell whether a test runs in `make test`, by its marks and its module's; fail if there is no such test."""
-    module = ast.parse((TESTS / file).read_text())
-    (test,) = (
-        node
-        for node in module.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
-    )
-    marks = {ast.unparse(decorator) for decorator in test.decorator_list}
-    for node in module.body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]:
-            listed = node.value.elts if isinstance(node.value, ast.List) else [node.value]
-            marks |= {ast.unparse(mark) for mark in listed}
-    return not marks & LATER
 
 
 def test_the_table_was_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,13 +36,13 @@ def bootstrap(cache_dir: Path) -> Iterator[str]:
 
 
 @contextmanager
-def denied(stage: Stage, kind: ResourceType, name: str) -> Iterator[None]:
-    """Deny READ on something while the block runs."""
+def denied(stage: Stage, kind: ResourceType, name: str, operation: AclOperation = AclOperation.READ) -> Iterator[None]:
+    """Deny something on something while the block runs."""
     admin = Operator(stage.bootstrap).admin
     everybody = (kind, name, ResourcePatternType.LITERAL, "User:*", "*")
     made = [  # with an ACL of its own a resource is closed but for what one allows
         AclBinding(*everybody, AclOperation.ALL, AclPermissionType.ALLOW),
-        AclBinding(*everybody, AclOperation.READ, AclPermissionType.DENY),
+        AclBinding(*everybody, operation, AclPermissionType.DENY),
     ]
     answered(admin.create_acls(made))
     try:
@@ -92,3 +93,27 @@ def test_a_group_that_may_not_be_joined_any_more(stage: Stage) -> None:
     wait_for(lambda: stage.service.done(orders) == set(range(4)), "all are done")
     stage.wait_settled(orders, ledger=True)
     assert again.stop() == 0
+
+
+def test_a_topic_of_ours_that_may_not_be_written_for_a_while(stage: Stage) -> None:
+    """Its hand-offs wait, with their place; nothing runs again, and the log names the topic and the right."""
+    orders = stage.main_topic("orders", 1)
+    stage.program(HandlerSpec(topic=orders, policy="500ms"), partitions=1)
+    worker, evidence = stage.worker(), stage.evidence(orders)
+    topology = stage.topology(orders)
+    stage.produce(orders, [{"id": "first", "fail": 1}], 1)
+    wait_for(lambda: stage.service.done(orders) == {"first"}, "reads orders")
+    stage.wait_settled(orders)
+    with denied(stage, ResourceType.TOPIC, topology.dlq, AclOperation.WRITE):
+        stage.produce(orders, [{"id": 0, "fail": 1}, {"id": 1, "reject": 1}, *({"id": n} for n in range(2, 9))], 1)
+        wait_for(lambda: "retryapp.hand_off_refused" in worker.log, "it is said")
+        wait_for(lambda: stage.service.done(orders) == {"first", 0, *range(2, 9)}, "the others are done")
+        assert evidence.committed(orders) == {0: 2}
+    wait_for(lambda: len(evidence.dead()) == 1, "it is a dead letter")
+    stage.wait_settled(orders)
+    runs = Counter((visit.facts["id"], visit.attempt) for visit in stage.service.of(orders))
+    assert set(runs.values()) == {1}, "nothing runs again"
+    (line,) = [line for line in worker.log.splitlines() if "retryapp.hand_off_refused" in line]
+    assert f"{topology.dlq} refuses a hand-off: this login may not write to it; it needs WRITE" in line
+    assert "retryapp.lane_failed" not in worker.log
+    assert worker.stop() == 0

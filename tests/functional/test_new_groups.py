@@ -14,7 +14,7 @@ import sys
 from retryapp.kafka import KafkaConnection, Positions
 positions = Positions(KafkaConnection(sys.argv[1]))
 for number in range(5):
-    found = positions.group_offsets(f"nobody{number}", [[("orders", partition)] for partition in range(8)])
+    found = positions.group_offsets(f"nobody{number}", [("orders", partition) for partition in range(8)])
     assert set(found.values()) == {None}
 
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.machine import held_to
 from retryapp.guardian import is_alive
 from retryapp.stage import Child, ChildFailedError, NotInTimeError, Run, stop_all, wait_for
 
@@ -174,11 +175,8 @@ def test_a_child_is_held_to_its_processors(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     core = min(before)
     with Run(tmp_path) as run:
-        child = run.child(
-            "pinned",
-            [sys.executable, "-c", "import os; print('ready at', os.sched_getaffinity(0))"],
-            cores=frozenset({core}),
-        )
+        with held_to(frozenset({core})):
+            child = run.child("pinned", [sys.executable, "-c", "import os; print('ready at', os.sched_getaffinity(0))"])
         assert child.wait_for_line(r"ready at (.+)$").group(1) == f"{{{core}}}"
     assert os.sched_getaffinity(0) == before
 

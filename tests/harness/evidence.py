@@ -52,7 +52,7 @@ class Evidence:
         """Return the group's committed offset by partition; the first kept one where there is none."""
         kept = KafkaAdmin(self.connection).offsets(topic)
         found = wait_for(lambda: self._committed([TopicPartition(topic, p) for p in kept]), "the coordinator answers")
-        return {c.partition: c.offset if c.offset >= 0 else kept[c.partition].begin for c in found}
+        return {c.partition: c.offset if c.offset >= 0 else kept[c.partition].start for c in found}
 
     def _committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
         """Ask once; nothing while a broker that was restarted has no coordinator yet."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from retryapp.core.classify import DeadReason, classify
 from retryapp.core.decide import Dead, RetryAt
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import ESCAPED, OUR_HEADERS, SHIELD, decode_metadata, decode_waiting
+from retryapp.core.headers import ESCAPED, OUR_HEADERS, SHIELD, decode_metadata
 from retryapp.core.hops import Outgoing, after_failure, arriving, restore, to_dead_letter, to_row, to_tier
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
@@ -119,13 +119,11 @@ def test_any_failure_of_any_record_can_be_told(
         waits = told(seen, metadata, error, AGAIN)
         out = to_tier(seen, topology=TOPOLOGY, metadata=waits)
         assert (out.topic, out.partition) == (TOPOLOGY.retry_topics[0], record.partition)
-        waiting = decode_waiting(out.headers)
-        assert waiting is not None
-        assert (waiting.failure_id, waiting.attempt, waiting.due_at_ms) == (waits.failure_id, attempt, 5_000)
         row = decode_row(encode_row(to_row(out, waits)))
         assert (row.due_at_ms, row.attempt) == (5_000, attempt)
         metadata = decode_metadata(row.headers)
         assert metadata is not None
+        assert (metadata.failure_id, metadata.attempt, metadata.due_at_ms) == (waits.failure_id, attempt, 5_000)
         back = Record(TOPOLOGY.pending_changelog, record.partition, 9, 77, row.key, row.value, row.headers)
         seen = restore(back, metadata)
         assert seen == shown(first, record.timestamp_ms)

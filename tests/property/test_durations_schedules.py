@@ -12,13 +12,12 @@ from retryapp.core.decide import Dead, RetryAt, decide
 from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidDurationError
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.schedule import Exponential, Fixed, Sequence, parse_schedule
+from retryapp.core.schedule import Exponential, Sequence, parse_schedule
 from retryapp.core.verdicts import RetryLater
 
 lengths = st.integers(1, MAX_DURATION_MS)
 rngs = st.floats(0, 1, exclude_max=True)
 sequences = st.lists(lengths, min_size=1, max_size=30).map(lambda delays: Sequence(tuple(delays)))
-fixeds = st.builds(Fixed, lengths, st.integers(1, 50))
 
 
 @st.composite
@@ -34,7 +33,7 @@ def exponentials(draw: st.DrawFn) -> Exponential:
     )
 
 
-schedules = st.one_of(sequences, fixeds, exponentials())
+schedules = st.one_of(sequences, exponentials())
 rules = st.lists(
     st.sampled_from([retryable(OSError), non_retryable(ValueError, KeyError), non_retryable(RetryLater)]), max_size=3
 )

@@ -51,8 +51,8 @@ def test_the_download_is_announced_with_its_size(tool: ModuleType, capsys: pytes
     said = capsys.readouterr().out
     total = tool.DOWNLOAD_MB["base"] + tool.DOWNLOAD_MB["demo"] + tool.DOWNLOAD_MB["spark"]
     assert f"at most {total} MB" in said
-    assert f"{kafka_jars().size / 1e6:.0f} MB  later, at the first broker start" in said
-    assert f"{spark_jars().size / 1e6:.0f} MB  later, at Spark's first start" in said
+    assert f"{sum(jar.size for jar in kafka_jars().jars) / 1e6:.0f} MB  later, at the first broker start" in said
+    assert f"{sum(jar.size for jar in spark_jars().jars) / 1e6:.0f} MB  later, at Spark's first start" in said
     assert said.splitlines()[-1].endswith(tool.WITHOUT_REPORT)
     assert "Java" not in said
 

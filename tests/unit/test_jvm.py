@@ -21,6 +21,7 @@ from retryapp.core.errors import DiskFullError, JavaMissingError, OfflineError
 FakeJava = Callable[[Path, str], Path]
 CONTENT = b"a jar"
 JARS = jvm.JarList(
+    program="kafka",
     version="9.9.9",
     jars=tuple(
         jvm.Jar(
@@ -107,7 +108,6 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Repository:
     """A repository that serves the two jars of a short list."""
     repository = Repository()
     monkeypatch.setattr(_resolver.http, "get", repository.get)
-    monkeypatch.setattr(jvm, "kafka_jars", lambda: JARS)
     return repository
 
 
@@ -117,11 +117,11 @@ class TestJars:
     def test_second_use_needs_no_network(self, tmp_path: Path, repository: Repository) -> None:
         """What is cached is used."""
         seen: list[jvm.Jar] = []
-        first = jvm.ensure_jars(tmp_path, progress=seen.append)
+        first = jvm.ensure_jars(tmp_path, JARS, progress=seen.append)
         repository.error = requests.ConnectionError()
-        assert jvm.ensure_jars(tmp_path) == first
+        assert jvm.ensure_jars(tmp_path, JARS) == first
         assert sorted(seen, key=lambda jar: jar.name) == list(JARS.jars)
-        assert jvm.missing_jars(tmp_path) == ()
+        assert jvm.missing_jars(tmp_path, JARS) == ()
         assert {path.name for path in first[0].parent.iterdir()} == {"one-1.jar", "two-1.jar", ".lock"}
 
     def test_offline_is_named_without_addresses(self, tmp_path: Path, repository: Repository) -> None:
@@ -130,29 +130,29 @@ class TestJars:
         failure.__cause__ = OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
         repository.error = failure
         with pytest.raises(OfflineError, match=r"org\.example:.*Network is unreachable") as caught:
-            jvm.ensure_jars(tmp_path)
+            jvm.ensure_jars(tmp_path, JARS)
         assert "secret" not in str(caught.value)
-        assert len(jvm.missing_jars(tmp_path)) == 2
+        assert len(jvm.missing_jars(tmp_path, JARS)) == 2
 
     def test_a_refusing_repository_is_named(self, tmp_path: Path, repository: Repository) -> None:
         """An answer other than 200 is no jar."""
         repository.status = 503
         with pytest.raises(OfflineError, match="did not serve"):
-            jvm.ensure_jars(tmp_path)
+            jvm.ensure_jars(tmp_path, JARS)
 
     def test_a_changed_jar_is_refused(self, tmp_path: Path, repository: Repository) -> None:
         """Of the same size, even; nothing of it reaches the cache."""
         repository.content = b"A JAR"
         with pytest.raises(jvm.JarDamagedError, match=r"SHA-256"):
-            jvm.ensure_jars(tmp_path)
-        assert len(jvm.missing_jars(tmp_path)) == 2
+            jvm.ensure_jars(tmp_path, JARS)
+        assert len(jvm.missing_jars(tmp_path, JARS)) == 2
 
     def test_a_damaged_cache_is_mended(self, tmp_path: Path, repository: Repository) -> None:
         """A cached jar that changed is fetched anew."""
-        paths = jvm.ensure_jars(tmp_path)
+        paths = jvm.ensure_jars(tmp_path, JARS)
         paths[1].write_bytes(b"A JAR")
         before = repository.requests
-        assert jvm.ensure_jars(tmp_path)[1].read_bytes() == CONTENT
+        assert jvm.ensure_jars(tmp_path, JARS)[1].read_bytes() == CONTENT
         assert repository.requests > before
 
     @pytest.mark.usefixtures("repository")
@@ -164,14 +164,14 @@ class TestJars:
 
         monkeypatch.setattr(jvm, "_fetch", full)
         with pytest.raises(DiskFullError, match="No space left"):
-            jvm.ensure_jars(tmp_path)
+            jvm.ensure_jars(tmp_path, JARS)
 
     @pytest.mark.usefixtures("repository")
     def test_a_file_in_the_way_is_named(self, tmp_path: Path) -> None:
         """The cache folder cannot be made."""
         (tmp_path / "cache").write_text("")
         with pytest.raises(jvm.FolderUnusableError, match="RETRYAPP_CACHE_DIR"):
-            jvm.ensure_jars(tmp_path / "cache")
+            jvm.ensure_jars(tmp_path / "cache", JARS)
 
 
 def test_the_pinned_list_is_one_kafka() -> None:

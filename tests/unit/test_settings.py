@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from retryapp.core.errors import InvalidSettingError
-from retryapp.settings import Settings, load_settings, settings_table
+from retryapp.settings import Settings, load_settings
 
 
 def test_defaults_keep_pages_on_loopback() -> None:
@@ -50,14 +50,8 @@ def test_settings_are_frozen() -> None:
         load_settings().web_port = 1  # type: ignore[misc]
 
 
-def test_the_table_has_every_setting_with_help() -> None:
+def test_every_setting_has_help() -> None:
     """The documentation is made from it."""
-    rows = settings_table()
-    assert len(rows) == len(Settings.model_fields)
-    assert all(row.name.startswith("RETRYAPP_") and row.help.endswith(".") and row.default for row in rows)
-    assert {row.name: row.default for row in rows}["RETRYAPP_GRACE"] == "25s"
-
-
-def test_no_default_names_this_machine() -> None:
-    """The table is the same wherever it is made."""
-    assert str(Path.home()) not in "".join(row.default for row in settings_table())
+    for field in Settings.model_fields.values():
+        assert str(field.validation_alias).startswith("RETRYAPP_")
+        assert (field.description or "").endswith(".")

@@ -253,7 +253,7 @@ def _discard(result: object) -> None:
 def abandon(handler: Handler, run: asyncio.Future[Any], delivery: Delivery) -> None:
     """Make a run that does not end an orphan, and log it."""
     orphans = handler.orphans
-    orphans.adopt(run)
+    orphans.adopt(run, delivery.failure_id)
     logger.warning("retryapp.run_abandoned", extra=_facts(handler, delivery, "was given up and goes on"))
     if orphans.full:
         logger.warning(

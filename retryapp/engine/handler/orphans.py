@@ -1,17 +1,21 @@
 """Count and bound the runs of a handler that were given up and go on.
 
 A thread cannot be stopped, and a coroutine may refuse its cancellation. Such a run is an orphan: its record is settled
-(or will be read again) and its outcome ignored. At the limit no new run of the handler begins until one has ended.
+(or will be read again) and its outcome ignored. At the limit no new run of the handler begins until one has ended; if
+that takes too long, only a new process helps.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 MIN_ORPHANS: Final = 16
 """Least limit whatever the `concurrency`: one record that hangs at every attempt must not stop the others."""
+HUNG_S: Final = 60.0
+"""How long a handler may be full before `on_hung` is called. Its runs are past their time-out already."""
 
 
 class Orphans:
@@ -21,7 +25,9 @@ class Orphans:
         self.limit = limit
         """No new run begins while there are this many; up to ``limit - 1 + 2 * concurrency`` may come together."""
         self.total = 0
-        self._runs: set[asyncio.Future[Any]] = set()
+        self.on_hung: Callable[[], None] = lambda: None
+        self._runs: dict[asyncio.Future[Any], str] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
@@ -33,15 +39,24 @@ class Orphans:
         return len(self._runs) >= self.limit
 
     @property
+    def problem(self) -> str | None:
+        """What is wrong if no new run may begin, with the records whose runs go on; else None."""
+        if not self.full:
+            return None
+        return f"no run can begin: {len(self)} hang past their time-out: {', '.join(self._runs.values())}"
+
+    @property
     def waiting(self) -> int:
         """Deliveries that wait for an orphan to end."""
         return len(self._waiting)
 
-    def adopt(self, run: asyncio.Future[Any]) -> None:
-        """Count a run that was given up until it ends."""
+    def adopt(self, run: asyncio.Future[Any], name: str = "?") -> None:
+        """Count a run that was given up until it ends; `name` is its record's."""
         self.total += 1
-        self._runs.add(run)
+        self._runs[run] = name
         run.add_done_callback(self._ended)
+        if self.full and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HUNG_S, lambda: self.on_hung())
 
     async def room(self) -> None:
         """Wait until a new run may begin."""
@@ -55,10 +70,13 @@ class Orphans:
                     self._waiting.remove(turn)
 
     def _ended(self, run: asyncio.Future[Any]) -> None:
-        self._runs.discard(run)
+        self._runs.pop(run, None)
         if not run.cancelled():
             run.exception()  # looked at: asyncio complains of errors that nobody saw
         if not self.full:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             while self._waiting:
                 turn = self._waiting.popleft()
                 if not turn.done():

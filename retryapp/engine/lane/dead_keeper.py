@@ -1,10 +1,10 @@
-"""Fill the dead-letter table after its lane has opened: it only answers queries."""
+"""Keep the dead-letter table of an open lane. It only answers queries, so no fault of it reaches the lane."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
@@ -21,50 +21,77 @@ class DeadLetterKeeper:
     """Fills a dead-letter table from its topic and forgets what retention deletes, as long as the lane is open.
 
     Letters that the lane publishes meanwhile are written at once, but move `next_offset` only once the table is filled:
-    before, it would pass letters that are not read yet.
+    before, it would pass letters that are not read yet. A table that fails is dropped and filled again.
     """
 
     def __init__(
-        self, lane: str, table: DeadLetterTable, *, dlq: TopicPartition, reader: TopicReader, clock: Clock
+        self,
+        lane: str,
+        open_table: Callable[[], DeadLetterTable],
+        *,
+        dlq: TopicPartition,
+        reader: TopicReader,
+        clock: Clock,
     ) -> None:
         self.filled = False
-        self.fault: DiskFullError | StoreBrokenError | None = None
-        self.task = asyncio.create_task(self._keep(), name=f"dead-{lane}")
+        self.table: DeadLetterTable | None = None
+        """None: not open yet, or failed."""
         self._lane = lane
-        self._table = table
+        self._open_table = open_table
         self._dlq = dlq
         self._reader = reader
         self._clock = clock
+        self._faulty = False
+        self.task = self._start()
 
     def write(self, dead: Sequence[DeadRow]) -> None:
         """Write letters that the lane has published, in the order of their offsets."""
-        self._table.write(dead, dead[-1].offset + 1 if self.filled else None)
+        if self.table is None:
+            return  # they are read when it is filled
+        try:
+            self.table.write(dead, dead[-1].offset + 1 if self.filled else None)
+        except Exception as exc:  # noqa: BLE001 - whatever it is: the lane must go on
+            self._drop(exc)
+            self.task.cancel()
+            self.task = self._start(_REFILL_S)
 
-    async def _keep(self) -> None:
+    def _start(self, wait_s: float = 0.0) -> asyncio.Task[None]:
+        return asyncio.create_task(self._keep(wait_s), name=f"dead-{self._lane}")
+
+    def _drop(self, fault: Exception) -> None:
+        level = logging.DEBUG if self._faulty else logging.WARNING  # once until it is filled again
+        logger.log(level, "The dead-letter table of lane %s failed and will be rebuilt: %s", self._lane, fault)
+        table, self.table, self.filled, self._faulty = self.table, None, False, True
+        if table is not None:
+            table.drop()
+
+    async def _keep(self, wait_s: float) -> None:
         while True:
-            wait_s = _FORGET_S
-            try:
-                first, _ = (await self._reader.bounds([self._dlq]))[self._dlq]
-                await self._forget_before(first)
-                if not self.filled:
-                    await self._reader.read(self._dlq, self._table.next_offset, self._take, background=True)
-                    self.filled = True
-            except (DiskFullError, StoreBrokenError) as exc:
-                self.fault = exc
-                return
-            except Exception as exc:  # noqa: BLE001 - the broker may be away; this table only answers questions
-                logger.info("Dead letters of lane %s could not be read: %r", self._lane, exc)
-                wait_s = _REFILL_S
             await self._clock.sleep(wait_s)
+            try:
+                if self.table is None:
+                    self.table = self._open_table()
+                await self._refresh(self.table)
+            except Exception as exc:  # noqa: BLE001 - the broker may be away, or the disk full
+                if self.table is None or isinstance(exc, (DiskFullError, StoreBrokenError)):
+                    self._drop(exc)
+                else:
+                    logger.info("Dead letters of lane %s could not be read: %r", self._lane, exc)
+            wait_s = _FORGET_S if self.filled else _REFILL_S
 
-    def _take(self, records: list[Any], position: int) -> None:
-        self._table.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
-
-    async def _forget_before(self, first_offset: int) -> None:
+    async def _refresh(self, table: DeadLetterTable) -> None:
+        first, _ = (await self._reader.bounds([self._dlq]))[self._dlq]
         gone = True
         while gone:
-            gone = self._table.forget_before(first_offset) > 0
+            gone = table.forget_before(first) > 0
             await asyncio.sleep(0)
+        if not self.filled:
+
+            def take(records: list[Any], position: int) -> None:
+                table.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
+
+            await self._reader.read(self._dlq, table.next_offset, take, background=True)
+            self.filled, self._faulty = True, False
 
 
 def dead_rows(dlq: TopicPartition, batch: LaneBatch, receipt: LaneReceipt) -> list[DeadRow]:

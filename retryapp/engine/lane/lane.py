@@ -1,15 +1,17 @@
 """Carry the turns of one handler and partition in transactions, in order, one at a time.
 
-Life of a lane (DESIGN section 4, rules 2 to 5):
+Life of a lane (docs/protocol.md, rules 13, 19, 26 and 32):
 
 1. open: prove membership, take a new producer (fences the former owner), prove again, read committed offsets and the
    tail of the changelog, set the consumer back, let records flow;
 2. serve: everything queued meanwhile joins the next transaction; offsets alone wait for a tick. After a transaction
    the lane rests about as long as it took, unless a full one waits: where lanes compete for broker and processor,
    fewer and larger transactions have the lower latency;
-3. on *any* error: drop all turns, hold the partition, close producer and store, and open again. The outcome of an
-   unknown commit is found by reading, never by repeating;
-4. finish (revoke, shutdown): commit what is queued, then close.
+3. if a topic refuses a hand-off, its transaction did not happen: commit less and less at once until the refused turn
+   is alone, then hold it back and go on without it (`engine.lane.refused`);
+4. on *any* other error: drop all turns, hold the partition, close producer and store, and open again. The outcome of
+   an unknown commit is found by reading, never by repeating;
+5. finish (revoke, shutdown): commit what is queued, then close.
 
 No turn outlives its producer: turns of an older session are refused.
 """
@@ -22,9 +24,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 
-from retryapp.core.errors import LaneClosedError
+from retryapp.core.lane_errors import HandOffRefusedError, LaneClosedError
+from retryapp.core.publication import Publication
+from retryapp.core.rows import parse_row_key
 from retryapp.engine.lane.limits import LaneLimits as LaneLimits
 from retryapp.engine.lane.limits import within
+from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.transport import LaneProtocol, NotMemberError, RebalancingError
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, Observation, Observer, TopicPartition
@@ -72,6 +77,9 @@ class Lane:
         self._queue: deque[Turn] = deque()
         self._urgent = 0
         self._queued_bytes = 0
+        self._most = self._limits.turns
+        """Turns in the next transaction: fewer while a refused one is looked for."""
+        self._refused = RefusedTurns(self._retry)
         self._wake = asyncio.Event()
         self._finishing = False
         self._failure: Exception | None = None
@@ -91,10 +99,14 @@ class Lane:
 
     @property
     def room(self) -> int:
-        """Turns that the lane takes before it is full."""
-        if self.state is not LaneState.OPEN or self._queued_bytes >= self._limits.backlog_size:
-            return 0
-        return self._limits.backlog - len(self._queue)
+        """Turns of the main topic that the lane takes before it is full."""
+        full = self._queued_bytes >= self._limits.backlog_size or self._refused.barrier is not None
+        return 0 if full or self.state is not LaneState.OPEN else self._limits.backlog - len(self._queue)
+
+    @property
+    def refusal(self) -> HandOffRefusedError | None:
+        """Why it holds turns back, or None."""
+        return self._refused.error
 
     def submit(self, session: int, turn: Turn) -> None:
         """Queue a turn, or raise `LaneClosedError`: its session is over, and its records will be read again."""
@@ -212,7 +224,8 @@ class Lane:
     def _drop(self) -> bool:
         """Drop uncommitted turns (their records are read again); tell whether that ended a session."""
         was_open = self.state is LaneState.OPEN
-        turns, self._queue = self._queue, deque()
+        turns = [*self._refused.end(), *(turn for turn in self._queue if turn.refusal is None)]
+        self._queue, self._refused, self._most = deque(), RefusedTurns(self._retry), self._limits.turns
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
         for timer in (self._timer, self._rest, self._renewal, self._confirmation):
@@ -280,22 +293,28 @@ class Lane:
 
     async def _transact(self) -> bool:
         """Commit what fits into one transaction; tell whether there was more."""
+        turns, batch = self._take()
+        if not turns:  # all that were there wait for a held one
+            return False
         for timer in (self._rest, self._confirmation):
             if timer is not None:
                 timer.cancel()
         self._rest = self._confirmation = None
         self._ready.clear()
         began_s = self._clock.monotonic_s()
-        turns, batch = self._take()
         more = bool(self._queue)
         try:
             async with within(self._limits.commit_s, "a commit"):
                 receipt = await self._transport.commit(batch)
             self._transport.apply(batch, receipt)
+        except HandOffRefusedError as exc:
+            await self._take_back(turns, exc)
+            self._ready.set()
+            return True
         except BaseException:
-            # the outcome is unknown until the topics were read again
-            self._queue.extendleft(reversed(turns))
+            self._put_back(turns)  # the outcome is unknown until the topics were read again
             raise
+        self._most = min(2 * self._most, self._limits.turns)
         self._committed = True
         self._idle = False
         self._positions |= batch.offsets
@@ -305,6 +324,41 @@ class Lane:
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more
+
+    async def _take_back(self, turns: list[Turn], refusal: HandOffRefusedError) -> None:
+        """Hold back a turn that a topic refuses, if it was alone; else queue all again, to try fewer at once."""
+        first, alone = turns[0], len(turns) == 1
+        if alone and any(isinstance(out, Publication) and out.topic == refusal.topic for out in first.publishes):
+            self._put_back(turns)
+            raise refusal  # in the next session the attempt that publishes it fails
+        told = first.refusal is not None
+        self._most = max(1, len(turns) // 2)
+        if alone:
+            self._refused.hold(first, refusal)
+        else:
+            self._put_back(turns)
+        async with within(self._limits.open_s, "a new producer"):
+            await self._transport.renew()
+        if alone:
+            first.refusal = await self._transport.explain(refusal)
+            if not told:
+                self._report_refused(Event.HAND_OFF_REFUSED, first)
+
+    def _retry(self, turn: Turn) -> None:
+        self._most = 1
+        self._put_back([turn])
+        self._tick_due = True
+        self._wake.set()
+
+    def _report_refused(self, event: Event, turn: Turn) -> None:
+        offset = turn.next_offset - 1 if turn.claim is None else parse_row_key(turn.claim).origin_offset
+        error_type, message = type(turn.refusal).__name__, str(turn.refusal)
+        self._report(event, topic=self._handler, offset=offset, error_type=error_type, message=message)
+
+    def _put_back(self, turns: list[Turn]) -> None:
+        self._queue.extendleft(reversed(turns))
+        self._queued_bytes += sum(turn.size for turn in turns)
+        self._urgent += sum(turn.urgent for turn in turns)
 
     def _begin_rest(self, took_s: float) -> None:
         limits = self._limits
@@ -318,7 +372,7 @@ class Lane:
         batch = LaneBatch()
         turns: list[Turn] = []
         size = changes = 0
-        while self._queue and len(turns) < self._limits.turns:
+        while self._queue and len(turns) < self._most:
             turn = self._queue[0]
             size += turn.size
             changes += turn.changes
@@ -326,22 +380,12 @@ class Lane:
                 break
             self._queue.popleft()
             self._queued_bytes -= turn.size
-            turns.append(turn)
-            batch.size += turn.size
             if turn.urgent:
                 self._urgent -= 1
-            if turn.source is not None:
-                reached = batch.offsets.get(turn.source, self._positions.get(turn.source, 0))
-                batch.offsets[turn.source] = max(reached, turn.next_offset)  # offsets never move back
-                if turn.next_offset > reached:
-                    batch.notes.pop(turn.source, None)  # it was about the former one
-                if turn.note is not None:
-                    batch.notes[turn.source] = turn.note
-            batch.tally = turn.tally or batch.tally
-            batch.publishes.extend(turn.publishes)
-            batch.rows.extend(turn.rows)
-            if turn.rows_note is not None:
-                batch.rows_note = turn.rows_note
+            if self._refused.keep(turn):
+                continue
+            turns.append(turn)
+            turn.join(batch, self._positions)
         return turns, batch
 
     def _settle(self, turns: list[Turn], receipt: LaneReceipt) -> None:
@@ -351,6 +395,9 @@ class Lane:
             if turn.on_settled is not None:
                 turn.on_settled(True, tuple(receipt.published_offsets[at : at + n]))
             at += n
+            if turn.refusal is not None:
+                self._put_back(self._refused.release())
+                self._report_refused(Event.HAND_OFF_ACCEPTED, turn)
             for observation in turn.observations:
                 self._observer.observe(observation)
         self._on_applied(turns)

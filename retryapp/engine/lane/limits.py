@@ -34,7 +34,7 @@ class LaneLimits:
     back the acknowledged transaction (docs/reliability.md, F4); it then refuses the producer, and the lane reopens."""
     open_s: float = 30.0
     commit_s: float = 30.0
-    """Deadline of one transaction; must be above the producer's request time-out to let it report its own error."""
+    """Deadline of one transaction: above the transaction's own time-out, within which the client repeats requests."""
     first_backoff_s: float = 0.1
     """Wait after a failure, doubled by each further one."""
     last_backoff_s: float = 5.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.deduplicate import live_rows
-from retryapp.core.errors import ChangelogReplacedError, FormerRowsError, OffsetsMissingError, StoreAheadError
+from retryapp.core.lane_errors import ChangelogReplacedError, FormerRowsError, OffsetsMissingError, StoreAheadError
 from retryapp.core.rows import is_identity
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
@@ -128,8 +128,6 @@ async def recover_seen(
     except BaseException:
         seen.close()  # or its folder would stay locked
         raise
-    if seen.dropped:
-        logger.warning("The local copy of %s was dropped and rebuilt: %s", changelog.topic, seen.dropped)
     return seen
 
 

@@ -1,17 +1,19 @@
 """The steps of a lane with Kafka and its local stores, over the primitives of a client.
 
 A lane calls `prove`, `fence`, `prove`, `committed`, `recover`, `release` to open, then `commit` and `apply`, one batch
-at a time; after any error `hold` and `close`, and it opens again. The order of the steps keeps records (DESIGN
-section 4):
+at a time; after any error `hold` and `close`, and it opens again. The order of the steps keeps records
+(docs/protocol.md, rules 12, 26, 28 and 29):
 
 * the producer is new at every opening: its start fences the former owner and ends its transaction, and offsets read
-  after it are stable; a producer that saw an error is never used again;
+  after it are stable; a producer that saw an error is never used again: after a refusal, whose transaction is known
+  not to be committed, the session goes on with a new one (`renew`);
 * the changelog is read to its end by *position*: its last record is usually a transaction marker; what was read before
   a deadline or a fault stays in the local store, and the next opening continues from there;
-* every transaction ends with a progress record on the changelog (rule 20), the offsets of all sources: the broker
+* every transaction ends with a progress record on the changelog (rule 30), the offsets of all sources: the broker
   forgets those of a group that was away for a week. The group's offsets, which an operator can set, take precedence;
 * the local store is written after the commit only, and one that failed during a write is dropped;
-* the dead-letter table only answers queries, so it is filled after the lane has opened.
+* the dead-letter table only answers questions, so it is opened and filled after the lane has opened, and no fault of
+  it reaches the lane.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from retryapp.core import marks
-from retryapp.core.errors import OffsetsGoneError, RetryAppError
+from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError, OffsetsGoneError
 from retryapp.core.marks import Suspected, Tally
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.lane.notes import Notes
@@ -72,11 +76,12 @@ class LaneProtocol(ABC):
     """Records of the main topic that may have killed a worker, as found by the last opening."""
     suspected_rows: Suspected | None = None
     pending: PendingTable | None = None
-    dead: DeadLetterTable | None = None
     seen: SeenTable | None = None
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written to the changelog."""
     _notes: Notes | None = None
+    _before: tuple[dict[str, int], Notes | None] = field(default=({}, None))
+    """Both as they were before the last commit."""
     _doubted: bool = False
     _dead_keeper: DeadLetterKeeper | None = None
 
@@ -126,8 +131,12 @@ class LaneProtocol(ABC):
         """Stop the flow of this lane's partitions, and drop what was fetched before."""
 
     @abstractmethod
-    def open_stores(self) -> tuple[PendingTable, DeadLetterTable]:
-        """Open the local stores, or new ones if they cannot be trusted."""
+    def open_pending(self) -> PendingTable:
+        """Open the pending table, or a new one if it cannot be trusted."""
+
+    @abstractmethod
+    def open_dead(self) -> DeadLetterTable:
+        """Open the dead-letter table, the same."""
 
     def open_seen(self) -> SeenTable:
         """Open the table of seen events, the same; called only if `LaneSite.seen` names its changelog."""
@@ -182,12 +191,15 @@ class LaneProtocol(ABC):
     async def recover(self) -> None:
         """Open the local tables and read them up to the end of their topics."""
         changelog, name = self.place.changelog, self.place.name
-        if not await catch_up(self._open_tables(), self.reader, changelog, name):
-            seen = self.open_seen() if self.place.seen is not None else None
-            for table in (seen, self.dead, self.pending):  # all have records of the rolled-back transaction
-                if table is not None:
-                    table.drop()  # the pending table last: only it tells the next opening
-            await catch_up(self._open_tables(), self.reader, changelog, name)
+        self.pending = self.open_pending()
+        if not await catch_up(self.pending, self.reader, changelog, name):
+            with suppress(EnvironmentFault):
+                self.open_dead().drop()
+            if self.place.seen is not None:
+                self.open_seen().drop()
+            self.pending.drop()  # last: all have records of the rolled-back transaction, only it tells the next opening
+            self.pending = self.open_pending()
+            await catch_up(self.pending, self.reader, changelog, name)
         await self._learn_time()  # expiry and marks need a trusted clock
         await self._mark_rows()
         if self.place.seen is not None:
@@ -210,19 +222,17 @@ class LaneProtocol(ABC):
         if self.pending is not None and receipt.changelog_offset is not None:
             self.pending.write((), receipt.changelog_offset)
 
-    def _open_tables(self) -> PendingTable:
-        self.pending, self.dead = self.open_stores()
-        for table in (self.pending, self.dead):
-            if table.dropped:
-                logger.warning("Local store of lane %s dropped and rebuilt: %s", self.place.name, table.dropped)
-        return self.pending
+    @property
+    def dead(self) -> DeadLetterTable | None:
+        """The dead letters, if there is a table of them now."""
+        return None if self._dead_keeper is None else self._dead_keeper.table
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set the consumer to `starts` and let records of these partitions flow."""
         await self.reposition(starts)
-        if self.dead is not None:
-            name, dlq = self.place.name, self.place.dlq
-            self._dead_keeper = DeadLetterKeeper(name, self.dead, dlq=dlq, reader=self.reader, clock=self.clock)
+        self._dead_keeper = DeadLetterKeeper(
+            self.place.name, self.open_dead, dlq=self.place.dlq, reader=self.reader, clock=self.clock
+        )
 
     async def _learn_time(self) -> None:
         """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
@@ -233,10 +243,15 @@ class LaneProtocol(ABC):
     # -- serving ------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: LaneBatch) -> LaneReceipt:
-        """Commit a batch in one transaction. After any error the outcome is unknown and the lane must reopen.
+        """Commit a batch in one transaction.
 
         Begin, publish hand-offs and changelog, add offsets, await every answer, commit.
+
+        Raises:
+            HandOffRefusedError: nothing is committed; the lane goes on after `renew`.
+            Exception: the outcome is unknown, and the lane must reopen.
         """
+        self._before = dict(self._progress), replace(self._beside())
         await self.begin()
         sent_ms = self.clock.counted_ms()
         sent, logged = await self.send(batch.publishes), await self._log(batch)
@@ -246,6 +261,22 @@ class LaneProtocol(ABC):
         published, written = await sent.offsets(), await logged.offsets()
         await self.end_transaction()
         return LaneReceipt(published, max(written, default=None))
+
+    async def renew(self) -> None:
+        """Take a new producer within the session, after a refusal; its start ends the refused transaction.
+
+        aiokafka's old one is of no use: it has counted the refused batch, so the next one for that partition is out of
+        sequence, also after an abort; and batches for a denied topic would be sent in the next transaction.
+        """
+        self._progress, self._notes = self._before
+        self.end_producer()
+        await self.prove()
+        await self.fence()
+        await self.prove()
+
+    async def explain(self, error: HandOffRefusedError) -> HandOffRefusedError:
+        """Return a refusal with the topic's limit, if that can be read."""
+        return error
 
     @property
     def tally(self) -> Tally | None:
@@ -295,8 +326,6 @@ class LaneProtocol(ABC):
         keeper = self._dead_keeper
         if self.pending is None or keeper is None:
             raise RuntimeError(f"lane {self.place.name} has no local store")
-        if keeper.fault is not None:
-            raise keeper.fault
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())
         if receipt.changelog_offset is not None:
@@ -309,7 +338,7 @@ class LaneProtocol(ABC):
 
     async def close(self) -> None:
         """Close producer and tables; never raises. A table that failed during a write is dropped."""
-        tables, self.pending, self.dead, self.seen = (self.pending, self.dead, self.seen), None, None, None
+        tables, self.pending, self.seen = (self.pending, self.dead, self.seen), None, None
         keeper, self._dead_keeper = self._dead_keeper, None
         ends: set[asyncio.Task[None]] = set()
         if keeper is not None:

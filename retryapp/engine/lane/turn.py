@@ -6,16 +6,17 @@ in order, many in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.lifecycle import LifecycleEvent
 from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.topology import HandlerTopology
-from retryapp.ports import Event, Observation, Row, TopicPartition
+from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
 
 _RECORD_BYTES = 40
 
@@ -49,6 +50,8 @@ class Turn:
     skipped: bool = False
     patient: bool = False
     """What it publishes may wait as long as an offset."""
+    refusal: HandOffRefusedError | None = None
+    """Why a topic refused it, if one has."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
@@ -69,6 +72,22 @@ class Turn:
     def changes(self) -> int:
         """Records that the turn adds to a transaction."""
         return len(self.publishes) + len(self.rows)
+
+    def join(self, batch: LaneBatch, positions: Mapping[TopicPartition, int]) -> None:
+        """Become part of a transaction, behind the turns that are in it; `positions` were committed before."""
+        if self.source is not None:
+            reached = batch.offsets.get(self.source, positions.get(self.source, 0))
+            batch.offsets[self.source] = max(reached, self.next_offset)  # offsets never move back
+            if self.next_offset > reached:
+                batch.notes.pop(self.source, None)  # it was about the former one
+            if self.note is not None:
+                batch.notes[self.source] = self.note
+        batch.size += self.size
+        batch.tally = self.tally or batch.tally
+        batch.publishes.extend(self.publishes)
+        batch.rows.extend(self.rows)
+        if self.rows_note is not None:
+            batch.rows_note = self.rows_note
 
 
 def settling(record: Record, **changes: Any) -> Turn:

@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from retryapp.core.errors import LaneClosedError, MembershipLapsedError
+from retryapp.core.lane_errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import row_due_ms

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from retryapp.core.errors import LaneClosedError
+from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.marks import Mark, Suspected, rows_text
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import DeliveryContext, Run

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retryapp.core.errors import LaneClosedError, UnreadableTopicError
+from retryapp.core.errors import UnreadableTopicError
+from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.record import Record
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.partition import Delivered

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from retryapp.core import marks
-from retryapp.core.errors import PositionGoneError
+from retryapp.core.lane_errors import PositionGoneError
 from retryapp.core.record import Record
 from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState

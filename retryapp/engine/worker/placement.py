@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from retryapp.core.errors import LaneClosedError
+from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext

@@ -47,7 +47,7 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     )
     mains = Sources(cluster_id=ours.cluster_id, group=group, topics=tuple(sources))
     positions = Positions(admin.connection)
-    committed = positions.group_offsets(group, [[place] for place in mains.places])
+    committed = positions.group_offsets(group, mains.places)
     ends = positions.settled_ends(ours.places)
     retention_ms = retention_of(admin, [source.topic for source in ours.topics])
     return TakenCut(mains, {place: offset or 0 for place, offset in committed.items()}, ends, retention_ms)

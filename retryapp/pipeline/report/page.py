@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from retryapp.lookup.instants import length_text, utc_text
 from retryapp.pipeline.report import charts
 
 _FATES: Final = {"dead": "bad", "pending": "wait", "recovered": "good"}
@@ -26,7 +26,13 @@ def to_page(facts: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = {"span": length_text, "utc": utc_text, "count": count_text, "share": share_text, "attempt": attempt_name}
+    filters = {
+        "span": lambda length_ms: "-" if length_ms is None else length_text(length_ms),
+        "utc": lambda epoch_ms: utc_text(epoch_ms)[:19],  # to the second
+        "count": count_text,
+        "share": share_text,
+        "attempt": attempt_name,
+    }
     environment.filters.update(filters)
     page = environment.get_template("report.html").render(**facts, charts=pictures)
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -68,25 +74,6 @@ def attempt_name(row: Mapping[str, Any], *, with_main: bool = False) -> str:
     waited = f" after {row['tier']}" if row["tier"] else ""
     main = f"{row['main']}: " if with_main else ""
     return f"{main}attempt {row['attempt']}{waited}{again}"
-
-
-def length_text(length_ms: float | None) -> str:
-    """Return a length for people, with its unit.
-
-    >>> [length_text(ms) for ms in (None, 5, 1_500, 90_000, 5_400_000, 260_000_000)]
-    ['-', '5 ms', '1.5 s', '1.5 min', '1.5 h', '3.0 d']
-    """
-    if length_ms is None:
-        return "-"
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
-        if abs(length_ms) >= size:
-            return f"{length_ms / size:.1f} {unit}"
-    return f"{length_ms:.0f} ms"
-
-
-def utc_text(epoch_ms: int | None) -> str:
-    """Return an instant in UTC, to the second."""
-    return "-" if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1_000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def count_text(number: float | None) -> str:

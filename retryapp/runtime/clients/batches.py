@@ -1,7 +1,7 @@
 """Sends the records of a transaction in batches: aiokafka's `send` has a look-up and a future for each record.
 
 A batch for a topic that handlers publish to holds no more than the topic takes; a refusal of its broker is noted where
-the next publish looks (`core.publication`).
+the next publish looks (`core.publication`). A refusal that names a topic is a `HandOffRefusedError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from aiokafka.errors import (
 )
 from typing_extensions import override
 
-from retryapp.core.hops import Outgoing
+from retryapp.core.hops import Outgoing, record_size
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication
 from retryapp.ports import Acks
 
@@ -45,28 +46,21 @@ _REFUSALS: Final = (
 class Sent(Acks):
     """Records that were sent, and their offsets once acknowledged."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, over: asyncio.Future[Any]) -> None:
         self.first: asyncio.Future[Any] | None = None  # the answer to the first batch for a topic of ours
-        self.destinations: dict[str, Destination] = {}  # topics that are not ours
         self._count = count
-        self._batches: list[tuple[asyncio.Future[Any], list[int]]] = []
+        self._over = over  # the end of the transaction
+        self._batches: list[tuple[asyncio.Future[Any], Sequence[tuple[int, Outgoing]]]] = []
 
     def add(self, answer: asyncio.Future[Any], batch: Sequence[tuple[int, Outgoing]]) -> None:
         """Add the answer to a batch, and its records with their numbers, in order."""
         answer.add_done_callback(_look)
         if isinstance(first := batch[0][1], Publication):
-            self.destinations[first.topic] = first.destination
             sizes = [record.size for _, record in batch if isinstance(record, Publication)]
             answer.add_done_callback(partial(_note_refusal, first.destination, sizes))
         elif self.first is None:
             self.first = answer
-        self._batches.append((answer, [number for number, _ in batch]))
-
-    def denied(self, error: TopicAuthorizationFailedError) -> None:
-        """Note the topics to which this login may not write."""
-        for topic in [error.args[0]] if isinstance(error.args[0], str) else error.args[0]:
-            if topic in self.destinations:
-                self.destinations[topic].refuse(_DENIED)
+        self._batches.append((answer, batch))
 
     @override
     def on_appended(self, tell: Callable[[int], None]) -> bool:
@@ -84,15 +78,30 @@ class Sent(Acks):
     @override
     async def offsets(self) -> list[int]:
         offsets = [-1] * self._count
-        for answer, numbers in self._batches:
-            base = (await answer).offset
-            for at, number in enumerate(numbers):
+        for answer, batch in self._batches:
+            if not answer.done():  # it never will be if the transaction has failed, as where a topic is denied
+                await asyncio.wait({answer, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                base = (answer if answer.done() else self._over).result().offset
+            except (*_TOO_LARGE, *_REFUSALS) as exc:
+                size = max(record_size(record.key, record.value, record.headers) for _, record in batch)
+                raise HandOffRefusedError(batch[0][1].topic, type(exc).__name__, size) from exc
+            for at, (number, _) in enumerate(batch):
                 offsets[number] = base + at
         return offsets
 
 
-async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing]) -> Sent:
-    """Hand records to a producer that is in a transaction; those of one partition keep their order.
+def denied(error: TopicAuthorizationFailedError, batch: Sequence[Outgoing]) -> HandOffRefusedError:
+    """Return a transaction's error as a refusal, and note it where handlers publish."""
+    topics = [error.args[0]] if isinstance(error.args[0], str) else sorted(error.args[0])
+    for record in batch:
+        if isinstance(record, Publication) and record.topic in topics:
+            record.destination.refuse(_DENIED)
+    return HandOffRefusedError(topics[0], _DENIED)
+
+
+async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing], over: asyncio.Future[Any]) -> Sent:
+    """Hand records to a producer in a transaction, whose end is `over`; those of one partition keep their order.
 
     Raises:
         aiokafka.errors.KafkaError: the producer takes no more.
@@ -101,7 +110,7 @@ async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing]) -> S
     count = 0
     for count, record in enumerate(records, 1):
         groups[record.topic, record.partition].append((count - 1, record))
-    sent = Sent(count)
+    sent = Sent(count, over)
     for (topic, partition), group in groups.items():
         others = isinstance(group[0][1], Publication)
         if others and partition not in await producer.partitions_for(topic):  # the topic may have grown

@@ -147,6 +147,7 @@ class TailReader(TopicReader):
             self._behind[tp] = end_ - position
             async with self._background if background else nullcontext(), self._reader.turn() as consumer:
                 position = await self._turn(consumer, tp, position, end_, sink)
+            end_ = max(end_, position)  # the markers of a transaction may have come meanwhile
         self._behind.pop(tp, None)
         return end_
 

@@ -78,6 +78,10 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "partitions": ("Partitions of the main topic, on all workers.", ("handler",)),
     "lanes_open": ("Lanes that are open here.", ("handler",)),
+    "lanes_stalled": (
+        "Open lanes whose records wait: a topic refuses a hand-off, or no run of the handler can begin.",
+        ("handler",),
+    ),
     "orphaned_runs": (
         "Runs of the handler that were given up and still go on; at a limit no new one begins.",
         ("handler",),
@@ -253,4 +257,5 @@ class Gauges(Collector):
             add("table_behind_offsets", sum(info.dead_behind for info in here), handler, "dead")
             add("partitions", len(infos), handler)
             add("lanes_open", sum(info.state == "open" for info in here), handler)
+            add("lanes_stalled", sum(info.stalled is not None for info in here), handler)
             add("orphaned_runs", orphans.get(handler, 0), handler)

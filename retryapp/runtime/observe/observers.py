@@ -39,6 +39,8 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.LANE_OPENED: ("retryapp.lane_opened", logging.INFO),
     Event.LANE_CLOSED: ("retryapp.lane_closed", logging.INFO),
     Event.LANE_FAILED: ("retryapp.lane_failed", logging.WARNING),
+    Event.HAND_OFF_REFUSED: ("retryapp.hand_off_refused", logging.ERROR),
+    Event.HAND_OFF_ACCEPTED: ("retryapp.hand_off_accepted", logging.INFO),
     Event.LANE_INCOMPLETE: ("retryapp.lane_incomplete", logging.WARNING),
     Event.REBALANCED: ("retryapp.rebalanced", logging.INFO),
 }

@@ -134,6 +134,7 @@ class Store:
                     raise _named(path, exc) from exc
                 self.dropped = f"it could not be opened ({exc})"
             if self.dropped is not None:
+                logger.warning("Local store %s dropped and rebuilt: %s", path, self.dropped)
                 self.drop()
                 self.failed = False
                 meta = None

@@ -79,7 +79,7 @@ class _Book:
         """Set the group's offsets to the end of the main topic, or to `most`."""
         topology = self.shop.topology
         kept = KafkaAdmin(self.shop.operator.connection).offsets(topology.main)
-        wanted = {(topology.main, number): min(each.end, most) for number, each in kept.items()}
+        wanted = {(topology.main, number): min(each.stop, most) for number, each in kept.items()}
         self.shop.operator.set_offsets(topology.group, wanted)
 
     def write_down(self, partition: int, offset: int, *, topic_id: str) -> None:
@@ -290,7 +290,7 @@ def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: _Book, writ
     member = Consumer({"bootstrap.servers": shop.operator.bootstrap, "group.id": group})
     writer.send_offsets_to_transaction([TopicPartition(main, 0, 6)], member.consumer_group_metadata(), 10)
     waits: list[str] = []
-    places = [[(main, 0), (main, 1)]]
+    places = [(main, 0), (main, 1)]
     found = Positions(shop.operator.connection).group_offsets(group, places, commits(writer, waits))
     member.close()
     assert found == {(main, 0): 6, (main, 1): 0}

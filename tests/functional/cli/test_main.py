@@ -12,7 +12,8 @@ import pytest
 
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import SUBCOMMANDS, cli, run
-from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, LaneError, RetryAppError
+from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError
+from retryapp.core.lane_errors import LaneError
 
 
 @pytest.fixture

@@ -90,12 +90,14 @@ async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site
     worker.is_ready = False
     worker.parts["shop.orders"][4] = replace(worker.parts["shop.orders"][4], since_ms=NOW_MS - 12_500)
     worker.parts["flights"][1] = replace(worker.parts["flights"][1], state="idle")
+    worker.parts["flights"][0] = replace(worker.parts["flights"][0], stalled="flights.dlq[0] refuses a hand-off")
     status, headers, body = await site.get("/retries/ready")
     assert (status, headers["Retry-After"]) == (503, "2")
     assert_shape(body, "not-ready")
     assert json.loads(body)["error"]["message"] == (
-        "2 of 6 lanes of this worker are not open: shop.orders[4] of billing.charge is opening for 12 s, last error: "
-        "lane billing.shop.orders.4: not a member of generation 12; flights[1] of flights.enrich is idle"
+        "3 of 6 lanes of this worker are not open or stalled: shop.orders[4] of billing.charge is opening for 12 s, "
+        "last error: lane billing.shop.orders.4: not a member of generation 12; flights[0] of flights.enrich is "
+        "stalled: flights.dlq[0] refuses a hand-off; flights[1] of flights.enrich is idle"
     )
 
 
@@ -111,7 +113,7 @@ async def test_a_worker_without_a_broker_is_not_ready_and_says_since_when(site: 
     message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
     assert message == (
         "broker kafka-1:9092 has not answered for 12 s; "
-        "1 of 5 lanes of this worker are not open: flights[1] of flights.enrich is opening"
+        "1 of 5 lanes of this worker are not open or stalled: flights[1] of flights.enrich is opening"
     )
 
 

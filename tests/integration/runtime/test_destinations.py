@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import MessageSizeTooLargeError
 from confluent_kafka.admin import NewPartitions
 
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.runtime.clients.batches import send_all
@@ -58,25 +58,26 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
         compression_type=settings.compression_type,
     )
     await producer.start()
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the end of a transaction
     try:
-        sent = await send_all(producer, records(0, *[400] * 5))
+        sent = await send_all(producer, records(0, *[400] * 5), never)
         assert await sent.offsets() == [0, 1, 2, 3, 4]
         admin._client.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
         admin.wait_for_topics([topic])
         destination.see(await reader.look(topic), 0.0)
         assert destination.partitions == 3
-        assert await (await send_all(producer, records(2, 10))).offsets() == [0]
+        assert await (await send_all(producer, records(2, 10), never)).offsets() == [0]
         destination = Destination(topic)
         destination.see(TopicLook(3), 0.0)
         for sizes in ([400] * 5, [5_000]):
-            with pytest.raises(MessageSizeTooLargeError):
-                await (await send_all(producer, records(1, *sizes))).offsets()
+            with pytest.raises(HandOffRefusedError, match="MessageSizeTooLargeError"):
+                await (await send_all(producer, records(1, *sizes), never)).offsets()
             await asyncio.sleep(0)
         assert destination.batch_bytes == 0
         refused, fits = records(1, 5_000, 400)
         assert destination.max_bytes == refused.size - 1
         assert destination.objection(None, None, refused.size) is not None
         assert destination.objection(None, None, fits.size) is None
-        assert await (await send_all(producer, records(0, *[400] * 3))).offsets() == [5, 6, 7], "each by itself"
+        assert await (await send_all(producer, records(0, *[400] * 3), never)).offsets() == [5, 6, 7], "each by itself"
     finally:
         await producer.stop()

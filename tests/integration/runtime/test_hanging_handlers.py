@@ -8,8 +8,11 @@ from pathlib import Path
 
 from harness import HandlerSpec, open_stage, wait_for
 
+RESTART = 4
 HANGING = 7
 """More than the event loop's executor has threads on a small machine; twice as many runs, fewer than the limit."""
+MORE = 20
+"""More than a handler may have."""
 
 PROGRAM = """
 import asyncio
@@ -17,6 +20,9 @@ import threading
 
 import faust
 from retryapp import Retries, RetryPolicy
+from retryapp.engine.handler import orphans
+
+orphans.HUNG_S = 3.0
 
 app = faust.App({group!r}, broker="kafka://{bootstrap}", store="rocksdb://", broker_session_timeout=6.0)
 retries = Retries(app, grace="1s", drain="1s", start_timeout="30s")
@@ -65,3 +71,28 @@ def test_hanging_handlers_cost_their_own_records_and_nothing_else(bootstrap: str
         began_s = time.monotonic()
         assert worker.stop() == 0
         assert time.monotonic() - began_s < 12, "nobody waits for what hangs"
+
+
+def test_a_worker_whose_handler_can_run_nothing_more_ends_to_be_started_again(bootstrap: str, tmp_path: Path) -> None:
+    """It is not ready at once; then it ends with the restart code, and the log names the records that hang."""
+    with open_stage(bootstrap, tmp_path) as stage:
+        plain, stubborn = topics = [stage.main_topic(name, 1) for name in ("plain", "stubborn")]
+        stage.handlers = {topic: HandlerSpec(topic=topic, policy="200ms") for topic in topics}
+        program = PROGRAM.format(group=stage.group, bootstrap=bootstrap, plain=plain, stubborn=stubborn)
+        (tmp_path / "app.py").write_text(program)
+        worker, producer = stage.worker(), stage.producer()
+        for _ in range(MORE):
+            producer.produce(plain, b"hang", partition=0)
+        producer.produce(stubborn, b"fine", partition=0)
+        assert producer.flush(10) == 0
+        stalled: list[str] = []
+
+        def is_stalled() -> bool:
+            stalled.append(worker.get("/retries/ready")[1])
+            return "hang past their time-out" in stalled[-1]
+
+        wait_for(is_stalled, "it is not ready", timeout_s=50)
+        assert plain in stalled[-1]
+        assert worker.wait(30) == RESTART
+        (last,) = [line for line in worker.log.splitlines() if "ends with exit code 4; restart it" in line]
+        assert f"{stage.group}/{plain}@" in last

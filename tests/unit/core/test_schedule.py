@@ -19,7 +19,7 @@ MINUTE = 60_000
             (5 * MINUTE, 5 * MINUTE, 30 * MINUTE, 30 * MINUTE, 30 * MINUTE, 60 * MINUTE),
         ),
         ("1s", sequence("1s"), (1_000,)),
-        ("fixed(30s, 5)", fixed("30s", 5), (30_000,) * 5),
+        ("30s*5", fixed("30s", 5), (30_000,) * 5),
         (
             "exp(1s, x2, cap=10m, jitter=0.2, 8)",
             exp("1s", multiplier=2, cap="10m", jitter=0.2, retries=8),
@@ -44,7 +44,7 @@ def test_text_and_constructor_make_the_same_schedule(text: str, made: Schedule, 
     [
         ("300s 5m 30m", "5m*2 30m"),
         ("5m*1   5m*2", "5m*3"),
-        ("fixed( 30s ,5 )", "fixed(30s, 5)"),
+        ("fixed( 30s ,5 )", "30s*5"),
         ("exp(1s, 8)", "exp(1s, x2, 8)"),
         ("exp(1s,jitter=0.50,cap=600s,x2.0,8)", "exp(1s, x2, cap=10m, jitter=0.5, 8)"),
         ("exp(1s, jitter=0, 8)", "exp(1s, x2, 8)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, NameClashError
-from retryapp.core.topology import HandlerTopology, Tiers, TopicRole, check_names, owner_mark, topic_specs
+from retryapp.core.topology import HandlerTopology, Tiers, TopicRole, check_names, topic_specs
 
 DAY = 86_400_000
 
@@ -20,7 +20,6 @@ def test_names_with_one_retry_topic() -> None:
         "billing.orders.pending.changelog",
     )
     assert topology.consumed == ("orders",)
-    assert owner_mark(topology) == "billing+orders"
 
 
 def test_names_with_a_retry_topic_per_delay() -> None:

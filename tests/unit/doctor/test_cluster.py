@@ -24,7 +24,7 @@ STABLE = SimpleNamespace(
 
 def group(*answers: Any) -> GroupFacts:
     """Read a group from a client with these answers, one after the other; None: it never answers."""
-    reader, left = ClusterReader(KafkaConnection("127.0.0.1:1"), 0.05), list(answers)
+    reader, left = ClusterReader(KafkaConnection("127.0.0.1:1"), timeout_s=0.05), list(answers)
 
     def describe(groups: list[str], **_: Any) -> dict[str, Future[Any]]:
         done: Future[Any] = Future()
@@ -35,7 +35,7 @@ def group(*answers: Any) -> GroupFacts:
             done.set_result(answer)
         return {groups[0]: done}
 
-    reader._client = SimpleNamespace(describe_consumer_groups=describe)  # type: ignore[assignment]
+    reader._client = SimpleNamespace(describe_consumer_groups=describe, poll=lambda _: 0)  # type: ignore[assignment]
     return reader.group("g")
 
 

@@ -10,7 +10,6 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.cluster import GroupFacts
 from retryapp.doctor.findings import Finding, Severity
 from retryapp.doctor.group import PROTOCOL, Trace, judge_group, judge_offsets
-from retryapp.kafka import OffsetRange
 
 ORDERS = HandlerTopology(group="g", main="orders")
 NEW = "none yet for 2 of 2 partitions"
@@ -51,7 +50,7 @@ def offsets(committed: dict[int, int], traces: dict[int, Trace] | None = None) -
         asked.add(number)
         return (traces or {}).get(number, Trace())
 
-    ranges = {"orders": {number: OffsetRange(10, 20) for number in (0, 1)}}
+    ranges = {"orders": {number: range(10, 20) for number in (0, 1)}}
     found = list(judge_offsets([ORDERS], {"orders": committed}, ranges, traced))
     assert asked == {0, 1} - committed.keys(), "the changelog is read only for partitions that lack an offset"
     return found

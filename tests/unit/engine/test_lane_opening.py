@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, MakeRig, Rig
 
-from retryapp.core.errors import LaneClosedError
+from retryapp.core.lane_errors import LaneClosedError
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.ports import Event
 from retryapp.testing import Step

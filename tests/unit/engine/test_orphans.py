@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from doubles import MAIN, Stubborn, crowd, deliver_once, make_context, make_record, settle, the
+from doubles import MAIN, Stubborn, crowd, deliver_once, down, make_context, make_record, settle, the
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler.handler import Delivery
@@ -160,6 +160,33 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
     assert (turn.publishes, hanging.begun, orphans.waiting) == ((), [b"fine"], 0)
     for end in ends:
         end.done() or end.cancel()
+
+
+async def test_a_handler_that_stays_full_is_reported_once_with_its_records(clock: VirtualClock) -> None:
+    """Not if one of its runs ends in time; the time counts from when it was full again."""
+    reports: list[str | None] = []
+    orphans = make_context(down).handler.orphans
+    orphans.on_hung = lambda: reports.append(orphans.problem)
+    ends = [asyncio.get_running_loop().create_future() for _ in range(MIN_ORPHANS + 2)]
+    for n in range(MIN_ORPHANS):
+        assert orphans.problem is None
+        orphans.adopt(ends[n], f"app/orders/0/{n}")
+    clock.advance(59_000)
+    await settle()
+    ends[0].set_result(None)
+    await settle()
+    assert orphans.problem is None
+    clock.advance(60_000)
+    await settle()
+    assert reports == []
+    for n in (MIN_ORPHANS, MIN_ORPHANS + 1):
+        orphans.adopt(ends[n], f"app/orders/0/{n}")
+    for _ in range(3):
+        clock.advance(60_000)
+        await settle()
+    (report,) = reports
+    names = ", ".join(f"app/orders/0/{n}" for n in range(1, MIN_ORPHANS + 2))
+    assert report == f"no run can begin: {MIN_ORPHANS + 1} hang past their time-out: {names}"
 
 
 # -- a partition ------------------------------------------------------------------------------------------------------

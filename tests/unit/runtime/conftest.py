@@ -27,7 +27,7 @@ from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
 from retryapp.runtime.transport import KafkaTransport, LanePlace
 from retryapp.runtime.worker import runtime_of
-from retryapp.testing import VirtualClock
+from retryapp.testing import MemoryDestinations, VirtualClock
 
 MAIN = TP("orders", 0)
 USERS = TP("clicks", 0)
@@ -135,7 +135,13 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
             max_request_size=9_012,
         )
         anything: Any = kafka
-        parts = {"consumer": anything, "reader": anything, "clock": VirtualClock(), **parts}
+        parts = {
+            "consumer": anything,
+            "reader": anything,
+            "clock": VirtualClock(),
+            "topics": MemoryDestinations({}),
+            **parts,
+        }
         return KafkaTransport(place=place, settings=settings, generation=3, member_id="assigned", **parts)
 
     return make

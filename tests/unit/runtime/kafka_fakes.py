@@ -112,6 +112,8 @@ class Producer:
         self.options = options
         self.started = False
         self.client = SimpleNamespace(_get_conn=None)
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: self.over)
         self._sender = SimpleNamespace()
         self._kafka = kafka
         kafka.producers.append(self)

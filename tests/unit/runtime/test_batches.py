@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import (
     KafkaError,
+    MessageSizeTooLargeError,
     NotEnoughReplicasError,
     PolicyViolationError,
     TopicAuthorizationFailedError,
@@ -18,6 +19,7 @@ from aiokafka.errors import (
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.runtime.clients.batches import Sent, send_all
 
@@ -30,6 +32,7 @@ class _Producer:
     def __init__(self) -> None:
         self.batches: list[tuple[str, int, BatchBuilder]] = []
         self.answers: list[asyncio.Future[Any]] = []
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def partitions_for(self, _topic: str) -> set[int]:
         return {0, 1}
@@ -43,7 +46,7 @@ class _Producer:
         return self.answers[-1]
 
     async def send(self, *records: Outgoing) -> Sent:
-        return await send_all(self, records)  # type: ignore[arg-type]
+        return await send_all(self, records, self.over)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -107,8 +110,28 @@ async def test_what_a_broker_refuses_for_good_is_noted(
     sent = await producer.send(*publications(destination, 1), ours())
     for answer in producer.answers:
         answer.set_exception(error)
-    with pytest.raises(type(error)):
+    with pytest.raises((type(error), HandOffRefusedError)):
         await sent.offsets()
     await told()
     assert destination.fresh(1.0)
     assert destination.problem == problem
+
+
+async def test_a_refusal_names_the_topic_and_the_size_of_the_record(producer: _Producer) -> None:
+    """The broker answers a batch with a code only."""
+    sent = await producer.send(ours(), ours(3_000))
+    producer.answers[0].set_exception(MessageSizeTooLargeError())
+    with pytest.raises(HandOffRefusedError) as raised:
+        await sent.offsets()
+    assert (raised.value.topic, raised.value.problem) == (OURS, "MessageSizeTooLargeError")
+    assert 3_000 < (raised.value.size or 0) < 3_100
+
+
+async def test_who_waits_for_a_batch_hears_of_a_transaction_that_failed(producer: _Producer) -> None:
+    """The client never answers the batches of a denied topic."""
+    sent = await producer.send(ours())
+    waiting = asyncio.create_task(sent.offsets())
+    await told()
+    producer.over.set_exception(TopicAuthorizationFailedError({OURS, OUT}))
+    with pytest.raises(TopicAuthorizationFailedError):
+        await waiting

@@ -9,7 +9,7 @@ from kafka_fakes import CHANGELOG, MAIN, Found, MakeLane, Topics
 from samples import key_of, waiting_row
 
 from retryapp.core import marks
-from retryapp.core.errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
+from retryapp.core.lane_errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
 from retryapp.core.marks import Mark, Suspected, Tally, rows_text
 from retryapp.engine.lane import recovery
 from retryapp.ports import LaneBatch

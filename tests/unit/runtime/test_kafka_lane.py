@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from kafka_fakes import CHANGELOG, DLQ, MakeLane, Topics, until
 from samples import dead, removal, waiting, waiting_row
 
 from retryapp.core.deduplicate import IDENTITY_BYTES, Seen, encode_seen
-from retryapp.core.errors import FormerRowsError, StoreAheadError, StoreBrokenError
+from retryapp.core.errors import DiskFullError, StoreBrokenError
 from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import FormerRowsError, StoreAheadError
 from retryapp.core.record import Headers, failure_id
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
-from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
+from retryapp.ports import DeadRow, LaneBatch, LaneReceipt, TopicPartition
+from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock
 
@@ -151,6 +154,7 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     for n in (1, 2):
         topics.put(CHANGELOG, *waiting_row(n)[:2])
     lane = await opened(open_lane())
+    await until(lambda: lane.dead)
     offset = topics.put(CHANGELOG, *removal(waiting_row(1))[:2])
     letter = Outgoing(*DLQ, None, b"", ())
     lane.apply(LaneBatch(rows=[removal(waiting_row(1))], publishes=[letter]), LaneReceipt([0], offset))
@@ -160,6 +164,7 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     await lane.close()
     topics.starts.clear()
     again = await opened(open_lane())
+    await until(lambda: again.dead)
     assert again.pending is not None
     assert again.dead is not None
     assert (dict(again.pending.counts()), again.dead.count()) == (left, int(there)), "nor does it tell of the letter"
@@ -251,21 +256,56 @@ async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics:
     assert (lane.dead.next_offset, lane.dead.count()) == (21, 21)
 
 
-async def test_a_store_that_breaks_during_the_filling_closes_the_lane_at_its_next_batch(
-    open_lane: OpenLane, topics: Topics, tmp_path: Path
+@pytest.mark.parametrize("when", ["opening", "filling", "writing"])
+async def test_a_fault_of_the_dead_letter_table_is_said_once_and_mended_behind_the_open_lane(
+    open_lane: OpenLane,
+    topics: Topics,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    when: str,
 ) -> None:
-    """Nobody may read it again; the pending table keeps what it has."""
-    topics.put(DLQ, headers=letter(1))
-    topics.error = StoreBrokenError("/data/0", "checksum mismatch")
+    """It only answers questions: the lane commits on, and the table is dropped and filled from its topic."""
+    broken = True
+
+    open_table, write = KafkaTransport.open_dead, RocksDeadLetterTable.write
+
+    def open_or_fail(lane: KafkaTransport) -> RocksDeadLetterTable:
+        if broken and when == "opening":
+            raise DiskFullError("/data/0", "no space left on device")
+        return open_table(lane)
+
+    def write_or_fail(table: RocksDeadLetterTable, rows: Sequence[DeadRow], next_offset: int | None) -> None:
+        if broken and (when == "filling") == (next_offset is not None):
+            raise StoreBrokenError("/data/0", "checksum mismatch")
+        write(table, rows, next_offset)
+
+    monkeypatch.setattr(KafkaTransport, "open_dead", open_or_fail)
+    monkeypatch.setattr(RocksDeadLetterTable, "write", write_or_fail)
+    for n in range(20):
+        topics.put(DLQ, headers=letter(n))
+    topics.stop_after = 0 if when == "writing" else None
     lane = await opened(open_lane())
-    await until(lambda: keeper(lane).fault)
-    with pytest.raises(StoreBrokenError, match="checksum"):
-        lane.apply(LaneBatch(rows=[waiting_row(1)]), LaneReceipt([], 7))
-    await lane.close()
-    assert (tmp_path / "pending" / "1").exists()
-    await opened(lane)
-    await until(lambda: keeper(lane).filled)
+    if when == "writing":
+        await until(lambda: len(topics.starts) == 2)
+    else:
+        await until(lambda: "dead-letter table" in caplog.text)
+    for n in range(3):
+        publish_letter(topics, lane, 20 + n)
+        clock.advance(5_000)
+        for _ in range(20):
+            await asyncio.sleep(0)
     lane.apply(LaneBatch(rows=[waiting_row(1)]), LaneReceipt([], 7))
+    assert lane.dead is None
+    said = [record for record in caplog.records if "dead-letter table of lane app.orders.1 failed" in record.message]
+    assert [record.levelname for record in said if record.levelno >= logging.WARNING] == ["WARNING"]
+    broken, topics.stop_after = False, None
+    clock.advance(5_000)
+    await until(lambda: keeper(lane).filled)
+    assert lane.dead is not None
+    assert (lane.dead.next_offset, lane.dead.count()) == (23, 23)
+    publish_letter(topics, lane, 23)
+    assert lane.dead.next_offset == 24
 
 
 async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_open(

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from aiokafka.errors import (
     CoordinatorNotAvailableError,
     IllegalGenerationError,
+    IllegalOperation,
+    MessageSizeTooLargeError,
     NotEnoughReplicasError,
     ProducerFenced,
     RebalanceInProgressError,
     TopicAuthorizationFailedError,
     UnknownMemberIdError,
 )
-from kafka_fakes import BATCH, LOGGED, MAIN, PUBLISHED, WRITTEN_DOWN, Kafka, progress
+from kafka_fakes import BATCH, DLQ, LOGGED, MAIN, PUBLISHED, RETRY, WRITTEN_DOWN, Kafka, MakeLane, progress
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication, TopicLook
+from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.ports import LaneBatch, LaneReceipt
-from retryapp.runtime.transport import KafkaTransport
+from retryapp.runtime.transport import TRANSACTION_TIMEOUT_MS, KafkaTransport
+from retryapp.testing import MemoryDestinations
 
 # -- opening ----------------------------------------------------------------------------------------------------------
 
@@ -126,13 +133,69 @@ async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaTrans
     kafka.acknowledged.clear()
     kafka.offsets_error = TopicAuthorizationFailedError({"payments"})
     await lane.fence()
-    with pytest.raises(TopicAuthorizationFailedError):
+    with pytest.raises(HandOffRefusedError, match=r"payments.* it needs WRITE"):
         await lane.commit(
             LaneBatch(publishes=[Publication("payments", 1, None, b"v", (), destination)], offsets={MAIN: 8})
         )
     kafka.acknowledged.set()
     assert destination.fresh(1.0)
     assert destination.problem == "this login may not write to it; it needs WRITE"
+
+
+async def test_a_request_that_gets_no_answer_is_repeated_within_its_transaction(
+    lane: KafkaTransport, kafka: Kafka
+) -> None:
+    """The broker ends a transaction, and the lane a commit, later than the client gives a request up."""
+    lane.settings = replace(lane.settings, request_timeout_ms=30_000)
+    await lane.fence()
+    wait_ms = kafka.producers[0].options["request_timeout_ms"]
+    assert 2 * wait_ms <= TRANSACTION_TIMEOUT_MS < LaneLimits().commit_s * 1000
+
+
+async def test_a_transaction_is_not_ended_twice(
+    lane: KafkaTransport, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would repeat the request, and the first one, on its way still, end the next transaction."""
+    lane.settings = replace(lane.settings, request_timeout_ms=20)
+    await lane.fence()
+    never = asyncio.Event()
+    monkeypatch.setattr(kafka.producers[0], "commit_transaction", never.wait)
+    with pytest.raises(TimeoutError, match="the end of a transaction took longer than"):
+        await lane.commit(LaneBatch(offsets={MAIN: 5}))
+
+
+async def test_a_lane_goes_on_after_a_refusal_as_if_it_had_not_tried(make_lane: MakeLane, kafka: Kafka) -> None:
+    """With a new producer, whose start ends that transaction; it writes down the offsets that are committed."""
+    lane = make_lane(topics=MemoryDestinations({RETRY.topic: TopicLook(1, max_bytes=7)}))
+    await lane.fence()
+    await lane.commit(LaneBatch(offsets={MAIN: 5}))
+    kafka.refused = MessageSizeTooLargeError()
+    with pytest.raises(HandOffRefusedError) as raised:
+        await lane.commit(BATCH)
+    explained = await lane.explain(raised.value)
+    assert str(explained).startswith(f"{RETRY.topic} refuses a hand-off: MessageSizeTooLargeError; the largest record")
+    assert str(explained).endswith("the topic at most 7 (max.message.bytes)")
+    kafka.refused = None
+    await lane.renew()
+    assert (len(kafka.producers), kafka.producers[1].started) == (2, True)
+    kafka.asked.clear()
+    await lane.commit(LaneBatch(rows=BATCH.rows))
+    assert progress({MAIN: 5}) in kafka.asked
+
+
+async def test_a_topic_that_is_denied_while_records_are_sent_is_a_refusal_too(
+    lane: KafkaTransport, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client says then that there is no transaction, and leaves the reason with its end."""
+    await lane.fence()
+    kafka.producers[0].over.set_exception(TopicAuthorizationFailedError({DLQ.topic}))
+
+    async def ended(*_: Any, **__: Any) -> None:
+        raise IllegalOperation("Can't send messages while not in transaction")
+
+    monkeypatch.setattr(kafka.producers[0], "send_batch", ended)
+    with pytest.raises(HandOffRefusedError, match=f"{DLQ.topic}.* it needs WRITE"):
+        await lane.commit(BATCH)
 
 
 async def test_a_fenced_transaction_leaves_no_traceback_behind(lane: KafkaTransport, kafka: Kafka) -> None:

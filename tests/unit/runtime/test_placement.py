@@ -113,6 +113,7 @@ def placer(runtime: Runtime, consumer: Any) -> Placer:
             reader=anything,
             clock=runtime.clock,
             consumer=consumer,
+            topics=anything,
             generation=membership.generation,
             member_id=membership.member_id,
         ),

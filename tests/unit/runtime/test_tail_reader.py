@@ -107,6 +107,23 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[_Cluster]:
     assert all(consumer.stopped for consumer in made.consumers)
 
 
+async def test_an_end_that_moves_while_it_is_read_is_the_one_returned(
+    cluster: _Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The markers of the lane's own transaction come after its acknowledgement; a store is not ahead of them."""
+    tp = cluster.fill(0, 3)
+    reached: list[int] = []
+
+    async def before_the_markers(_self: _Consumer, tps: Sequence[Any]) -> dict[Any, int]:
+        return dict.fromkeys(tps, 1)
+
+    monkeypatch.setattr(_Consumer, "end_offsets", before_the_markers)
+    reader = cluster.reader
+    assert await reader.read(tp, 0, lambda _records, position: reached.append(position)) == 3
+    assert reached == [3]
+    assert await reader.read(tp, 2, lambda _records, _position: None) == 1, "what a store has is no end"
+
+
 async def test_a_partition_is_read_to_its_end_in_slices(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with the offset after it, and other tasks run in between."""
     monkeypatch.setattr(tail, "SLICE_RECORDS", 4)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import PartitionInfo
 from retryapp.runtime.app import Runtime
@@ -22,7 +24,7 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     topology = runtime.served["orders"].handler.topology
     behind = {(topology.pending_changelog, 0): 7, (topology.dlq, 0): 3}
     monkeypatch.setattr(runtime, "_reader", SimpleNamespace(behind=behind.__getitem__))
-    lane = SimpleNamespace(state=LaneState.OPENING, session=0, last_error=None)
+    lane = SimpleNamespace(state=LaneState.OPENING, session=0, last_error=None, refusal=None)
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
         lane=lane,
@@ -54,7 +56,7 @@ def orders(runtime: Runtime) -> Any:
     pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, due=lambda *_: ((), 5_000))
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(in_flight=1, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
-        lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None),
+        lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
         transport=SimpleNamespace(pending=pending, dead=SimpleNamespace(count=lambda: 3)),
     )
     runtime.placed["orders", 0] = placed
@@ -120,3 +122,26 @@ async def test_without_a_broker_the_worker_is_not_ready_and_its_numbers_are_as_o
     assert 4_900 <= runtime.clock.wall_ms() - last.as_of_ms < 6_900
     with pytest.raises(BrokerUnreachableError, match="has not answered for 12 s"):
         await view.lags("orders")
+
+
+async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtime: Runtime, orders: Any) -> None:
+    """A topic refuses a hand-off, or all that its handler may run hangs; the page and a metric have it too."""
+    view = RuntimeView(runtime)
+
+    def told() -> tuple[bool, str | None, bool]:
+        info, _ = view.partitions("orders")
+        return view.ready(), info.stalled, b'retryapp_lanes_stalled{handler="orders"} 1.0' in view.metrics_text()
+
+    assert told() == (True, None, False)
+    orders.lane.refusal = HandOffRefusedError("app.orders.dlq", "MessageSizeTooLargeError", 900, 800)
+    assert told() == (False, str(orders.lane.refusal), True)
+    assert "takes 900 bytes uncompressed, the topic at most 800 (max.message.bytes)" in str(orders.lane.refusal)
+    orders.lane.refusal = None
+    orphans = runtime.served["orders"].handler.orphans
+    ends = [asyncio.get_running_loop().create_future() for _ in range(orphans.limit)]
+    for end in ends:
+        orphans.adopt(end, "app/orders/0/7")
+    assert told() == (False, orphans.problem, True)
+    ends[0].set_result(None)
+    await asyncio.sleep(0)
+    assert told() == (True, None, False)

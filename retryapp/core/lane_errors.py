@@ -1,12 +1,11 @@
-"""A lane cannot go on, or does not open: its offsets do not fit its topics, and going on could skip records."""
+"""Errors of a lane: it cannot go on, or does not open, because going on could skip records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from retryapp.core.errors.base import RetryAppError
-from retryapp.core.errors.environment import EnvironmentFault
+from retryapp.core.errors import EnvironmentFault, RetryAppError
 
 
 class LaneError(RetryAppError):
@@ -129,3 +128,13 @@ class StoreAheadError(EnvironmentFault):
             f"was truncated, or made anew; to accept the changelog as it is, stop the worker, remove the local store "
             f"and start it again"
         )
+
+
+class HandOffRefusedError(EnvironmentFault):
+    """A topic refused a hand-off; nothing of its transaction was committed. Operator action: see the message."""
+
+    def __init__(self, topic: str, problem: str, size: int | None = None, limit: int | None = None) -> None:
+        self.topic, self.problem, self.size, self.limit = topic, problem, size, limit
+        sizes = "" if size is None else f"; the largest record takes {size} bytes uncompressed"
+        sizes += "" if limit is None else f", the topic at most {limit} (max.message.bytes)"
+        super().__init__(f"{topic} refuses a hand-off: {problem}{sizes}")

@@ -1,0 +1,76 @@
+"""Hold back turns that a topic refuses, and retry them one at a time, with back-off.
+
+Turns of due rows are not ordered, and a held one keeps its claim. Offsets of the main topic move in order, so its turns
+after a held one wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.engine.lane.turn import Turn
+
+FIRST_WAIT_S = 1.0
+"""First wait after a refusal, doubled by each further one; least time between two retries."""
+LAST_WAIT_S = 30.0
+"""Longest time between two retries of a turn, unless so many are held that the least time forbids it."""
+
+
+class RefusedTurns:
+    """The refused turns of one session; `retry` is called with the first of them when its time has come."""
+
+    def __init__(self, retry: Callable[[Turn], None]) -> None:
+        self.barrier: Turn | None = None
+        """The one that moves an offset: later ones wait."""
+        self._retry = retry
+        self._turns: deque[Turn] = deque()
+        self._later: list[Turn] = []
+        self._wait_s = FIRST_WAIT_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def error(self) -> HandOffRefusedError | None:
+        """Why the first one was refused; None: none is held."""
+        return self._turns[0].refusal if self._turns else None
+
+    def keep(self, turn: Turn) -> bool:
+        """Take a turn that must wait for a held one; tell whether it must."""
+        barrier = self.barrier
+        if barrier is None or turn.refusal or turn.source != barrier.source or turn.next_offset < barrier.next_offset:
+            return False
+        self._later.append(turn)
+        return True
+
+    def hold(self, turn: Turn, error: HandOffRefusedError) -> None:
+        """Hold a turn back. After a retried one, which is the first, the next is retried, after a longer wait."""
+        again, turn.refusal = turn.refusal is not None, error
+        if again:
+            self._turns.rotate(-1)
+            self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
+        else:
+            self._turns.append(turn)
+            self.barrier = self.barrier if turn.source is None else turn
+        if again or self._timer is None:
+            seconds = max(FIRST_WAIT_S, min(self._wait_s, LAST_WAIT_S / len(self._turns)))
+            self._timer = asyncio.get_running_loop().call_later(seconds, lambda: self._retry(self._turns[0]))
+
+    def release(self) -> list[Turn]:
+        """Drop the first turn, which is committed, and retry the next; return those that waited for it."""
+        turn, later = self._turns.popleft(), list[Turn]()
+        self._wait_s = FIRST_WAIT_S
+        if turn is self.barrier:
+            later, self._later, self.barrier = self._later, later, None
+        if self._turns:
+            self._retry(self._turns[0])
+        else:
+            self._timer = None
+        return later
+
+    def end(self) -> list[Turn]:
+        """Return all turns: the session is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return [*self._turns, *self._later]

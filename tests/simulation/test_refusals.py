@@ -1,0 +1,37 @@
+"""Topics that refuse some hand-offs for some seconds, beside all other faults: nothing is lost, early or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import pytest
+
+from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError
+from simulation import simulate
+from simulation.broker import Broker
+
+SEEDS = 100
+TURN_MS = 4_000
+LATE = ("I4: ", "I9: ")
+"""What a plan without refusals bounds: how late records are."""
+
+
+def test_refused_hand_offs_are_late_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By topic, partition, time and content, so that the others of a transaction are not refused."""
+    produce, refusals = Broker.produce, 0
+
+    def refusing(broker: Broker, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
+        nonlocal refusals
+        for out in records:
+            where = b"%s/%d/%d" % (out.topic.encode(), out.partition, broker.now_ms() // TURN_MS)
+            if crc32(where) % 4 == 0 and crc32(out.value or b"") % 3 == 0:
+                refusals += 1
+                raise HandOffRefusedError(out.topic, "refused", 1)
+        return produce(broker, name, epoch, records)
+
+    monkeypatch.setattr(Broker, "produce", refusing)
+    found = {seed: simulate(seed).violation for seed in range(SEEDS)}
+    assert {seed: text for seed, text in found.items() if text is not None and not text.startswith(LATE)} == {}
+    assert refusals > SEEDS
