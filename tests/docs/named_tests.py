@@ -1,0 +1,25 @@
+"""Tests that documents name, as `folder/test_file.py::test_function` below ``tests/``."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+LATER = {"pytest.mark.extended", "pytest.mark.soak"}
+
+
+def is_quick(file: str, function: str) -> bool:
+    """Tell whether a test runs in `make test`, by its marks and its module's; fail if there is no such test."""
+    module = ast.parse((TESTS / file).read_text())
+    (test,) = (
+        node
+        for node in module.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
+    )
+    marks = {ast.unparse(decorator) for decorator in test.decorator_list}
+    for node in module.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]:
+            listed = node.value.elts if isinstance(node.value, ast.List) else [node.value]
+            marks |= {ast.unparse(mark) for mark in listed}
+    return not marks & LATER
