@@ -130,6 +130,10 @@ class StoreAheadError(EnvironmentFault):
         )
 
 
+class CommitLostError(LaneError):
+    """A broker took back a commit that it had acknowledged; the lane reopens and reads what is there."""
+
+
 class HandOffRefusedError(EnvironmentFault):
     """A topic refused a hand-off; nothing of its transaction was committed. Operator action: see the message."""
 

@@ -23,7 +23,7 @@ from mode.utils.times import want_seconds
 from typing_extensions import override
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.errors import DuplicateHandlerError, EnvironmentFault, InvalidSettingError
+from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, RetryAppError
 from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.delivery.pool import DeliveryPool
@@ -298,7 +298,7 @@ class Runtime(Ownership):
     async def _look_for_growth(self) -> None:
         while True:
             await asyncio.sleep(_GROWTH_S)
-            for served in self.served.values():
+            for served in [*self.served.values()]:
                 if served.lacking:
                     least = await asyncio.to_thread(self._least_partitions, served.handler.topology.owned)
                     self.complete(served, least)
@@ -306,8 +306,8 @@ class Runtime(Ownership):
     def _least_partitions(self, topics: Sequence[str]) -> int:
         try:
             states = KafkaAdmin(self.connection).describe_topics(topics)
-        except EnvironmentFault as exc:  # asked again soon; the silence of a broker is reported elsewhere
-            logger.debug("Cannot count the partitions of our topics: %s", exc)
+        except RetryAppError as exc:  # asked again soon
+            logger.warning("Cannot count the partitions of our topics: %s", exc)
             return 0
         return min((states[topic].partitions if topic in states else 0 for topic in topics), default=0)
 
@@ -327,6 +327,7 @@ class Runtime(Ownership):
         """Stop what `start` started."""
         for task in self._tasks:
             task.cancel()
+        self.assigned = False
         await self.suspend(0.0)
         for served in self.served.values():
             await served.first.stop()
@@ -346,6 +347,7 @@ class Runtime(Ownership):
         end_process(why)
 
     async def _on_before_shutdown(self, _app: Any, **_kwargs: Any) -> None:
+        self.assigned = False  # no partition is placed any more
         await self.suspend(self.options.grace_ms / 1000)
 
     def rebalance_begins(self) -> float:

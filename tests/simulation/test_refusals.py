@@ -11,6 +11,8 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from simulation import simulate
 from simulation.broker import Broker
+from simulation.history import History
+from simulation.plan import Fault, Plan
 
 SEEDS = 100
 TURN_MS = 4_000
@@ -35,3 +37,32 @@ def test_refused_hand_offs_are_late_and_nothing_else(monkeypatch: pytest.MonkeyP
     found = {seed: simulate(seed).violation for seed in range(SEEDS)}
     assert {seed: text for seed, text in found.items() if text is not None and not text.startswith(LATE)} == {}
     assert refusals > SEEDS
+
+
+def test_a_refusal_does_not_hide_that_the_broker_took_a_commit_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic may refuse before the broker looks at the epoch: the new producer would never learn of it."""
+    produce, refused = Broker.produce, list[bytes | None]()
+
+    def refusing(broker: Broker, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
+        for out in records:
+            if out.topic.endswith("dlq"):
+                refused.append(out.value)
+                if out.value == refused[0] and broker.now_ms() - began_ms < 40_000:
+                    raise HandOffRefusedError(out.topic, "denied")
+        return produce(broker, name, epoch, records)
+
+    monkeypatch.setattr(Broker, "produce", refusing)
+    plan = Plan(
+        seed=1,
+        partitions=1,
+        workers=1,
+        offsets_ms=(0.0, 0.0, 0.0),
+        records=((0.3, 0, "FR"), (2.0, 0, "R"), (7.9, 0, "S")),
+        faults=(Fault(1.9, "broker stopped", 0, 0.05),),
+    )
+    history = History(plan)
+    began_ms = history.broker.now_ms()
+    result = history.run()
+    assert result.violation is None
+    assert result.reached["a commit was taken back"] == 1
+    assert refused.count(refused[0]) > 1

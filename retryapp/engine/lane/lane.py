@@ -34,6 +34,9 @@ from retryapp.engine.lane.transport import LaneProtocol, NotMemberError, Rebalan
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, Observation, Observer, TopicPartition
 
+_EXPLAIN_S = 2.0
+"""Longest wait for the limit of a topic that has refused a record."""
+
 
 class LaneState(StrEnum):
     """State of a lane."""
@@ -257,7 +260,7 @@ class Lane:
 
     def _confirm(self) -> None:
         """Use the producer once more: the broker refuses it if its last transaction was rolled back (F4)."""
-        self._confirmation = None
+        self._confirmation = asyncio.get_running_loop().call_later(self._limits.confirm_s, self._confirm)
         self._repeat_offset()
 
     def _repeat_offset(self) -> None:
@@ -285,8 +288,9 @@ class Lane:
             due = self._tick_due
             self._tick_due = bool(self._queue) and await self._transact() and due
             if self._ending() and not self._queue:
-                async with within(self._limits.commit_s, "its last request"):
-                    await self._transport.rest()
+                if self.refusal is None:  # else a mark may be about what is held: it counts in the next life
+                    async with within(self._limits.commit_s, "its last request"):
+                        await self._transport.rest()
                 return
             if self._queue and not self._urgent and self._timer is None:
                 self._timer = loop.call_later(self._limits.tick_s, self._tick)
@@ -296,10 +300,9 @@ class Lane:
         turns, batch = self._take()
         if not turns:  # all that were there wait for a held one
             return False
-        for timer in (self._rest, self._confirmation):
-            if timer is not None:
-                timer.cancel()
-        self._rest = self._confirmation = None
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         self._ready.clear()
         began_s = self._clock.monotonic_s()
         more = bool(self._queue)
@@ -319,6 +322,9 @@ class Lane:
         self._idle = False
         self._positions |= batch.offsets
         loop = asyncio.get_running_loop()
+        if self._confirmation is not None:
+            self._confirmation.cancel()
+            self._confirmation = None
         if batch.changes:
             self._confirmation = loop.call_later(self._limits.confirm_s, self._confirm)
         self._begin_rest(self._clock.monotonic_s() - began_s)
@@ -339,10 +345,11 @@ class Lane:
             self._put_back(turns)
         async with within(self._limits.open_s, "a new producer"):
             await self._transport.renew()
-        if alone:
-            first.refusal = await self._transport.explain(refusal)
-            if not told:
-                self._report_refused(Event.HAND_OFF_REFUSED, first)
+        if alone and not told:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_EXPLAIN_S):
+                    first.refusal = await self._transport.explain(refusal)
+            self._report_refused(Event.HAND_OFF_REFUSED, first)
 
     def _retry(self, turn: Turn) -> None:
         self._most = 1

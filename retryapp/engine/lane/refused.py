@@ -52,7 +52,8 @@ class RefusedTurns:
             self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
         else:
             self._turns.append(turn)
-            self.barrier = self.barrier if turn.source is None else turn
+            if self.barrier is None and turn.source is not None:
+                self.barrier = turn  # a later one that came through is before it
         if again or self._timer is None:
             seconds = max(FIRST_WAIT_S, min(self._wait_s, LAST_WAIT_S / len(self._turns)))
             self._timer = asyncio.get_running_loop().call_later(seconds, lambda: self._retry(self._turns[0]))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError, OffsetsGoneError
+from retryapp.core.lane_errors import CommitLostError, HandOffRefusedError, OffsetsGoneError
 from retryapp.core.marks import Suspected, Tally
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.lane.notes import Notes
@@ -146,11 +146,15 @@ class LaneProtocol(ABC):
 
     async def prove(self) -> None:
         """Prove membership of the assignment's generation, or raise `NotMemberError` or `RebalancingError`."""
-        standing = await self.standing()
-        if standing is Standing.REBALANCING:
+        if await self._prove_member() is Standing.REBALANCING:
             raise RebalancingError(f"lane {self.place.name}: the group is rebalancing")
+
+    async def _prove_member(self) -> Standing:
+        """Prove membership; while the group rebalances, a lane that drains still has its partition."""
+        standing = await self.standing()
         if standing is Standing.GONE:
             raise NotMemberError(f"lane {self.place.name}: not a member of generation {self.generation} any more")
+        return standing
 
     async def fence(self) -> None:
         """Start a new producer, which fences the former owner."""
@@ -267,12 +271,23 @@ class LaneProtocol(ABC):
 
         aiokafka's old one is of no use: it has counted the refused batch, so the next one for that partition is out of
         sequence, also after an abort; and batches for a denied topic would be sent in the next transaction.
+
+        A broker that took an acknowledged commit back fences its producer, and a new one would never learn of it: the
+        changelog must still have what the store wrote last.
+
+        Raises:
+            NotMemberError: another worker may have the partition.
+            CommitLostError: the broker took a commit back; the lane must reopen.
         """
         self._progress, self._notes = self._before
         self.end_producer()
-        await self.prove()
+        await self._prove_member()
         await self.fence()
-        await self.prove()
+        await self._prove_member()
+        if self.pending is not None and not await catch_up(
+            self.pending, self.reader, self.place.changelog, self.place.name
+        ):
+            raise CommitLostError(self.place.name, f"{self.place.changelog.topic} has not kept what it committed last")
 
     async def explain(self, error: HandOffRefusedError) -> HandOffRefusedError:
         """Return a refusal with the topic's limit, if that can be read."""

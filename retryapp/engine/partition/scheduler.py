@@ -56,7 +56,8 @@ class Scheduler:
     def room(self) -> int:
         """How many rows may be claimed now; none that no runner would begin, it would be claimed again at once."""
         handler = self._context.handler
-        if self.claimed_bytes >= handler.max_in_flight_bytes or self._context.lapsed():
+        able = self._context.clock.trusted and not self._context.lapsed()
+        if not able or self.claimed_bytes >= handler.max_in_flight_bytes:
             return 0
         return max(0, min(CLAIM_LIMIT, self._ahead - self.waiting, handler.max_in_flight - len(self.claimed)))
 

@@ -111,11 +111,7 @@ class Ownership:
             if not placed:
                 return
             self.feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
-            await asyncio.gather(*(each.engine.drain(deadline_s) for each in placed))
-            for each in placed:
-                each.lane.finish()
-                if each.lane.state is not LaneState.OPEN:  # opening, or waiting to: it has nothing to commit
-                    each.task.cancel()
+            await asyncio.gather(*(_finish(each, deadline_s) for each in placed))
             finish_s = min(_FINISH_S, max(_LEAST_FINISH_S, deadline_s))
             _, late = await asyncio.wait([each.task for each in placed], timeout=finish_s)
             for task in late:
@@ -137,8 +133,16 @@ class Ownership:
         if self.clock.trusted or not self.clock.known:
             return False
         for placed in self.placed.values():
-            if placed.lane.state is LaneState.OPEN:
+            if placed.lane.state is LaneState.OPEN and placed.lane.refusal is None:
                 probe = marks.clock_probe(*placed.transport.place.changelog)
                 placed.lane.submit(placed.lane.session, Turn(publishes=(probe,)))
                 break
         return True
+
+
+async def _finish(placed: Placed, deadline_s: float) -> None:
+    """Let the handlers of one partition finish, then its lane: one with none does not wait for the slow ones."""
+    await placed.engine.drain(deadline_s)
+    placed.lane.finish()
+    if placed.lane.state is not LaneState.OPEN:  # opening, or waiting to: it has nothing to commit
+        placed.task.cancel()

@@ -242,3 +242,73 @@ async def test_a_dead_letter_that_is_refused_runs_no_handler_again() -> None:
         assert [record.value for record in orders.records("app.orders.dlq")] == [BIG]
         assert (len(runs), orders.lane.session, orders.lane.refusal) == (10, 1, None)
         assert not orders.engine.claimed
+
+
+@pytest.mark.parametrize("passing", ["mark of rows", "repeated offset"])
+async def test_what_is_after_a_held_turn_waits_although_another_was_held_and_passed(rig: Rig, passing: str) -> None:
+    """A turn that moves no offset passes a held one; refused in its turn, it does not take its place."""
+    Refusing(rig.transport, b"bad")
+    rig.submit("good", 1, publishes=1)
+    await rig.settle()
+    rig.submit("bad", 5, publishes=1)
+    rig.submit("late", 6)
+    await rig.settle()
+    produce, rig.transport.broker.produce = rig.transport.broker.produce, denied  # type: ignore[method-assign]
+    await rig.advance(300)
+    if passing == "mark of rows":
+        rig.submit("mark", 0, rows_note="r1:life")
+    else:
+        rig.lane._repeat_offset()
+    await rig.advance(600)
+    rig.transport.broker.produce = produce  # type: ignore[method-assign]
+    for _ in range(30):
+        await rig.advance(1_000)
+    assert rig.lane.refusal is not None
+    assert rig.transport.offsets[MAIN] <= 4
+    assert ("late", True) not in settled(rig)
+
+
+def denied(_name: str, _epoch: int, _records: Sequence[Outgoing]) -> list[int]:
+    """Refuse everything."""
+    raise HandOffRefusedError("app.orders.pending.changelog", "denied")
+
+
+async def test_a_refusal_while_the_group_rebalances_ends_no_session(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane drains: what its handlers finish meanwhile is committed."""
+    Refusing(rig.transport, b"bad")
+    rig.submit("bad", publishes=1)
+    await rig.settle()
+    monkeypatch.setattr(rig.transport.broker, "heartbeat", lambda *_: Standing.REBALANCING)
+    await rig.advance(1_000)
+    rig.submit("drained", 3)
+    await rig.advance(500)
+    assert (rig.state, settled(rig)) == ("open", [("drained", True)])
+
+
+async def test_a_refusal_leaves_the_confirmation_of_what_was_handed_off_before(rig: Rig) -> None:
+    """Else a lane with nothing to do would never learn that the broker took the hand-off back."""
+    Refusing(rig.transport, b"bad")
+    rig.submit("bad", publishes=1)
+    await rig.settle()
+    rig.submit("fine", 1, publishes=1)
+    await rig.settle()
+    commits = rig.transport.calls.count(Step.COMMIT)
+    for _ in range(15):
+        await rig.advance(1_000)
+    assert rig.transport.calls.count(Step.COMMIT) > commits
+
+
+async def test_a_clean_end_leaves_the_marks_while_a_turn_is_held(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the burial that they are about."""
+    rested = []
+
+    async def rest(_transport: MemoryLaneTransport) -> None:
+        rested.append(True)
+
+    monkeypatch.setattr(MemoryLaneTransport, "rest", rest)
+    Refusing(rig.transport, b"bad")
+    rig.submit("bad", 1, publishes=1)
+    await rig.settle()
+    rig.lane.finish()
+    await rig.settle()
+    assert (rig.done, rested) == (True, [])

@@ -90,6 +90,25 @@ async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
         assert list(gate.running) == [b"b"]
 
 
+async def test_a_row_that_was_claimed_before_the_clock_was_doubted_waits_on() -> None:
+    """It is claimed again once the clock is trusted, and not once more meanwhile."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+        for name in (b"a", b"b"):
+            await orders.send(name)
+            gate.let(name, BankDownError())
+            await orders.settle()
+        await orders.advance(1_000)
+        assert (list(gate.running), len(orders.engine.scheduler.claimed)) == ([b"a"], 2)
+        orders.clock.trusted = False
+        gate.let(b"a")
+        await orders.advance(5_000)
+        assert (gate.running, orders.engine.scheduler.claimed) == ({}, {})
+        orders.clock.trusted = True
+        await orders.advance(1_000)
+        assert list(gate.running) == [b"b"]
+
+
 async def test_a_row_due_in_the_millisecond_of_its_failure_is_not_lost() -> None:
     """The next row has the key of the former one: it takes its place."""
     script = Script(RetryLater(0), RetryLater(0), RetryLater(0))

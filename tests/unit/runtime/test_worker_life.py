@@ -81,16 +81,21 @@ async def test_clients_have_the_settings_of_the_app_and_of_its_topics(
 class _Partition:
     """Engine and lane of one partition, which note what is done with them."""
 
-    def __init__(self, runtime: Runtime, *, state: LaneState = LaneState.OPEN, obedient: bool = True) -> None:
+    def __init__(
+        self, runtime: Runtime, number: int = 0, *, state: LaneState = LaneState.OPEN, obedient: bool = True
+    ) -> None:
         self.said: list[object] = []
+        self.drained = asyncio.Event()
+        self.drained.set()
         self.state = state
         self.gone = asyncio.Event()
         self.obedient = obedient
         self.task = asyncio.create_task(self._live())
         anything: Any = self
-        runtime.placed[MAIN, 0] = Placed(engine=anything, lane=anything, transport=anything, task=self.task)
+        placed = Placed(engine=anything, lane=anything, transport=anything, task=self.task)
+        runtime.placed[MAIN, number] = placed
         for tp in TPS:
-            runtime.feed.placed[tp] = runtime.placed[MAIN, 0]
+            runtime.feed.placed[tp] = placed
 
     async def _live(self) -> None:
         await self.gone.wait()
@@ -102,7 +107,7 @@ class _Partition:
 
     async def drain(self, deadline_s: float) -> None:
         self.said.append(deadline_s)
-        await asyncio.sleep(0)
+        await self.drained.wait()
 
     def finish(self) -> None:
         self.said.append("finish")
@@ -152,6 +157,18 @@ async def test_a_stop_gives_handlers_their_grace(runtime: Runtime) -> None:
     partition = _Partition(runtime)
     await runtime.app.on_before_shutdown.send()
     assert partition.said == [25.0, "finish", "committed", "end"]
+
+
+async def test_a_slow_handler_holds_back_its_own_partition_only(runtime: Runtime) -> None:
+    """What the others have done is committed at once: a kill during the grace repeats none of it."""
+    slow, idle = _Partition(runtime, 0), _Partition(runtime, 1)
+    slow.drained.clear()
+    stop = asyncio.create_task(runtime.app.on_before_shutdown.send())
+    await idle.task
+    assert (slow.said, idle.said) == ([25.0], [25.0, "finish", "committed"])
+    slow.drained.set()
+    await stop
+    assert slow.said == [25.0, "finish", "committed", "end"]
 
 
 @pytest.mark.parametrize("state", [LaneState.OPENING, LaneState.OPEN])
