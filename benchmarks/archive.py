@@ -30,7 +30,7 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.settings import current_settings
+from retryapp.settings import load_settings
 from retryapp.stage import Run
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def spark_session() -> Iterator[SparkSession]:
     """Run a session of the pipeline, of the size that both benchmarks use."""
     from retryapp.pipeline.session import SessionOptions, start_session
 
-    spark = start_session(SessionOptions(cache_dir=current_settings().cache_dir, memory="3g"))
+    spark = start_session(SessionOptions(cache_dir=load_settings().cache_dir, memory="3g"))
     try:
         yield spark
     finally:
@@ -124,7 +124,7 @@ def main(count: int, warm: int) -> None:
     from retryapp.pipeline.lake import open_lake
 
     with Run() as run:
-        connection = KafkaConnection(run.broker(current_settings().cache_dir).bootstrap)
+        connection = KafkaConnection(run.broker(load_settings().cache_dir).bootstrap)
         admin = KafkaAdmin(connection)
         admin.create(
             topic_specs(TOPOLOGY, partitions=PARTITIONS, main_max_message_bytes=MAX_MESSAGE_BYTES, replication=1)

@@ -6,7 +6,6 @@ Lengths of time are written with units (``30s``) and kept as milliseconds.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,9 +78,3 @@ def load_settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidSettingError(str(first["loc"][0]), first["input"], first["msg"]) from error
-
-
-@cache
-def current_settings() -> Settings:
-    """Return the settings of this process: the environment as it was at the first call."""
-    return load_settings()

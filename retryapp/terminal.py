@@ -17,7 +17,7 @@ from rich.table import Table
 from retryapp.lookup.instants import length_text
 
 PLAIN_INTERVAL_S: Final = 3.0
-"""Time between two plain lines."""
+"""Time between two moments that are printed."""
 REFRESH_PER_S: Final = 4
 _STATE_STYLES: Final = {"open": "green", "opening": "yellow", "idle": "yellow", "closed": "red"}
 _NUMBERS: Final = {
@@ -65,9 +65,8 @@ class Group:
 
     group: str
     now_ms: int
-    source: str
-    """Where the figures come from: ``workers`` or ``topics``."""
     workers: Sequence[str]
+    """Addresses of those that answered."""
     handlers: Sequence[HandlerFigures]
     lanes: Sequence[Mapping[str, Any]]
     """Facts of each partition: main, partition, worker, state, since_ms, last_error, and those of `_NUMBERS`."""
@@ -75,23 +74,23 @@ class Group:
 
 
 class LiveView:
-    """Shows moments as a live table on a terminal, else as plain lines; a context manager."""
+    """Shows moments in one place of a terminal, else one after the other; a context manager."""
 
     def __init__(self, console: Console, *, live: bool) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, transient=True) if live else None
         self._shown_s = -PLAIN_INTERVAL_S
 
-    def draw(self, at_s: float, table: Callable[[], RenderableType], line: Callable[[], str]) -> None:
+    def draw(self, at_s: float, moment: Callable[[], RenderableType]) -> None:
         """Show a moment, `at_s` after the start, unless it is too early for the next one."""
         interval_s = 1 / REFRESH_PER_S if self._live is not None else PLAIN_INTERVAL_S
         if at_s - self._shown_s < interval_s:
             return
         self._shown_s = at_s
         if self._live is not None:
-            self._live.update(table())
+            self._live.update(moment())
         else:
-            self._console.print(line(), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(moment(), soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -122,8 +121,7 @@ class LiveView:
 def group_table(group: Group) -> RenderableType:
     """Return one moment of a group for a terminal."""
     count = len(group.workers)
-    where = f"{count} worker{'' if count == 1 else 's'}" if group.source == "workers" else "from the topics"
-    parts: list[RenderableType] = [f"[bold]{escape(group.group)}[/]  {where}"]
+    parts: list[RenderableType] = [f"[bold]{escape(group.group)}[/]  {count} worker{'' if count == 1 else 's'}"]
     if group.note:
         parts.append(f"[yellow]{escape(group.note)}[/]")
     for figures in group.handlers:
@@ -167,21 +165,6 @@ def _lanes_table(group: Group) -> Table:
             escape(lane.get("last_error") or ""),
         )
     return table
-
-
-def group_line(group: Group) -> str:
-    """Return one moment of a group as a plain line."""
-    parts = [f"{group.group}: {group.note}"] if group.note else [group.group]
-    for figures in group.handlers:
-        states = [lane["state"] for lane in group.lanes if lane["main"] == figures.main]
-        lanes = f"  lanes open {states.count('open')}/{len(states)}" if states else ""
-        parts.append(
-            f"{figures.main}  waiting {_number_text(figures.pending)}{_due_text(figures, group.now_ms)}  "
-            f"dead {_number_text(figures.dead)}{_reasons(figures)}  {_limits_text(figures, group.now_ms)}  "
-            f"delivered {_rate_text(figures.deliveries_per_s)}  failed {_rate_text(figures.failures_per_s)}  "
-            f"late {_latency_text(figures.lateness)}{lanes}"
-        )
-    return "  |  ".join(parts)
 
 
 def _number_text(number: int | None) -> str:

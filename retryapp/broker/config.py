@@ -123,11 +123,13 @@ def java_command(java: Java, jars: tuple[Path, ...], data: Path, *, heap_mb: int
     ]
 
 
-def ensure_formatted(data: Path, java: Java, jars: tuple[Path, ...], templates: Path) -> None:
-    """Prepare a data folder, once.
+def ensure_formatted(
+    data: Path, java: Java, jars: tuple[Path, ...], templates: Path, *, node_id: str, cluster_id: str | None
+) -> None:
+    """Prepare a data folder, once; with a new cluster id if none is given.
 
     Kafka's storage tool writes which features a new cluster begins with; that takes a Java start of its own, so its
-    result is kept in the folder `templates`. The identities in ``meta.properties`` are new for each folder.
+    result is kept in the folder `templates`. The identities in ``meta.properties`` are the folder's own.
 
     Raises:
         FormatFailedError: the tool ended with an error.
@@ -140,7 +142,8 @@ def ensure_formatted(data: Path, java: Java, jars: tuple[Path, ...], templates: 
         _make_template(checkpoint, java, jars)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(checkpoint, folder / _BOOTSTRAP)
-    meta = {"version": "1", "cluster.id": _identity(), "node.id": str(NODE_ID), "directory.id": _identity()}
+    cluster_id = cluster_id or new_id()
+    meta = {"version": "1", "cluster.id": cluster_id, "node.id": node_id, "directory.id": new_id()}
     partial = _write_properties(folder / "meta.properties.new", meta)
     partial.replace(folder / "meta.properties")
 
@@ -150,7 +153,7 @@ def _make_template(checkpoint: Path, java: Java, jars: tuple[Path, ...]) -> None
         data = Path(name)
         settings = write_files(data, properties(data, port=1, controller_port=2, extra={}), data / "format.log")
         command = java_command(java, jars, data, heap_mb=256, main_class="kafka.tools.StorageTool")
-        command += ["format", "--cluster-id", _identity(), "--config", str(settings)]
+        command += ["format", "--cluster-id", new_id(), "--config", str(settings)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - all words are ours
         made = log_dir(data) / _BOOTSTRAP
         if result.returncode != 0 or not made.exists():
@@ -158,7 +161,7 @@ def _make_template(checkpoint: Path, java: Java, jars: tuple[Path, ...]) -> None
         made.replace(checkpoint)
 
 
-def _identity() -> str:
+def new_id() -> str:
     """Return a random Kafka id: 16 bytes in URL-safe base 64, not beginning with a dash."""
     while True:
         text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")

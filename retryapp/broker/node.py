@@ -46,6 +46,7 @@ class Broker:
 
     Without ``data`` it is ephemeral: a temporary folder that `close` removes; without ``port`` it uses a free one. As a
     context manager it is started and closed. ``settings`` come on top of ours, ``heap_mb`` is Java's heap in megabytes.
+    Nodes that are to be one cluster need one ``cluster_id``, and a ``node.id`` each in their settings.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Broker:
         log: Path | None = None,
         heap_mb: int = 512,
         settings: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
     ) -> None:
         self._cache_dir = cache_dir
         self._fixed_port = port is not None
@@ -66,6 +68,7 @@ class Broker:
         self._log = log.absolute() if log is not None else None
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
+        self._cluster_id = cluster_id
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -116,7 +119,14 @@ class Broker:
             self._start(java, jars)
 
     def _start(self, java: Java, jars: tuple[Path, ...]) -> None:
-        config.ensure_formatted(self.data, java, jars, jar_folder(self._cache_dir, kafka_jars()))
+        config.ensure_formatted(
+            self.data,
+            java,
+            jars,
+            jar_folder(self._cache_dir, kafka_jars()),
+            node_id=self._settings.get("node.id", str(config.NODE_ID)),
+            cluster_id=self._cluster_id,
+        )
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             controller_port = self._choose_ports()
             settings = config.properties(

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
-from retryapp.lookup.records import PageMark
 from retryapp.runtime.machine.clock import SystemClock
 
 R = TypeVar("R")
@@ -57,23 +56,15 @@ class Place:
     broker: str | None
     group: str | None
     client_config: Path | None
-    topic: str | None = None
-
-
-def group_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of :class:`Place` without ``--topic``; the command gets them as the argument ``place``."""
-    return _with_place(command)
+    topic: str | None
 
 
 def place_options(command: Callable[..., R]) -> Callable[..., R]:
     """Add the options of :class:`Place`; the command gets them as the argument ``place``."""
-    return _with_place(command, click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."))
 
-
-def _with_place(command: Callable[..., R], *topic: Callable[..., Any]) -> Callable[..., R]:
     @wraps(command)  # with the options that the command has already
     def with_place(**values: Any) -> R:
-        place = Place(**{name: values.pop(name) for name in Place.__slots__ if name in values})
+        place = Place(**{name: values.pop(name) for name in Place.__slots__})
         return command(place=place, **values)
 
     return _decorated(
@@ -81,20 +72,17 @@ def _with_place(command: Callable[..., R], *topic: Callable[..., Any]) -> Callab
         app_option(required=False),
         click.option("--broker", metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
         click.option("--group", metavar="NAME", help="Consumer group = the Faust app's id, with --broker."),
-        *topic,
+        click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."),
         client_config_option(f"File with librdkafka properties for --broker, {_PROPERTIES}."),
     )
 
 
-def page_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--partition``, ``--limit`` and ``--after``."""
+def list_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--partition`` and ``--limit``."""
     return _decorated(
         command,
         click.option("--partition", type=click.IntRange(0), help="Only this partition number."),
-        click.option(
-            "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Records per page."
-        ),
-        click.option("--after", metavar="MARK", type=Mark(), help="Continue after this mark, printed by each page."),
+        click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Most records to show."),
     )
 
 
@@ -103,20 +91,6 @@ raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes t
 
 def _decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Callable[..., R]:
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
-
-
-class Mark(click.ParamType):
-    """The mark that a page of a list ends with."""
-
-    name = "mark"
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PageMark:
-        try:
-            instant_ms, main, partition, offset = str(value).split("/")
-            return PageMark(int(instant_ms), main, int(partition), int(offset))
-        except ValueError:
-            self.fail(f"{value!r} is no page mark: give the one printed after 'next page'", param, ctx)
 
 
 class Length(click.ParamType):

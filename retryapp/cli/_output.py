@@ -17,7 +17,7 @@ from rich.text import Text
 from retryapp.cli.console import ExitCode, emit
 from retryapp.lookup.instants import relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
-from retryapp.lookup.records import Page
+from retryapp.lookup.records import Listed
 from retryapp.runtime.machine.clock import SystemClock
 
 WIDTH_OF_A_PIPE: Final = 240
@@ -45,16 +45,12 @@ def instant(epoch_ms: int | None, now_ms: int) -> str:
     return "-" if epoch_ms is None else f"{relative_text(epoch_ms, now_ms)} ({utc_text(epoch_ms)})"
 
 
-def page_text(page: Page, columns: Mapping[str, str], now_ms: int, *, of: str, none: str) -> str:
-    """Return one page of a list; `columns`: heading → name of the fact, an instant if it ends in ``_ms``."""
-    lines = []
-    if page.records:
-        rows = [[_cell(facts, name, now_ms) for name in columns.values()] for facts in page.records]
-        lines.append(table(list(columns), rows))
-    lines.append(f"{len(page.records)} of {page.matching} {of}" if page.matching else none)
-    if page.next:
-        lines.append(f"next page: --after {page.next}")
-    return "\n".join(lines)
+def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: str, none: str) -> str:
+    """Return a list; `columns`: heading → name of the fact, an instant if it ends in ``_ms``."""
+    if not listed.records:
+        return none
+    rows = [[_cell(facts, name, now_ms) for name in columns.values()] for facts in listed.records]
+    return f"{table(list(columns), rows)}\n{len(listed.records)} of {listed.matching} {of}"
 
 
 def _cell(facts: Mapping[str, Any], name: str, now_ms: int) -> str:

@@ -23,7 +23,7 @@ from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
 from retryapp.pipeline.errors import SparkMissingError
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
-from retryapp.settings import current_settings
+from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +75,7 @@ def lake_options(function: Callable[..., R]) -> Callable[..., R]:
     def with_lake(*, lake: str | None, master: str | None, memory: str, conf: tuple[str, ...], **others: Any) -> R:
         if find_spec("pyspark") is None:
             raise SparkMissingError("no module named 'pyspark'")
-        settings = current_settings()
+        settings = load_settings()
         options = SessionOptions(
             cache_dir=settings.cache_dir, master=master, memory=memory, conf=dict(map(_setting, conf))
         )

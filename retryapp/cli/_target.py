@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,7 +13,7 @@ from retryapp.cli._options import Place
 from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, require_handlers
+from retryapp.kafka import GroupMissingError, KafkaAdmin, KafkaConnection, find_handlers
 
 REACH_S: Final = 5.0
 WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
@@ -35,7 +34,7 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
         GroupMissingError: the group has no handlers there.
     """
     if place.app_spec is not None:
-        refuse_with_app(place, "broker", "group", "client_config")
+        _refuse_with_app(place, "broker", "group", "client_config")
         application = load_handlers(place.app_spec)
         if ask:
             reach(application.connection)
@@ -48,7 +47,10 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
         topology = HandlerTopology(group=place.group, main=place.topic)
         if {topology.dlq, topology.pending_changelog} & set(admin.topic_names()):
             return Target(connection, (topology,))
-    return Target(connection, _only(require_handlers(admin, place.group), place.topic))
+    handlers = find_handlers(admin, place.group)
+    if not handlers:
+        raise GroupMissingError(place.group, connection.bootstrap)
+    return Target(connection, _only(handlers, place.topic))
 
 
 def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, HandlerTopology, Origin]:
@@ -62,7 +64,7 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
     except DamagedMetadataError as error:
         raise click.UsageError(f"{failure!r} is no failure id: expected group/topic@id/partition/offset") from error
     if place.app_spec is not None:
-        refuse_with_app(place, "broker", "client_config")
+        _refuse_with_app(place, "broker", "client_config")
         connection = load_handlers(place.app_spec).connection
     elif place.broker is not None:
         connection = connect(place.broker, place.client_config)
@@ -105,7 +107,7 @@ def connect(broker: str, client_config: Path | None) -> KafkaConnection:
     return KafkaConnection(broker, {} if client_config is None else _read_client_config(client_config))
 
 
-def refuse_with_app(place: Place, *names: str) -> None:
+def _refuse_with_app(place: Place, *names: str) -> None:
     """Refuse options that exclude ``-A``.
 
     Raises:
@@ -120,6 +122,5 @@ def _only(topologies: Sequence[HandlerTopology], main: str | None) -> tuple[Hand
     chosen = tuple(topology for topology in topologies if main in (None, topology.main))
     if chosen or main is None:
         return chosen
-    mains = [topology.main for topology in topologies]
-    close = "".join(f" Did you mean {match!r}?" for match in get_close_matches(main, mains, n=1))
-    raise click.UsageError(f"--topic {main}: no handler of that topic was found.{close} There are: {', '.join(mains)}")
+    mains = ", ".join(topology.main for topology in topologies)
+    raise click.UsageError(f"--topic {main}: no handler of that topic was found. There are: {mains}")

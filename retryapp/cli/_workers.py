@@ -90,29 +90,27 @@ class Workers:
         self._before: dict[str, dict[str, Counters]] = {}
         self._before_ms: int | None = None
 
-    def ask(self, now_ms: int) -> Group | None:
-        """Return the group's figures, with rates since the last call; None if no worker answers."""
+    def ask(self, now_ms: int) -> Group:
+        """Return the group's figures, with rates since the last call; without workers if none answers."""
         return asyncio.run(self._ask(now_ms))
 
-    async def _ask(self, now_ms: int) -> Group | None:
+    async def _ask(self, now_ms: int) -> Group:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S, connect=CONNECT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             workers = await self._everyone(session)
-        if not workers:
-            return None
         self.urls = sorted({*self.urls, *(worker.url for worker in workers)})
         elapsed_s = None if self._before_ms is None else max(0.001, (now_ms - self._before_ms) / 1_000)
         group = Group(
-            group=self.group or workers[0].index["group"] or "?",
+            group=self.group or next((worker.index["group"] for worker in workers), None) or "?",
             now_ms=now_ms,
-            source="workers",
             workers=sorted(worker.url for worker in workers),
             handlers=self._figures(workers, elapsed_s),
             lanes=[lane for worker in workers for lane in _lanes(worker)],
             note="; ".join(f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index["broker_silence"]),
         )
-        self._before = {worker.url: worker.counters for worker in workers}
-        self._before_ms = now_ms
+        if workers:
+            self._before = {worker.url: worker.counters for worker in workers}
+            self._before_ms = now_ms
         return group
 
     async def _everyone(self, session: aiohttp.ClientSession) -> list[_Worker]:

@@ -18,7 +18,7 @@ from retryapp.cli._options import json_option
 from retryapp.cli.console import ExitCode, emit, on_signals, stderr_console
 from retryapp.jvm import Jar, JarList, kafka_jars, missing_jars
 from retryapp.jvm import Progress as JarProgress
-from retryapp.settings import current_settings
+from retryapp.settings import load_settings
 
 R = TypeVar("R")
 DEFAULT_PORT = 9092
@@ -31,7 +31,7 @@ def _broker_options(command: Callable[..., R]) -> Callable[..., R]:
     command = click.option(
         "--data",
         type=click.Path(path_type=Path, file_okay=False),
-        callback=lambda _context, _option, value: (value or current_settings().datadir / "broker").absolute(),
+        callback=lambda _context, _option, value: (value or load_settings().datadir / "broker").absolute(),
         help="Folder of its topics and log. [default: .retryapp/broker]",
     )(command)
     return click.option(
@@ -67,7 +67,7 @@ def start(*, port: int | None, data: Path, as_json: bool) -> None:
     running = broker_status(data)
     wanted = running.port if running is not None and port is None else _kept_port(port)
     with download_progress() as progress:
-        kept, started = start_kept_broker(current_settings().cache_dir, data, port=wanted, progress=progress)
+        kept, started = start_kept_broker(load_settings().cache_dir, data, port=wanted, progress=progress)
     facts = {**kept.as_dict(), "state": "running", "started": started}
     emit(facts, _line(kept, "is ready" if started else "is already running"), as_json=as_json)
 
@@ -106,7 +106,7 @@ def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool
     if ephemeral and context.get_parameter_source("data") is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError("--ephemeral and --data exclude each other")
     fixed = None if ephemeral and port == 0 else _kept_port(port)
-    broker = Broker(current_settings().cache_dir, port=fixed, data=None if ephemeral else data)
+    broker = Broker(load_settings().cache_dir, port=fixed, data=None if ephemeral else data)
     with on_signals(_interrupt, *STOP_SIGNALS):
         try:
             with download_progress() as progress:
@@ -125,7 +125,7 @@ def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool
 def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -> Iterator[JarProgress | None]:
     """Show a bar while missing jars (of a broker without `jars`) are downloaded; yields what `ensure_jars` calls."""
     wanted = jars or kafka_jars()
-    missing = missing_jars(current_settings().cache_dir, wanted)
+    missing = missing_jars(load_settings().cache_dir, wanted)
     if not missing:
         yield None
         return

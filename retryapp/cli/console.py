@@ -6,17 +6,15 @@ does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum, StrEnum
-from pathlib import Path
+from enum import IntEnum
 from types import FrameType
 
 import click
+from pydantic_core import to_json
 from rich.console import Console
 
 stderr_console = Console(stderr=True, soft_wrap=True)
@@ -53,28 +51,12 @@ def on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) 
 
 def emit(result: object, text: str, *, as_json: bool) -> None:
     """Print a result."""
-    click.echo(json.dumps(result, default=_plain, ensure_ascii=False) if as_json else text)
+    click.echo(to_json(result).decode() if as_json else text)
 
 
 def emit_error(error_type: str, message: str, exit_code: int, *, as_json: bool) -> None:
     """Print an error: one JSON object on stdout, or one line on stderr."""
     if as_json:
-        click.echo(
-            json.dumps({"error": {"type": error_type, "message": message, "exit_code": exit_code}}, ensure_ascii=False)
-        )
+        emit({"error": {"type": error_type, "message": message, "exit_code": exit_code}}, "", as_json=True)
     else:
         click.echo(f"retryapp: {message}", file=sys.stderr)
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, StrEnum | IntEnum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="replace")
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")

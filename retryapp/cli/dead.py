@@ -6,13 +6,13 @@ from typing import Final
 
 import click
 
-from retryapp.cli._options import Place, json_option, page_options, place_options, raw_option
-from retryapp.cli._output import page_text, show_missing, show_record
+from retryapp.cli._options import Place, json_option, list_options, place_options, raw_option
+from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.classify import DeadReason
 from retryapp.lookup.payloads import payload_of
-from retryapp.lookup.records import PageMark, dead_detail, dead_entry, dead_page, find_dead, original_value
+from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, original_value
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -34,12 +34,10 @@ def command() -> None:
 
 @command.command(name="list")
 @place_options
-@page_options
+@list_options
 @click.option("--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this reason.")
 @json_option
-def list_(
-    *, place: Place, partition: int | None, reason: str | None, limit: int, after: PageMark | None, as_json: bool
-) -> ExitCode:
+def list_(*, place: Place, partition: int | None, reason: str | None, limit: int, as_json: bool) -> ExitCode:
     """List dead letters, the latest first.
 
     \b
@@ -49,10 +47,10 @@ def list_(
       retryapp dead list --broker localhost:9092 --group billing --topic orders --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     connection, topologies = resolve(place)
-    page = dead_page(connection, topologies, partition=partition, reason=reason, after=after, limit=limit)
+    found = list_dead(connection, topologies, partition=partition, reason=reason, limit=limit)
     now_ms = SystemClock().wall_ms()
-    text = page_text(page, COLUMNS, now_ms, of="dead letters", none="no dead letters")
-    emit({"now_ms": now_ms, **page._asdict()}, text, as_json=as_json)
+    text = list_text(found, COLUMNS, now_ms, of="dead letters", none="no dead letters")
+    emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE
 
 

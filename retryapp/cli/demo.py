@@ -10,7 +10,7 @@ from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.demo.data import TOTAL_FLIGHTS
 from retryapp.demo.report import PAGE
 from retryapp.demo.run import DEFAULT_RECORDS, DemoOptions, DemoResult, run_demo
-from retryapp.settings import current_settings
+from retryapp.settings import load_settings
 
 
 @click.command(name="demo")
@@ -43,10 +43,10 @@ def command(*, records: int, keep: bool, no_report: bool, as_json: bool) -> int:
       retryapp demo --keep --no-report
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     options = DemoOptions(
-        cache_dir=current_settings().cache_dir,
+        cache_dir=load_settings().cache_dir,
         records=records,
         keep=keep,
-        page=None if no_report else current_settings().datadir / PAGE,
+        page=None if no_report else load_settings().datadir / PAGE,
     )
 
     def print_json(result: DemoResult) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from retryapp.cli._app import load_handlers
-from retryapp.cli._options import Place, group_options, json_option
+from retryapp.cli._options import app_option, json_option
 from retryapp.cli._output import table
-from retryapp.cli._target import WHERE, connect, refuse_with_app
 from retryapp.cli.console import ExitCode, emit
 from retryapp.doctor import Finding, Report, Severity, Subject, examine
 from retryapp.doctor.findings import counted
@@ -20,7 +19,7 @@ from retryapp.settings import load_settings
 
 
 @click.command(name="doctor")
-@group_options
+@app_option(required=True)
 @click.option(
     "--datadir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -32,7 +31,7 @@ from retryapp.settings import load_settings
     help="Also write one record to an events topic, in a transaction that is aborted: compares clocks, tries rights.",
 )
 @json_option
-def command(*, place: Place, datadir: Path | None, write: bool, as_json: bool) -> ExitCode:
+def command(*, app_spec: str, datadir: Path | None, write: bool, as_json: bool) -> ExitCode:
     """Check everything that a worker depends on, and how to fix what is wrong. Changes nothing.
 
     Programs, data folder and disk of this machine; brokers and their settings; topics, rights, the group and its
@@ -45,9 +44,8 @@ def command(*, place: Place, datadir: Path | None, write: bool, as_json: bool) -
     Examples:
       retryapp doctor -A billing
       retryapp doctor -A shop.billing:app --write --json
-      retryapp doctor --broker localhost:9092 --group billing
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    subject = _subject(place, datadir, write=write)
+    subject = _subject(app_spec, datadir, write=write)
     report = examine(subject, wall_ms=lambda: time.time_ns() // 1_000_000)
     facts = {
         "bootstrap": subject.connection.bootstrap,
@@ -62,20 +60,9 @@ def command(*, place: Place, datadir: Path | None, write: bool, as_json: bool) -
     return ExitCode.FINE if report.clean else ExitCode.FINDING
 
 
-def _subject(place: Place, datadir: Path | None, *, write: bool) -> Subject:
+def _subject(app_spec: str, datadir: Path | None, *, write: bool) -> Subject:
     """Return what the workers would use, with the data folder that they would choose."""
-    if place.app_spec is None:
-        if place.broker is None or place.group is None:
-            raise click.UsageError(WHERE)
-        return Subject(
-            connection=connect(place.broker, place.client_config),
-            group=place.group,
-            topologies=None,
-            datadir=(datadir or load_settings().datadir) / place.group,
-            write=write,
-        )
-    refuse_with_app(place, "broker", "group", "client_config")
-    application = load_handlers(place.app_spec)
+    application = load_handlers(app_spec)
     conf: Any = application.app.conf
     base = Path(conf.datadir)
     if datadir is not None or str(base) == f"{conf.name}-data":  # the user chose none

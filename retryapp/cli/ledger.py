@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
 import click
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from retryapp.cli._options import Place, When, json_option, place_options
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.ledger import Balance, Ledger, Problem, take_ledger
-from retryapp.ledger.take import OnProgress
 from retryapp.lookup.instants import utc_text
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -54,32 +50,12 @@ def command(*, place: Place, since: int | None, as_json: bool) -> ExitCode:
     connection, topologies = resolve(place)
     ledgers = []
     for topology in topologies:
-        with _progress() as (on_progress, on_wait):
-            ledgers.append(take_ledger(connection, topology, since_ms=since, on_progress=on_progress, on_wait=on_wait))
+        with stderr_console.status("asking for offsets") as status:
+            ledgers.append(take_ledger(connection, topology, since_ms=since, on_step=status.update))
     adds_up = all(ledger.adds_up for ledger in ledgers)
     facts = {"now_ms": now_ms, "since_ms": since, "adds_up": adds_up, "handlers": [*map(ledger_facts, ledgers)]}
     emit(facts, "\n\n".join(map(ledger_text, ledgers)), as_json=as_json)
     return ExitCode.FINE if adds_up else ExitCode.FINDING
-
-
-@contextmanager
-def _progress() -> Iterator[tuple[OnProgress, Any]]:
-    """Show how far the reading is, on a terminal."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=stderr_console,
-        transient=True,
-        disable=not stderr_console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("asking for offsets", total=None)
-        yield (
-            lambda topic, passed, in_all: bar.update(task, description=topic, completed=passed, total=in_all),
-            lambda what: bar.update(task, description=what),
-        )
 
 
 def ledger_facts(ledger: Ledger) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Final
 
 import click
 
-from retryapp.cli._options import Place, When, json_option, page_options, place_options, raw_option
-from retryapp.cli._output import page_text, show_missing, show_record
+from retryapp.cli._options import Place, When, json_option, list_options, place_options, raw_option
+from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
-from retryapp.lookup.records import PageMark, find_waiting, pending_detail, pending_value, waiting_page
+from retryapp.lookup.records import find_waiting, list_waiting, pending_detail, pending_value
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -32,7 +32,7 @@ def command() -> None:
 
 @command.command(name="list")
 @place_options
-@page_options
+@list_options
 @click.option(
     "--due-before",
     metavar="WHEN",
@@ -40,9 +40,7 @@ def command() -> None:
     help="Only records due before: a length from now with a unit ('10m', '1h30m'), or UTC ('2030-01-31T12:00').",
 )
 @json_option
-def list_(
-    *, place: Place, partition: int | None, due_before: int | None, limit: int, after: PageMark | None, as_json: bool
-) -> ExitCode:
+def list_(*, place: Place, partition: int | None, due_before: int | None, limit: int, as_json: bool) -> ExitCode:
     """List waiting records, the next due first.
 
     \b
@@ -53,9 +51,9 @@ def list_(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
     connection, topologies = resolve(place)
-    page = waiting_page(connection, topologies, partition=partition, before_ms=due_before, after=after, limit=limit)
-    text = page_text(page, COLUMNS, now_ms, of="waiting", none="nothing waits")
-    emit({"now_ms": now_ms, **page._asdict()}, text, as_json=as_json)
+    found = list_waiting(connection, topologies, partition=partition, before_ms=due_before, limit=limit)
+    text = list_text(found, COLUMNS, now_ms, of="waiting", none="nothing waits")
+    emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE
 
 

@@ -34,7 +34,7 @@ from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
 from retryapp.pipeline.sources import retention_of
 from retryapp.runtime.machine.clock import SystemClock
-from retryapp.settings import current_settings
+from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived
@@ -199,7 +199,7 @@ def status(
 def jars(*, as_json: bool) -> None:
     """Download the jars that Spark needs for Kafka and Delta, and print their paths for 'spark-submit --jars'."""
     with download_progress(spark_jars(), "Spark's connectors") as progress:
-        paths = ensure_jars(current_settings().cache_dir, spark_jars(), progress=progress)
+        paths = ensure_jars(load_settings().cache_dir, spark_jars(), progress=progress)
     emit({"version": spark_jars().version, "jars": paths}, ",".join(map(str, paths)), as_json=as_json)
 
 

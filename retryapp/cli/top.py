@@ -9,18 +9,17 @@ from functools import partial
 from typing import Final, NoReturn
 
 import click
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
 from retryapp.cli._options import Place, json_option, place_options
-from retryapp.cli._stations import Stations
-from retryapp.cli._target import Target, reach, resolve
+from retryapp.cli._target import Target, resolve
 from retryapp.cli._workers import Workers
 from retryapp.cli.console import ExitCode, emit
+from retryapp.core.errors import BrokerUnreachableError
+from retryapp.kafka import KafkaAdmin, KafkaRequestError
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
-from retryapp.terminal import Group, LiveView, group_line, group_table
+from retryapp.terminal import Group, LiveView, group_table
 
 _MEMBERS_S = 5.0
 MORE_PORTS: Final = 8
@@ -35,14 +34,17 @@ MORE_PORTS: Final = 8
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between two frames."
 )
-@click.option("--once", is_flag=True, help="Print one frame and end; rates are taken over one interval.")
+@click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal; takes an interval.")
 @json_option
 def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -> ExitCode:
     """Watch a running group: what waits and is due, rates, lateness, dead letters, and each worker's lanes.
 
-    Figures come from the workers' own pages and metrics; where no worker answers, fewer of them come from the topics.
-    Workers are looked for on the hosts of the group's members, at RETRYAPP_WEB_PORT and the ports after it; --url says
-    where else. --json prints one object and ends, as --once does.
+    Figures come from the workers' own pages and metrics. Workers are looked for on the hosts of the group's members, at
+    RETRYAPP_WEB_PORT and the ports after it; --url says where else. --json prints one object and ends, as --once does.
+    With all workers down use 'retryapp pending', 'dead' and 'ledger', which read the topics.
+
+    \b
+    Exit codes: 0 a worker answered, 1 none did.
 
     \b
     Examples:
@@ -51,7 +53,7 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
       retryapp top --url http://127.0.0.1:6066 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     watch = _Watch(place, urls)
-    if not (once or as_json):
+    if sys.stdout.isatty() and not (once or as_json):
         _show_frames(watch, interval)
     watch.look()  # rates need two looks
     time.sleep(interval)
@@ -61,75 +63,64 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
         emit(asdict(group), "", as_json=True)
     else:
         console.print(group_table(group))
-    return ExitCode.FINE
+    return ExitCode.FINE if group.workers else ExitCode.FINDING
 
 
 def _show_frames(watch: _Watch, interval_s: float) -> NoReturn:
     clock = SystemClock()
     began_s = clock.monotonic_s()
-    with LiveView(Console(), live=sys.stdout.isatty()) as view:
+    with LiveView(Console(), live=True) as view:
         while True:
             group = watch.look()
-            view.draw(clock.monotonic_s() - began_s, partial(group_table, group), partial(group_line, group))
+            view.draw(clock.monotonic_s() - began_s, partial(group_table, group))
             time.sleep(interval_s)
 
 
 class _Watch:
-    """Looks at a group, through its workers or its topics."""
+    """Looks at a group through the pages of its workers."""
 
     def __init__(self, place: Place, urls: tuple[str, ...]) -> None:
         self._clock = SystemClock()
         alone = place.app_spec is None and place.broker is None
         if alone and not urls:
             raise click.UsageError("say where to look: -A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url")
-        self._target = None if alone else resolve(place, ask=False)
+        target = None if alone else resolve(place, ask=False)
         self._members, self._looked_at = 0, ", ".join(urls)
-        group = place.group if self._target is None else self._target.topologies[0].group
-        if self._target is not None and not urls:
-            hosts, self._members = _hosts(self._target)
+        group = place.group if target is None else target.topologies[0].group
+        if target is not None and not urls:
+            hosts, self._members = _hosts(target)
             first = load_settings().web_port
             ports = range(first, first + self._members + MORE_PORTS)
             urls = tuple(f"http://{host}:{port}" for host in hosts for port in ports)
             self._looked_at = f"{', '.join(hosts)}, ports {ports[0]} to {ports[-1]}"
         self._workers = Workers(group, urls, only=place.topic)
-        self._stations: Stations | None = None
 
     def look(self) -> Group:
-        """Return the group's figures now.
-
-        Raises:
-            click.UsageError: no worker answers, and no broker is named.
-        """
-        now_ms = self._clock.wall_ms()
-        group = self._workers.ask(now_ms)
-        if group is not None:
-            missing = self._members - len(group.workers)
-            if missing <= 0:
-                return group
-            note = f"no pages of {missing} of {self._members} members found at {self._looked_at}; --url names others"
-            return replace(group, note="; ".join(filter(None, (group.note, f"{note}. Their figures are missing"))))
-        if self._target is None:
-            remedy = "start it, correct --url, or read the topics with -A or --broker and --group"
-            raise click.UsageError(f"no worker answers at {self._looked_at}: {remedy}")
-        if self._stations is None:
-            reach(self._target.connection)
-            self._stations = Stations(self._target.connection, self._target.topologies)
-        where = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
+        """Return the group's figures now; without workers where none answers."""
+        group = self._workers.ask(self._clock.wall_ms())
+        missing = self._members - len(group.workers)
         if not self._workers.urls:
-            where = "the group has no running members"
-        note = f"{where}: read from the topics, which have no deliveries, lateness and lanes"
-        return replace(self._stations.ask(now_ms), note=note)
+            note = "the group has no running members"
+        elif not group.workers:
+            note = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
+        elif missing > 0:
+            note = (
+                f"no pages of {missing} of {self._members} members found at {self._looked_at}; --url names others. "
+                "Their figures are missing"
+            )
+        else:
+            return group
+        return replace(group, note="; ".join(filter(None, (group.note, note))))
 
 
 def _hosts(target: Target) -> tuple[list[str], int]:
     """Return the hosts of the group's members, and how many members there are; without a broker, this machine."""
-    group = target.topologies[0].group
     try:
-        admin = AdminClient(target.connection.client_config())
-        members = admin.describe_consumer_groups([group])[group].result(_MEMBERS_S).members
-    except TimeoutError:
+        admin = KafkaAdmin(target.connection, timeout_s=_MEMBERS_S)
+        members = admin.describe_group(target.topologies[0].group).members
+    except BrokerUnreachableError:
         return ["127.0.0.1"], 0
-    except KafkaException as exc:
-        return ["127.0.0.1"] if exc.args[0].code() < 0 else [], 0  # a negative code is the library's own: no answer
+    except KafkaRequestError:
+        return [], 0
     hosts = sorted({member.host.lstrip("/") for member in members})
     return [f"[{host}]" if ":" in host else host for host in hosts], len(members)

@@ -85,8 +85,8 @@ def command(
     The same as 'faust -A MODULE[:APP] worker -l info', with the app checked first. SIGTERM and Ctrl-C stop it within
     RETRYAPP_GRACE and a few seconds. It is not restarted: let systemd, compose or an orchestrator do that.
 
-    With --processes each process has its own folder and port, and its lines begin with its name. One signal stops all.
-    When one ends, the others are stopped and its exit code is the command's.
+    With --processes each process has its own folder and port, and its log lines have its process id. One signal stops
+    all. When one ends, the others are stopped and its exit code is the command's.
 
     \b
     Exit codes: 0 stopped, 1 crashed, 2 configuration, 3 environment (broker, topics, disk, port), 4 restart needed.

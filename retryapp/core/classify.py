@@ -15,7 +15,7 @@ The number of errors examined is bounded, cycles end, and errors raised by a use
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -64,43 +64,36 @@ class DeadReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Exception types and what they mean. Equal rules name the same types.
+    """Exception types and what they mean.
 
     Raises:
         InvalidPolicyError: no type is given, or one is no exception type.
     """
 
-    error_types: tuple[type[BaseException] | str, ...] = field(compare=False)
-    """Types, or their qualified names (``httpx.ConnectError``, ``ValueError``) in a rule that was read from text."""
+    error_types: tuple[type[BaseException], ...]
     error_class: ErrorClass
-    names: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         if not self.error_types:
             raise InvalidPolicyError("on", f"{self.error_class}()", "a rule needs at least one exception type")
         given: tuple[object, ...] = self.error_types  # callers without type checks pass instances here
         for error_type in given:
-            is_type = isinstance(error_type, type) and issubclass(error_type, BaseException)
-            if not isinstance(error_type, str) and not is_type:
+            if not isinstance(error_type, type) or not issubclass(error_type, BaseException):
                 raise InvalidPolicyError("on", error_type, "expected exception types, as non_retryable(ValueError)")
-        names = (each if isinstance(each, str) else qualified_name(each) for each in self.error_types)
-        object.__setattr__(self, "names", tuple(names))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The types' qualified names."""
+        return tuple(map(qualified_name, self.error_types))
 
     def matches(self, error: BaseException) -> bool:
         """Tell whether the error is of one of the types or of a subclass."""
-        return any(self._match(each, type(error)) for each in self.error_types)
+        return issubclass(type(error), self.error_types)
 
     def matches_only(self, base: type[BaseException], error: BaseException) -> bool:
         """Tell whether the error matches a type that is ``base`` or narrower."""
-        ancestors = {qualified_name(each) for each in base.__mro__[1:]}
-        narrow = (each for each, name in zip(self.error_types, self.names, strict=True) if name not in ancestors)
-        return any(self._match(each, type(error)) for each in narrow)
-
-    @staticmethod
-    def _match(wanted: type[BaseException] | str, actual: type[BaseException]) -> bool:
-        if isinstance(wanted, str):
-            return any(qualified_name(each) == wanted for each in actual.__mro__)
-        return issubclass(actual, wanted)
+        narrow = tuple(each for each in self.error_types if each not in base.__mro__[1:])
+        return issubclass(type(error), narrow)
 
 
 def retryable(*error_types: type[BaseException]) -> Rule:

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from retryapp.core.errors import EnvironmentFault, RetryAppError
 
+_BROKERS_AWAY = "Bring back the brokers that are away; the lane opens again by itself"
+
 
 class LaneError(RetryAppError):
     """A lane cannot go on; its turns were dropped and nothing of them was committed."""
@@ -100,19 +102,6 @@ class ChangelogReplacedError(EnvironmentFault):
         )
 
 
-class FormerRowsError(EnvironmentFault):
-    """Records wait as a former build wrote them. Operator action: let that build finish them."""
-
-    def __init__(self, lane: str, changelog: str, rows: int) -> None:
-        self.lane = lane
-        self.changelog = changelog
-        self.rows = rows
-        super().__init__(
-            f"lane {lane}: {rows} records wait on {changelog} in the format of a former build, which this one does not "
-            f"read. Run the former build until nothing waits, or use another group"
-        )
-
-
 class StoreAheadError(EnvironmentFault):
     """A local store is past the end of its changelog: the topic was truncated.
 
@@ -132,6 +121,30 @@ class StoreAheadError(EnvironmentFault):
 
 class CommitLostError(LaneError):
     """A broker took back a commit that it had acknowledged; the lane reopens and reads what is there."""
+
+
+class TooFewCopiesError(EnvironmentFault):
+    """A topic has taken no records for too long. Operator action: see the message."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        super().__init__(
+            f"{topic}[{partition}] takes no records (NOT_ENOUGH_REPLICAS): fewer copies are in sync than its "
+            f"min.insync.replicas asks for, or its broker cannot reach the transaction's coordinator. "
+            f"{_BROKERS_AWAY}"
+        )
+
+
+class MarkersLateError(LaneError):
+    """The end of a lane's former transaction is not on all its partitions. Operator action: see the message."""
+
+    def __init__(self, lane: str) -> None:
+        super().__init__(
+            lane,
+            f"the brokers have not written the end of its former transaction: a partition of it has no leader, or too "
+            f"few copies in sync. {_BROKERS_AWAY}",
+        )
 
 
 class HandOffRefusedError(EnvironmentFault):

@@ -1,18 +1,25 @@
 """What a lane writes down about its work: beside the main topic's committed offset, and on its changelog.
 
-The metadata of the committed offset, where it is not empty, is a mark, a tally, a mark of the rows and a changelog's
-id, those that there are, with spaces between:
+The metadata of the committed offset, where it is not empty, is a mark, a tally, a mark of the rows, what is settled
+beyond the offset (`core.settled`) and a changelog's id, those that there are, with spaces between:
 
-``r2:3f9c`` : the life ``3f9c`` works from this offset on, and two before it ended uncleanly without moving it.
-``s1:3f9c`` : the record at this offset was started alone, for the first time.
+``r0:3f9c`` : the life ``3f9c`` works from this offset on.
+``r2:3f9c<140`` : so it does, and two lives before it ended uncleanly; what may have run in them is before offset 140.
+``g20:3f9c@100-120<140`` : the 20 records from offset 100 on, before 120, were started together; those up to 140 follow.
+``s1:3f9c@100`` : the record at offset 100 was started alone, for the first time.
 ``p1:100-140@1700000000000:40,38,1`` : of the offsets from 100 on, before 140, 40 records were settled, 38 of them done
 at their first delivery and 1 passed over; the others failed. The range began at that epoch millisecond.
-``wr2:3f9c@5d41402abc4b2a76`` : a mark as above, about the due rows from this one on.
+``wg2:3f9c@1700000000000.40-1700000000000.42`` : a mark as above about due rows, whose places are the due time and the
+offset of the first delivery.
 ``c:kq2T0`` : the changelog with this topic id has the rows of what was before the offset.
 
 A life is a process. A mark written by another life means that the writer ended without a word: killed, out of memory,
-or cut off from the group. One such end proves nothing; after two without progress the records from the offset on are
-suspect, and run one at a time, each with a mark of its own.
+or cut off from the group. One such end proves nothing; after two, what may have run in both is suspect: it runs in
+groups of half of it, each with a mark of its own (`engine.partition.suspects`). A mark stays until all records that it
+is about are settled, whatever becomes of others, or until a clean end.
+
+Older builds wrote ``r2:3f9c`` and ``s1:3f9c`` without places, about the record at the offset, and
+``wr2:3f9c@5d41402abc4b2a76`` about the due row whose key has that hash.
 
 A tally moves with its offset, so a count survives its worker, and neither misses a record nor has one twice. Where the
 second number is not the offset, it was copied and counts for nothing. ``p1`` is the version; others are not read.
@@ -26,18 +33,24 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.rows import parse_row_key
+from retryapp.core.settled import PREFIX as SETTLED
 
 CLOCK: Final = b"clock"
 """Key of a record whose acknowledgement tells the broker's time."""
 PROGRESS: Final = b"progress"
 """Key of the record that says how far the lane has come on each of its sources."""
 SUSPECT_AFTER: Final = 2
-"""Unclean ends in a row, without progress, after which records run alone."""
-_MARK = re.compile(r"([rs])(\d{1,6}):([0-9A-Za-z._-]{1,64})")
+"""Unclean ends in a row, at the same place, after which records are suspect."""
+_LIFE = r"(\d{1,6}):([0-9A-Za-z._-]{1,64})"
+_PLACE = r"(\d{1,19}(?:\.\d{1,19})?)"
+_MARK = re.compile(rf"([rgs]){_LIFE}(?:@{_PLACE}(?:-{_PLACE})?)?(?:<{_PLACE})?", re.ASCII)
+_HASHED = re.compile(rf"([rs]{_LIFE})@([0-9a-f]{{16}})", re.ASCII)
 ROWS_MARK: Final = "w"
 """What the mark of the rows begins with."""
 _NUMBER = r"(0|[1-9]\d{0,18})"
@@ -46,39 +59,96 @@ _ANY_VERSION = re.compile(r"p\d+:", re.ASCII)
 _CHANGELOG = re.compile(r"c:([0-9A-Za-z_-]{1,32})")
 
 
+Place = tuple[int, ...]
+"""Where a record is in the order of delivery: its offset; of a row, its due time and the offset of its record."""
+
+
+def place_of(row_key: bytes) -> Place:
+    """Return the place of a row."""
+    key = parse_row_key(row_key)
+    return key.due_at_ms, key.origin_offset
+
+
+def after(place: Place) -> Place:
+    """Return the least place after this one."""
+    return *place[:-1], place[-1] + 1
+
+
+class Kind(StrEnum):
+    """What a mark says."""
+
+    LIFE = "r"
+    GROUP = "g"
+    ALONE = "s"
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a committed offset says."""
+    """Who works from a place on, and what may have ended workers there."""
 
-    alone: bool
-    """The record at the offset was started alone, ``count`` times; else ``count`` lives ended there uncleanly."""
+    kind: Kind
     count: int
+    """Lives that ended uncleanly; or the size of the group that was started; or how often a record started alone."""
     life: str
+    first: Place = ()
+    """The first record of the group, or the one that started alone; empty, as older builds wrote it: the first."""
+    end: Place = ()
+    """After the last record of the group."""
+    upto: Place = ()
+    """After the last record that may have ended a worker; empty: not known, or none but those that were started."""
 
     @property
     def text(self) -> str:
         """Return it as the offset's metadata."""
-        return f"{'s' if self.alone else 'r'}{self.count}:{self.life}"
+        text = f"{self.kind}{self.count}:{self.life}"
+        for sign, place in (("@", self.first), ("-", self.end), ("<", self.upto)):
+            text += sign + ".".join(map(str, place)) if place else ""
+        return text
 
     @property
     def counts(self) -> bool:
         """Whether it counts against the records after the offset."""
-        return self.alone or self.count > 0
+        return self.kind is not Kind.LIFE or self.count > 0
+
+    @property
+    def holds_to(self) -> Place:
+        """Return the place after its last record; once an offset is there, all of them are settled."""
+        return {Kind.LIFE: self.upto, Kind.GROUP: self.end, Kind.ALONE: self.first and after(self.first)}[self.kind]
 
 
 def parse_mark(text: str | None) -> Mark | None:
     """Return the mark in an offset's metadata; None without one of ours."""
     match = _MARK.fullmatch(text or "")
-    return Mark(match[1] == "s", int(match[2]), match[3]) if match else None
+    if match is None:
+        return None
+    first, end, upto = (tuple(map(int, place.split("."))) if place else () for place in match.groups()[3:])
+    return Mark(Kind(match[1]), int(match[2]), match[3], first, end, upto)
+
+
+def parse_rows_mark(text: str, least: bytes | None = None) -> Mark | None:
+    """Return the mark in a mark of the rows; of an older build's, only if it is about the row with the key `least`."""
+    text = text.removeprefix(ROWS_MARK)
+    if (match := _HASHED.fullmatch(text)) is None:
+        return parse_mark(text)
+    mark = parse_mark(match[1])
+    if mark is None or least is None:
+        return mark
+    if match[4] != blake2b(least, digest_size=8).hexdigest():
+        return None
+    return replace(mark, first=place_of(least)) if mark.kind is Kind.ALONE else mark
 
 
 class Suspected(NamedTuple):
-    """Records that run alone."""
+    """Records that run in groups, or alone."""
 
-    crashes: int
-    """How often a worker ended while it ran the first of them."""
-    upto: int
-    """Offset after the last of them; of rows, the due time of none of them."""
+    first: Place
+    """Where they begin."""
+    end: Place
+    """After the last of them."""
+    size: int = 0
+    """How many there are at most; 0: as many as may run at once."""
+    crashes: int = 0
+    """How often a worker ended while it ran the one at `first` alone."""
 
 
 class Suspicion(NamedTuple):
@@ -97,39 +167,48 @@ def suspicion(found: Mark | None, life: str, *, start: int, end: int) -> Suspici
     """
     if start >= end and not (found is not None and found.counts):
         return Suspicion(None, None)
-    if found is None or start >= end:
-        return Suspicion(Mark(alone=False, count=0, life=life), None)
-    if found.alone:
-        crashes = found.count if found.life != life else found.count - 1  # our own life has not ended of it
-        return Suspicion(found, Suspected(crashes, end))
-    ends = found.count + (found.life != life)
-    suspected = Suspected(0, end) if ends >= SUSPECT_AFTER else None
-    return Suspicion(Mark(alone=False, count=ends, life=life), suspected)
-
-
-def place_of(row_key: bytes) -> str:
-    """Return how a mark names the row that it is about."""
-    return blake2b(row_key, digest_size=8).hexdigest()
+    return _judge(found, life, (start,), (end,))
 
 
 def rows_suspicion(text: str, life: str, *, least: bytes, now_ms: int) -> tuple[str, Suspected | None]:
-    """Return the mark of the rows for this process's life, as text, and what runs alone.
+    """Return the mark of the rows for this process's life, as text, and what is suspect.
 
     Args:
         text: the mark that was found.
         life: of this process.
         least: key of the row that is due first.
-        now_ms: a row that is not due before this cannot have been running.
+        now_ms: a row that is not due by then cannot have been running.
     """
-    mark, at, place = text.removeprefix(ROWS_MARK).partition("@")
-    found = parse_mark(mark) if at and place == place_of(least) else None
-    told, suspected = suspicion(found, life, start=0, end=now_ms)
-    return "" if told is None else rows_text(told, least), suspected
+    mark, suspected = _judge(parse_rows_mark(text, least), life, place_of(least), (now_ms + 1, 0))
+    return "" if mark is None else rows_text(mark), suspected
 
 
-def rows_text(mark: Mark, row_key: bytes) -> str:
-    """Return the mark of the rows from this one on, as text."""
-    return f"{ROWS_MARK}{mark.text}@{place_of(row_key)}"
+def _judge(found: Mark | None, life: str, start: Place, end: Place) -> Suspicion:
+    """Judge the mark that was found; the records that are not settled begin at `start`, and `end` is after the last."""
+    if found is None or start >= end:
+        return Suspicion(Mark(Kind.LIFE, 0, life), None)
+    own = found.life == life  # it has not ended
+    about = not found.holds_to or start < found.holds_to
+    if about and found.kind is not Kind.LIFE:
+        first = found.first or start
+        if own and found.upto:
+            size, upto = 0, found.upto
+        else:
+            size, upto = (found.count, found.end) if found.kind is Kind.GROUP else (1, after(first))
+        crashes = found.count - own if found.kind is Kind.ALONE else 0
+        return Suspicion(found, Suspected(first, upto, size, crashes))
+    before = found.count if about else 0
+    if own:
+        mark = found if found.kind is Kind.LIFE else Mark(Kind.LIFE, 0, life)
+    else:
+        before += 1
+        mark = Mark(Kind.LIFE, before, life, upto=end)
+    return Suspicion(mark, Suspected(start, end) if before >= SUSPECT_AFTER else None)
+
+
+def rows_text(mark: Mark) -> str:
+    """Return a mark as one of the rows."""
+    return f"{ROWS_MARK}{mark.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +268,13 @@ class Note(NamedTuple):
     """Text for `rows_suspicion`."""
     changelog: str = ""
     """Topic id of the changelog."""
+    settled: str = ""
+    """Text for `settled.decode_settled`."""
 
     @property
     def text(self) -> str:
         """Return it as metadata."""
-        parts = (self.mark, self.tally, self.rows, self.changelog and f"c:{self.changelog}")
+        parts = (self.mark, self.tally, self.rows, self.settled, self.changelog and f"c:{self.changelog}")
         return " ".join(part for part in parts if part)
 
 
@@ -203,9 +284,10 @@ def split_note(text: str) -> Note:
     changelog = match[1] if (match := _CHANGELOG.fullmatch(parts[-1])) else ""
     if match:
         parts.pop()
+    settled = parts.pop() if parts and parts[-1].startswith(SETTLED) else ""
     rows = parts.pop() if parts and parts[-1].startswith(ROWS_MARK) else ""
     at = next((at for at, part in enumerate(parts) if _ANY_VERSION.match(part)), len(parts))
-    return Note(" ".join(parts[:at]), " ".join(parts[at:]), rows, changelog)
+    return Note(" ".join(parts[:at]), " ".join(parts[at:]), rows, changelog, settled)
 
 
 def clock_probe(changelog: str, partition: int) -> Outgoing:
@@ -213,9 +295,12 @@ def clock_probe(changelog: str, partition: int) -> Outgoing:
     return Outgoing(changelog, partition, CLOCK, b"", ())
 
 
-def progress_value(positions: Mapping[str, int], topic_id: str, tally: str = "", changelog_id: str = "") -> bytes:
+def progress_value(
+    positions: Mapping[str, int], topic_id: str, tally: str = "", changelog_id: str = "", settled: str = ""
+) -> bytes:
     """Return the value of a record with the key `PROGRESS`; `positions`: next offset by topic."""
-    more = {name: text for name, text in (("tally", tally), ("changelog", changelog_id)) if text}
+    texts = {"tally": tally, "changelog": changelog_id, "settled": settled}
+    more = {name: text for name, text in texts.items() if text}
     return json.dumps({"v": 1, "main": topic_id, "next": positions, **more}).encode()
 
 
@@ -236,3 +321,8 @@ def read_tally(value: bytes, topic_id: str) -> str:
     """Return the text of the tally at the main topic's offset; empty without one."""
     mark = json.loads(value) if value else {}
     return str(mark.get("tally", "")) if mark.get("main") == topic_id else ""
+
+
+def read_settled(value: bytes) -> str:
+    """Return the text of what is settled beyond the main topic's offset; empty without one."""
+    return str(json.loads(value).get("settled", "")) if value else ""

@@ -9,13 +9,12 @@ itself is in a ``policy`` event::
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from retryapp.core.classify import ErrorClass, Rule
+from retryapp.core.classify import Rule
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.schedule import Schedule, parse_schedule
@@ -24,8 +23,6 @@ DEFAULT_TIMEOUT: Final = "5m"
 """How long one run of a handler may take."""
 
 DIGEST_CHARS: Final = 12
-
-_TYPE_NAME: Final = re.compile(r"[^\s,;=]+")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -82,7 +79,7 @@ class RetryPolicy:
 
     @property
     def text(self) -> str:
-        """Canonical text; ``RetryPolicy.parse`` returns an equal policy, its rules by the names of the types."""
+        """Canonical text, with the types of its rules by name."""
         parts = [self.schedule.text]
         if self.max_elapsed_ms is not None:
             parts.append(f"max_elapsed={format_duration_ms(self.max_elapsed_ms)}")
@@ -94,40 +91,6 @@ class RetryPolicy:
     def digest(self) -> str:
         """Short hash of the text: ``DIGEST_CHARS`` hex digits."""
         return hashlib.sha256(self.text.encode("utf-8", "backslashreplace")).hexdigest()[:DIGEST_CHARS]
-
-    @classmethod
-    def parse(cls, text: str) -> RetryPolicy:
-        """Read a policy from its text.
-
-        After the schedule follow ``; name=value`` for ``max_attempts``, ``max_elapsed``, ``timeout``, ``retryable`` and
-        ``non-retryable``; the last two list exception types by qualified name and may occur several times.
-
-        Raises:
-            InvalidPolicyError: a part is unknown, occurs twice or has a wrong value.
-        """
-        if not isinstance(text, str):
-            raise InvalidPolicyError("policy", text, "expected text, as '5m*2 30m*3 1h; max_elapsed=1d'")
-        schedule, *parts = (part.strip() for part in text.split(";"))
-        options: dict[str, str] = {}
-        rules: list[Rule] = []
-        for part in parts:
-            name, equals, value = (piece.strip() for piece in part.partition("="))
-            if equals and name in set(ErrorClass):
-                rules.append(_parse_rule(ErrorClass(name), value))
-            elif equals and name in {"max_attempts", "max_elapsed", "timeout"} and name not in options:
-                options[name] = value
-            else:
-                raise InvalidPolicyError("policy", text, f"the part {part!r} is unknown or occurs twice")
-        attempts = options.get("max_attempts")
-        if attempts is not None and not re.fullmatch(r"[0-9]{1,6}", attempts):
-            raise InvalidPolicyError("max_attempts", attempts, "expected a whole number")
-        return cls(
-            schedule,
-            max_attempts=None if attempts is None else int(attempts),
-            max_elapsed=options.get("max_elapsed"),
-            on=rules,
-            timeout=options.get("timeout", DEFAULT_TIMEOUT),
-        )
 
 
 def _length(field: str, value: str | timedelta) -> int:
@@ -143,11 +106,3 @@ def _rules(on: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
         if not isinstance(rule, Rule):
             raise InvalidPolicyError("on", rule, "expected rules, as on=[non_retryable(ValueError)]")
     return rules
-
-
-def _parse_rule(error_class: ErrorClass, value: str) -> Rule:
-    names = tuple(name.strip() for name in value.split(","))
-    for name in names:
-        if not _TYPE_NAME.fullmatch(name):
-            raise InvalidPolicyError(error_class.value, value, "expected names of exception types, parted by commas")
-    return Rule(names, error_class)

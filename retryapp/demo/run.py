@@ -271,7 +271,7 @@ class _Demo:
             f"{elapsed_s:5.0f} s  fed {len(feeder.fed):,}/{self._options.records:,}  "
             f"done or dead {len(self._final):,}  waiting {len(self._waiting):,}"
         )
-        self._view.draw(elapsed_s, lambda: Text(line), lambda: line)
+        self._view.draw(elapsed_s, lambda: Text(line))
 
     def _settle(self, feeder: Feeder) -> Ledger:
         """Take the ledger until it has every flight done or dead, or for `STILL_S`."""

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.doctor.cluster import ClusterFacts, ReplicaFacts
+from retryapp.doctor.cluster import ClusterFacts
 from retryapp.doctor.findings import Finding, note, ok, problem, warning
 from retryapp.engine.lane.lane import LaneLimits
+from retryapp.kafka import TopicState
 
 SAFE_BROKERS: Final = 3
 MINUTE_MS: Final = 60_000
 TRANSACTION_TIMEOUT_MS: Final = 15_000
 """Timeout of a lane's transactions; a test compares it with the publisher's."""
+METADATA_BYTES: Final = 2_560
+"""More than any metadata of an offset takes (`core.marks`)."""
 _RENEWED_MS: Final = int(2 * LaneLimits().renew_s * 1000)
 """Longest time for which an idle lane does not use its transactional id."""
 VERIFICATION: Final = "transaction.partition.verification.enable"
@@ -38,6 +41,8 @@ def _rules(brokers: int, downtime_ms: int, session_timeout_ms: int) -> tuple[_Ru
         ("transaction.max.timeout.ms", "least", TRANSACTION_TIMEOUT_MS, "", problem,
          "lanes request a transaction timeout of 15 s and are refused"),
         (VERIFICATION, "is", "true", "", warning, _FENCED),
+        ("offset.metadata.max.bytes", "least", METADATA_BYTES, "", problem,
+         "while a record runs for long no transaction can be committed: its offset notes what is settled after it"),
         ("auto.create.topics.enable", "is", "false", "", warning,
          "a deleted or mistyped topic is created with settings that lose records"),
         ("group.min.session.timeout.ms", "most", session_timeout_ms, session, problem,
@@ -57,7 +62,7 @@ def _serves(value: str, kind: str, bound: int | str) -> bool:
     return int(value) >= int(bound) if kind == "least" else int(value) <= int(bound)
 
 
-def _judge(rule: _Rule, values: Mapping[int, str]) -> Finding:
+def _judge(rule: _Rule, values: Mapping[str, str]) -> Finding:
     """Judge the values of a setting, by broker id."""
     setting, kind, bound, because, finding, why = rule
     bad = {broker: value for broker, value in values.items() if not _serves(value, kind, bound)}
@@ -68,7 +73,7 @@ def _judge(rule: _Rule, values: Mapping[int, str]) -> Finding:
         return ok(f"setting {setting}", seen, expected)
     return finding(
         f"setting {setting}",
-        f"{seen} (broker {', '.join(map(str, sorted(bad)))})" if len(bad) < len(values) else seen,
+        f"{seen} (broker {', '.join(sorted(bad, key=int))})" if len(bad) < len(values) else seen,
         expected=expected,
         why=why,
         remedy=f"Set {setting}={bound} in each broker's server.properties, and restart them one by one",
@@ -76,9 +81,9 @@ def _judge(rule: _Rule, values: Mapping[int, str]) -> Finding:
 
 
 def judge_brokers(
-    facts: ClusterFacts, replicas: Mapping[str, ReplicaFacts], *, downtime_ms: int, session_timeout_ms: int
+    facts: ClusterFacts, topics: Mapping[str, TopicState], *, downtime_ms: int, session_timeout_ms: int
 ) -> Iterator[Finding]:
-    """Judge number and settings of the brokers; `replicas`: of the existing topics, Kafka's own included."""
+    """Judge number and settings of the brokers; `topics`: those that exist, Kafka's own included."""
     count, expected = len(facts.brokers), f"{SAFE_BROKERS} or more in production"
     if count >= SAFE_BROKERS:
         yield ok("brokers", str(count), expected)
@@ -89,14 +94,14 @@ def judge_brokers(
             "broker settings",
             "not readable",
             why="this login lacks DescribeConfigs on the cluster",
-            remedy="Ask an operator to run the doctor once, with --client-config",
+            remedy="Grant it, or run the doctor once with an operator's login in Retries(admin_options=...)",
         )
         return
     for rule in _rules(count, downtime_ms, session_timeout_ms):
         values = {broker: known[rule[0]] for broker, known in facts.settings.items() if rule[0] in known}
         if values:
             yield _judge(rule, values)
-    first = facts.settings[min(facts.settings)]
+    first = facts.settings[min(facts.settings, key=int)]
     if VERIFICATION not in first and "transaction.max.timeout.ms" in first:
         yield warning(
             f"setting {VERIFICATION}",
@@ -107,7 +112,7 @@ def judge_brokers(
         )
     for topic, setting in INTERNAL.items():
         if setting in first:
-            existing = replicas[topic].replication if topic in replicas else None
+            existing = topics[topic].replication if topic in topics else None
             yield _internal(topic, setting, int(first[setting]), existing, count)
 
 

@@ -1,11 +1,7 @@
 """This machine's clock, compared with the brokers'.
 
-Kafka has no request for the time, so there are two ways:
-
-* the append time of the newest record in our topics (LogAppendTime) has passed on the broker. If it is in the future
-  here, the broker is ahead by at least that much. It bounds the difference on one side only;
-* a record that is written now (`measure`): its append time is between sending and acknowledgement. Its transaction is
-  aborted, so no committed reader sees it.
+Kafka has no request for the time. So a record is written now: its append time (LogAppendTime) is between sending and
+acknowledgement. Its transaction is aborted, so no committed reader sees it.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
 
-from retryapp.doctor.findings import Finding, note, ok, warning
+from retryapp.doctor.findings import Finding, ok, warning
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import named_error
 
@@ -38,19 +34,6 @@ class Measured:
     """The broker's clock minus ours."""
     within_ms: int
     """How wrong that can be: half of the round trip."""
-
-
-def judge_newest(newest_ms: int | None, now_ms: int) -> Finding:
-    """Judge the newest record's append time (None: no record) by this machine's clock, read after the answer."""
-    if newest_ms is None:
-        remedy = "Measure it with --write"
-        return note("clock", "not compared: our topics have no record yet", expected=EXPECTED, remedy=remedy)
-    if newest_ms - now_ms > MOST_SKEW_MS:
-        seen = f"the broker is ahead by at least {newest_ms - now_ms} ms"
-        return warning("clock", seen, expected=EXPECTED, why=WHY, remedy=REMEDY)
-    age_ms = max(0, now_ms - newest_ms)
-    seen = f"the broker is not ahead, and at most {age_ms} ms slow (age of the newest record)"
-    return note("clock", seen, expected=EXPECTED, remedy="" if age_ms <= MOST_SKEW_MS else "Measure it with --write")
 
 
 def judge_measured(measured: Measured) -> Finding:

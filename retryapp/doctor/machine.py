@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from retryapp.doctor.findings import Finding, note, ok, problem, warning
 from retryapp.jvm import MINIMUM_JAVA, find_java
 
 LIBRARIES: Final = ("faust-streaming", "aiokafka", "confluent-kafka", "rocksdict")
-"""Libraries whose internals a worker depends on."""
+"""Libraries whose internals a worker depends on; pip installs them in the ranges that we declare."""
 FEW_BYTES: Final = 256 << 20
 """Below it a start is likely to fail: a store's write-ahead log alone may take 64 MiB."""
 SCARCE_BYTES: Final = 1 << 30
@@ -27,21 +26,10 @@ SCARCE_BYTES: Final = 1 << 30
 
 
 def judge_programs() -> Iterator[Finding]:
-    """Check Python, the libraries against the ranges that we declare, and Java."""
+    """Report Python, the libraries and Java."""
     yield ok("python", f"{platform.python_version()} ({sys.platform}, {platform.machine()})", "3.11 or newer")
-    ranges = _ranges()
     for name in LIBRARIES:
-        wanted = ranges.get(name, "")
-        subject, why, remedy = f"library {name}", "workers depend on its internals", f"pip install '{name}{wanted}'"
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield problem(subject, "not installed", expected=wanted, why=why, remedy=remedy)
-            continue
-        if fits(version, wanted):
-            yield ok(subject, version, wanted)
-        else:
-            yield warning(subject, version, expected=wanted, why=why, remedy=remedy)
+        yield ok(f"library {name}", metadata.version(name))
     yield ok("library librdkafka", libversion()[0])
     expected = f"{MINIMUM_JAVA} or newer, for 'retryapp broker' and Spark"
     try:
@@ -50,38 +38,6 @@ def judge_programs() -> Iterator[Finding]:
         yield note("java", error.found or "none", expected=expected, why="workers do not need it")
     else:
         yield ok("java", f"{java.major} ({java.path})", expected)
-
-
-def _ranges() -> dict[str, str]:
-    """Return library → range of versions, as our own distribution declares them."""
-    try:
-        declared = metadata.requires("retryapp") or []
-    except metadata.PackageNotFoundError:
-        return {}
-    ranges: dict[str, str] = {}
-    for line in declared:
-        match = re.match(r"([\w.-]+)(?:\[.*?\])?\s*([<>=!~][^;]*)?", line)
-        if match is not None:
-            ranges.setdefault(match.group(1).lower(), (match.group(2) or "").strip())
-    return ranges
-
-
-def fits(version: str, wanted: str) -> bool:
-    """Return whether a version is in a range of ``>=`` and ``<`` bounds.
-
-    >>> fits("0.15.3", ">=0.15.3,<0.16"), fits("0.16.0", "<0.16,>=0.15.3")
-    (True, False)
-    """
-
-    def numeric(text: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
-
-    for bound in filter(None, wanted.split(",")):
-        if bound.startswith(">=") and numeric(version) < numeric(bound):
-            return False
-        if bound.startswith("<") and not bound.startswith("<=") and numeric(version) >= numeric(bound):
-            return False
-    return True
 
 
 def judge_folder(base: Path) -> Iterator[Finding]:

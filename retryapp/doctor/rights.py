@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from retryapp.doctor.cluster import ReplicaFacts
 from retryapp.doctor.findings import Finding, counted, note, ok, problem
+from retryapp.kafka import TopicState
 from retryapp.kafka.acls import Acl, Pattern, Resource
 
 REMEDY = "Grant them: 'retryapp plan --acls' prints the kafka-acls.sh lines"
@@ -14,7 +14,7 @@ REMEDY = "Grant them: 'retryapp plan --acls' prints the kafka-acls.sh lines"
 def judge_rights(
     acls: Sequence[Acl],
     *,
-    topics: Mapping[str, ReplicaFacts],
+    topics: Mapping[str, TopicState],
     group: frozenset[str] | None,
     cluster: frozenset[str] | None,
 ) -> Iterator[Finding]:

@@ -6,18 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.topology import HandlerTopology, Tiers
-from retryapp.doctor.cluster import ReplicaFacts
+from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
 from retryapp.kafka import Action, Plan, PlanStep, TopicState
-
-
-def known_tiers(topology: HandlerTopology, names: Sequence[str]) -> HandlerTopology:
-    """Return a handler that was found by its topics alone, with the delays that its retry topics are named after."""
-    delays = tuple(filter(None, map(topology.retry_delay_ms, names)))
-    if not delays:
-        return topology
-    return HandlerTopology(topology.group, topology.main, Tiers.PER_DELAY, delays)
 
 
 def judge_plan(plan: Plan) -> Iterator[Finding]:
@@ -68,29 +59,28 @@ def judge_main_retention(
         )
 
 
-def judge_replicas(topics: Mapping[str, ReplicaFacts], states: Mapping[str, TopicState]) -> Iterator[Finding]:
+def judge_replicas(topics: Mapping[str, TopicState]) -> Iterator[Finding]:
     """Report missing leaders, replicas out of sync, and topics that may elect a leader that lacks records."""
     fine = 0
-    for topic, facts in sorted(topics.items()):
-        config = states[topic].config if topic in states else {}
-        found = list(_replicas(f"topic {topic}", topic, facts, config))
+    for topic, state in sorted(topics.items()):
+        found = list(_replicas(f"topic {topic}", state))
         fine += not found
         yield from found
     if fine:
         yield ok("replicas", f"{counted(fine, 'topic')} with a leader and all replicas in sync")
 
 
-def _replicas(name: str, topic: str, facts: ReplicaFacts, config: Mapping[str, str]) -> Iterator[Finding]:
-    if facts.leaderless:
+def _replicas(name: str, state: TopicState) -> Iterator[Finding]:
+    if state.leaderless:
         yield problem(
             name,
-            f"no leader of partition {numbers(list(facts.leaderless))}",
+            f"no leader of partition {numbers(list(state.leaderless))}",
             expected="a leader for each partition",
             why="it can be neither read nor written",
             remedy="Bring the brokers that have it back",
         )
-    least = int(config.get("min.insync.replicas", "1"))
-    short = [number for number, in_sync in facts.lagging.items() if in_sync < least]
+    least = int(state.config.get("min.insync.replicas", "1"))
+    short = [number for number, in_sync in state.lagging.items() if in_sync < least]
     if short:
         yield problem(
             name,
@@ -99,42 +89,23 @@ def _replicas(name: str, topic: str, facts: ReplicaFacts, config: Mapping[str, s
             why="writes are refused until a replica is back",
             remedy="Bring the brokers that have them back",
         )
-    elif facts.lagging:
+    elif state.lagging:
         yield warning(
             name,
-            f"replicas out of sync of partition {numbers(list(facts.lagging))}",
+            f"replicas out of sync of partition {numbers(list(state.lagging))}",
             expected="every replica in sync",
             why="losing one more broker may stop it",
             remedy="Look for a broker that is down or slow; after its start it takes a while",
         )
     setting = "unclean.leader.election.enable"
-    if facts.replication > 1 and config.get(setting, "false").lower() == "true":
+    if state.replication > 1 and state.config.get(setting, "false").lower() == "true":
         yield warning(
             name,
             f"{setting}=true",
             expected="false",
             why="a replica that lacks records may become leader: acknowledged records and offsets are lost",
-            remedy=f"Set it: kafka-configs.sh --alter --topic {topic} --add-config {setting}=false",
+            remedy=f"Set it: kafka-configs.sh --alter --topic {state.name} --add-config {setting}=false",
         )
-
-
-def old_retry_topics(topologies: Sequence[HandlerTopology], names: Sequence[str]) -> dict[str, str]:
-    """Return the retry topics that the handlers' policies have no more → their main topic."""
-    old: dict[str, str] = {}
-    for topology in topologies:
-        retry_topics = {name for name in names if topology.retry_delay_ms(name) is not None}
-        old |= dict.fromkeys(sorted(retry_topics - {*topology.owned}), topology.main)
-    return old
-
-
-def judge_old_retry_topic(topic: str, main: str) -> Finding:
-    """Report a retry topic that a policy has no more."""
-    return note(
-        f"topic {topic}",
-        f"the policy of {main} has no such delay any more",
-        why="it is history: records that waited for that delay are in the pending table and come back",
-        remedy="Delete it when its history is archived or not needed: kafka-topics.sh --delete",
-    )
 
 
 def judge_old_handler(main: str, waiting: int) -> Finding:

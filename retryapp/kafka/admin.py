@@ -1,4 +1,4 @@
-"""What the cluster has: topics, settings, offsets; creating topics and their partitions.
+"""What the cluster has: topics, settings, offsets, groups; creating topics and their partitions.
 
 Looking never creates a topic, and every failure is a named error. All calls block.
 """
@@ -12,34 +12,54 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public names, which it does not list
     AdminClient,
-    ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
-from retryapp.kafka.positions import EARLIEST, LATEST, list_offsets
+from retryapp.kafka.errors import KafkaRequestError
 
 if TYPE_CHECKING:
     from retryapp.core.topology import TopicSpec
 
 T = TypeVar("T")
+Place = tuple[str, int]  # topic and partition number
+
+EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 DEFAULT_TIMEOUT_S: Final = 15.0
 BROKER_DEFAULT: Final = -1  # replication factor that leaves the number to the broker
 
 TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
+PASSING: Final = frozenset(
+    {
+        "NOT_LEADER_FOR_PARTITION",
+        "LEADER_NOT_AVAILABLE",
+        "UNKNOWN_TOPIC_OR_PART",
+        "REPLICA_NOT_AVAILABLE",
+        "OFFSET_NOT_AVAILABLE",
+        "KAFKA_STORAGE_ERROR",
+        "UNKNOWN_LEADER_EPOCH",
+        "FENCED_LEADER_EPOCH",
+    }
+)
+"""Names of errors of an existing partition that mean: no leader knows of it yet, ask again."""
+COORDINATOR_COMING: Final = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
+"""Names of errors that mean: the group's coordinator is being chosen or loads (on a new broker too)."""
+PAUSE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +74,12 @@ class TopicState:
     """Copies of the partition that has the fewest."""
     config: Mapping[str, str]
     """All effective settings, also those that the broker's defaults give."""
-    leaderless: int = 0
+    leaderless: tuple[int, ...] = ()
     """Partitions that have no leader now."""
+    lagging: Mapping[int, int] = field(default_factory=dict)
+    """Partition → replicas in sync, where these are fewer than its replicas."""
+    operations: frozenset[str] | None = None
+    """What this login may do to it, in Kafka's words (``DESCRIBE``); None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +116,21 @@ class KafkaAdmin:
 
     def cluster(self) -> ClusterState:
         """Return how many brokers there are, and their default number of copies."""
-        brokers = self._metadata("list brokers").brokers
-        if not brokers:
-            return ClusterState(brokers=0, default_replication=None)
-        resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
-        future = self._client.describe_configs([resource], request_timeout=self.timeout_s)[resource]
-        try:
-            entries: Mapping[str, ConfigEntry] = future.result(self.timeout_s)
-        except KafkaException:  # it needs a right that many clusters give to operators only
-            return ClusterState(brokers=len(brokers), default_replication=None)
-        entry = entries.get("default.replication.factor")
-        known = entry.value if entry is not None else None
+        brokers = sorted(self._metadata("list brokers").brokers)
+        settings = self.broker_settings(brokers[:1])
+        known = next((of_broker.get("default.replication.factor") for of_broker in settings.values()), None)
         return ClusterState(brokers=len(brokers), default_replication=None if known is None else int(known))
 
     def _metadata(self, doing: str) -> Any:
         with self._naming(doing):
             return self._client.list_topics(timeout=self.timeout_s)
 
-    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicState]:
+    def describe_topics(self, names: Iterable[str], *, tolerant: bool = False) -> dict[str, TopicState]:
         """Return the state of those of the named topics that exist.
+
+        Args:
+            names: the topics.
+            tolerant: leave out topics that we may not describe, and settings that we may not read.
 
         Raises:
             AccessDeniedError: a topic may not be described by us.
@@ -118,25 +138,32 @@ class KafkaAdmin:
         wanted = sorted(set(names))
         if not wanted:
             return {}
-        described = self._client.describe_topics(TopicCollection(wanted), request_timeout=self.timeout_s)
+        described = self._client.describe_topics(
+            TopicCollection(wanted), include_authorized_operations=True, request_timeout=self.timeout_s
+        )
         found: dict[str, Any] = {}
         for name, future in described.items():
             try:
                 found[name] = self._result(future, doing=f"describe topic {name}", topic=name)
             except TopicMissingError:
                 continue
-        configs = self.settings(found)
+            except KafkaRequestError:
+                if not tolerant:
+                    raise
+        configs = self.settings(found, tolerant=tolerant)
         return {
             name: TopicState(
                 name=name,
                 topic_id=short_topic_id(url_safe_topic_id(topic.topic_id)),
                 partitions=len(topic.partitions),
                 replication=min((len(p.replicas) for p in topic.partitions), default=0),
-                config=configs[name],
-                leaderless=sum(1 for p in topic.partitions if p.leader is None),
+                config=configs.get(name, {}),
+                leaderless=tuple(p.id for p in topic.partitions if p.leader is None or p.leader.id < 0),
+                lagging={p.id: len(p.isr) for p in topic.partitions if len(p.isr) < len(p.replicas)},
+                operations=operation_names(topic.authorized_operations),
             )
             for name, topic in found.items()
-            if name in configs and topic.partitions
+            if (name in configs or tolerant) and topic.partitions
         }
 
     def describe(self, topic: str) -> Any:
@@ -165,17 +192,61 @@ class KafkaAdmin:
         for number in set(numbers).difference(known):
             remedy = f"Topic {topic} has partitions 0 to {known[-1]}"
             raise TopicMissingError(f"{topic}[{number}]", self.connection.bootstrap, remedy)
-        begin, end = (
-            list_offsets(
-                self._client,
-                self.connection,
-                {(topic, number): which for number in numbers},
-                IsolationLevel.READ_COMMITTED,
-                timeout_s=self.timeout_s,
-            )
-            for which in (EARLIEST, LATEST)
-        )
+        begin, end = (self.list_offsets({(topic, number): which for number in numbers}) for which in (EARLIEST, LATEST))
         return {number: range(begin[topic, number], end[topic, number]) for number in numbers}
+
+    def list_offsets(
+        self, wanted: Mapping[Place, OffsetSpec], level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> dict[Place, int]:
+        """Return offsets of partitions; while a leader is being elected (a new topic, a broker restarts), ask again.
+
+        Raises:
+            BrokerUnreachableError: a broker did not answer.
+            TopicMissingError: no such topic or partition.
+        """
+        todo, offsets, budget_s = dict(wanted), dict[Place, int](), self.timeout_s
+        while todo:
+            futures = self._client.list_offsets(
+                {TopicPartition(*place): spec for place, spec in todo.items()},
+                isolation_level=level,
+                request_timeout=self.timeout_s,
+            )
+            for place, future in futures.items():
+                with self._naming(f"read offsets of topic {place.topic}", place.topic):
+                    try:
+                        offsets[place.topic, place.partition] = int(future.result(self.timeout_s * 2).offset)
+                    except KafkaException as error:
+                        if error.args[0].name() not in PASSING or budget_s <= 0:
+                            raise
+            todo = {place: spec for place, spec in todo.items() if place not in offsets}
+            if todo:
+                threading.Event().wait(PAUSE_S)
+                budget_s -= PAUSE_S
+        return offsets
+
+    def describe_group(self, group: str) -> Any:
+        """Return a group as its coordinator describes it, once there is one: waits at most about ``timeout_s``.
+
+        Call it before asking for a group's offsets: if the coordinator is not known yet, the client library crashes the
+        process on that question (a null pointer in librdkafka 2.16, its issue 5040), but not on this one.
+
+        Raises:
+            AccessDeniedError, KafkaRequestError: the broker refuses.
+            BrokerUnreachableError: there is no answer.
+        """
+        budget_s = self.timeout_s
+        while True:
+            (future,) = self._client.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=self.timeout_s
+            ).values()
+            with self._naming(f"describe group {group}"):
+                try:
+                    return future.result(self.timeout_s * 2)
+                except KafkaException as error:
+                    if error.args[0].name() not in COORDINATOR_COMING or budget_s <= 0:
+                        raise
+            threading.Event().wait(PAUSE_S)
+            budget_s -= PAUSE_S
 
     def create(self, specs: Sequence[TopicSpec]) -> tuple[str, ...]:
         """Create topics, and return the names of those that no other worker created meanwhile.
@@ -237,18 +308,30 @@ class KafkaAdmin:
             made.append(name)
         return tuple(made)
 
-    def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return the effective settings of topics; nothing of a missing one."""
-        resources = {ConfigResource(ResourceType.TOPIC, name): name for name in names}
+    def settings(self, topics: Iterable[str], *, tolerant: bool = False) -> dict[str, dict[str, str]]:
+        """Return the effective settings of topics; nothing of a missing one, or, if `tolerant`, of a refused one."""
+        return self._configs(ResourceType.TOPIC, topics, tolerant=tolerant)
+
+    def broker_settings(self, ids: Iterable[int]) -> dict[str, dict[str, str]]:
+        """Return the settings of brokers; nothing where we may not read them: many clusters let operators only."""
+        return self._configs(ResourceType.BROKER, map(str, ids), tolerant=True)
+
+    def _configs(self, kind: ResourceType, names: Iterable[str], *, tolerant: bool) -> dict[str, dict[str, str]]:
+        resources = {ConfigResource(kind, name): name for name in names}
         if not resources:
             return {}
         answers = self._client.describe_configs(list(resources), request_timeout=self.timeout_s)
         configs: dict[str, dict[str, str]] = {}
         for resource, future in answers.items():
             name = resources[resource]
+            topic = name if kind is ResourceType.TOPIC else None
             try:
-                entries = self._result(future, doing=f"read the settings of topic {name}", topic=name)
+                entries = self._result(future, doing=f"read the settings of {kind.name.lower()} {name}", topic=topic)
             except TopicMissingError:
+                continue
+            except KafkaRequestError:
+                if not tolerant:
+                    raise
                 continue
             configs[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
         return configs
@@ -275,6 +358,11 @@ class KafkaAdmin:
     def _note_error(self, error: KafkaError) -> None:
         self._hints.append(error.str())
         del self._hints[:-3]
+
+
+def operation_names(listed: Iterable[Any] | None) -> frozenset[str] | None:
+    """Return operations by name. Brokers without an authorizer list all; some brokers list none."""
+    return None if listed is None else frozenset(operation.name for operation in listed)
 
 
 def url_safe_topic_id(topic_id: Any) -> str:

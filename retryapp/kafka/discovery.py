@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Final
 
 from retryapp.core.errors import EnvironmentFault
@@ -17,28 +16,12 @@ DLQ_SUFFIX: Final = ".dlq"
 class GroupMissingError(EnvironmentFault):
     """A cluster has no handlers of a group. Operator action: correct the group's name or the broker's address."""
 
-    def __init__(self, group: str, bootstrap: str, close: str | None) -> None:
+    def __init__(self, group: str, bootstrap: str) -> None:
         self.group = group
         self.bootstrap = bootstrap
-        hint = "" if close is None else f" Did you mean {close!r}?"
         super().__init__(
-            f"group {group!r} has no handlers on {bootstrap}.{hint} Correct --group (the Faust app's id) or --broker"
+            f"group {group!r} has no handlers on {bootstrap}. Correct --group (the Faust app's id) or --broker"
         )
-
-
-def require_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
-    """Return what `find_handlers` does.
-
-    Raises:
-        GroupMissingError: there are none; the message has the name that is closest.
-    """
-    handlers = find_handlers(admin, group)
-    if handlers:
-        return handlers
-    parts = [name.removesuffix(CHANGELOG_SUFFIX).split(".") for name in admin.topic_names() if CHANGELOG_SUFFIX in name]
-    groups = sorted({".".join(words[:count]) for words in parts for count in range(1, len(words))})
-    close = next((name for name in get_close_matches(group, groups) if find_handlers(admin, name)), None)
-    raise GroupMissingError(group, admin.connection.bootstrap, close)
 
 
 def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:

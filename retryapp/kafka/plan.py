@@ -47,8 +47,6 @@ class Action(StrEnum):
     """It is there and does not serve."""
     MISSING = "missing"
     """A main topic that is not there, and may not be made."""
-    BLOCKED = "blocked"
-    """It cannot be planned while its main topic is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ class PlanStep:
     main: str
     """With ``group``: the handler that it is for."""
     partitions: int | None
-    """None: not known while the main topic is missing."""
+    """None: a main topic that is missing."""
     replication: int | None
     """Copies that are there or will be; None: the broker decides."""
     config: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +71,7 @@ class PlanStep:
     problems: tuple[Problem, ...] = ()
     """What is wrong with the existing topic."""
     spec: TopicSpec | None = None
-    """What to create; None for main topics and for blocked steps."""
+    """What to create; None for main topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,23 +178,25 @@ def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
 def plan_handler(
     topology: HandlerTopology, states: Mapping[str, TopicState], cluster: ClusterState, options: PlanOptions
 ) -> Iterator[PlanStep]:
-    """Yield the steps of one handler from known states: the main topic, then ours in the order of the topology."""
+    """Yield the steps of one handler from known states: the main topic, then ours in the order of the topology.
+
+    Ours cannot be planned while the main topic is missing.
+    """
     main = states.get(topology.main)
     partitions = main.partitions if main is not None else options.create_main_partitions
     main_config = {} if main is None else main.config
     yield _main_step(topology, main, partitions)
+    if partitions is None:
+        return
     specs = topic_specs(
         topology,
-        partitions=partitions if partitions is not None else 1,
+        partitions=partitions,
         main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)),
         replication=_copies(main, cluster),
         dlq_retention_ms=options.dlq_retention_ms,
     )
     for spec in specs:
-        step = _own_step(topology, spec, states.get(spec.name), cluster, options)
-        if partitions is None:
-            step = replace(step, action=Action.BLOCKED, partitions=None, problems=(), spec=None)
-        yield step
+        yield _own_step(topology, spec, states.get(spec.name), cluster, options)
 
 
 def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: int | None) -> PlanStep:
@@ -244,7 +244,7 @@ def _own_step(
 def _with_owner(step: PlanStep, admin: KafkaAdmin, topology: HandlerTopology, options: PlanOptions) -> PlanStep:
     mark = OwnerMark(topology.group, topology.main)
     refusal = owner_refusal(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
-    if refusal is None or step.action is Action.BLOCKED:
+    if refusal is None:
         return step
     found = Problem(OWNER, refusal.owner, mark.text, refusal.why, refusal.remedy)
     return replace(step, action=Action.MISMATCH, problems=(found, *step.problems))

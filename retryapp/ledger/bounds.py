@@ -6,7 +6,8 @@ nothing can be missing, and later records are recognised:
 
 1. *Floors*: the committed ends of the topics that copies are published to. Earlier ones are of finished transactions.
 2. *Received*: the group's offsets of the main topic, while no transaction has moves of them open. So every first
-   delivery with a copy below the floors is received.
+   delivery with a copy below the floors is received, or settled beyond the offset. The changelog's progress records
+   name those (`core.settled`); the client library cannot be asked for an offset's metadata, it reads past its end.
 3. *The moment*: the changelog's end, open transactions included, once those are over. A transaction has written its
    rows before it ends, so whatever is below the floors, or received, came before the moment. Deliveries of rows move no
    offset, but every change of a row is here.
@@ -23,10 +24,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from retryapp.kafka import Positions
-from retryapp.kafka.positions import Place
+from retryapp.kafka.admin import Place
 from retryapp.ledger.traces import Topics
 
-OnWait = Callable[[str], None]
+OnStep = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Bounds:
 
 
 def take_bounds(
-    positions: Positions, topics: Topics, partitions: Mapping[str, int], on_wait: OnWait | None = None
+    positions: Positions, topics: Topics, partitions: Mapping[str, int], on_step: OnStep | None = None
 ) -> Bounds:
     """Ask the cluster, in the order of the module's text; `partitions`: topic → number.
 
@@ -59,8 +60,8 @@ def take_bounds(
     copies = places(topics.names[1 : topics.changelog])
     begin = positions.begins([place for found in by_topic for place in found])
     floor = positions.ends(copies)
-    received = positions.group_offsets(topics.group, main, on_wait)
-    end = positions.settled_ends(by_topic[topics.changelog], on_wait) | positions.settled_ends(copies, on_wait)
+    received = positions.group_offsets(topics.group, main, on_step)
+    end = positions.settled_ends(by_topic[topics.changelog], on_step) | positions.settled_ends(copies, on_step)
     return Bounds(
         begin=begin,
         floor=floor,

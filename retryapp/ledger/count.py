@@ -126,7 +126,7 @@ class PartitionCount:
             traces = unpack(raw)
             if isinstance(key, int) and key >= cut.received:
                 sure = [trace for trace in traces if cut.sure(trace)]
-                if sure:
+                if sure and key not in cut.settled:
                     ahead.append((key, sure[-1]))
                 continue
             topic_id, offset = (self._topic_id, key) if isinstance(key, int) else key

@@ -19,7 +19,7 @@ A copy in the middle that is missing, where nothing has been deleted yet, is a *
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -100,6 +100,8 @@ class Cut:
     topics: Topics
     received: int
     """The group's committed offset of the main topic."""
+    settled: Collection[int] = ()
+    """Offsets beyond that one whose records are settled, too: counted as received once the offset has passed them."""
     floor: Sequence[int]
     """What is below these offsets was published before the moment; of the changelog 0."""
     kept_from_ms: Sequence[float]

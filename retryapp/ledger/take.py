@@ -6,29 +6,24 @@ Our topics first, then the main topic: its records without a trace were done at 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from retryapp.core import marks
 from retryapp.core.errors import DamagedEventError, TopicMissingError
 from retryapp.core.lifecycle import Progress
-from retryapp.core.record import Record
+from retryapp.core.record import Origin, Record
 from retryapp.core.rows import is_identity
+from retryapp.core.settled import decode_settled
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_offsets, read_topic
-from retryapp.ledger.bounds import Bounds, OnWait, take_bounds
+from retryapp.ledger.bounds import Bounds, OnStep, take_bounds
 from retryapp.ledger.count import Balance, PartitionCount, total
 from retryapp.ledger.journey import WHOLE, Cut, Problem
 from retryapp.ledger.traces import Station, Told, Topics, told_by, told_by_event, told_by_row
 
-T = TypeVar("T")
-
-STEP: Final = 2_000
-"""Records between two reports of progress."""
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with the topic that is read, the offsets read so far, and all offsets."""
+_SETTLED: Final = b'"settled"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +57,19 @@ def take_ledger(
     topology: HandlerTopology,
     *,
     since_ms: int | None = None,
-    on_progress: OnProgress | None = None,
-    on_wait: OnWait | None = None,
+    on_step: OnStep | None = None,
 ) -> Ledger:
     """Count a handler's records, while its workers run or rest; existing retry topics of other delays count too.
 
-    With `since_ms`, what was received before the main topic's first record of this time or later is left out.
+    With `since_ms`, what was received before the main topic's first record of this time or later is left out. `on_step`
+    gets what is read or waited for.
 
     Raises:
         TopicMissingError: one of the topics is not there.
         BrokerUnreachableError, AccessDeniedError: they cannot be read.
         OpenTransactionError: a transaction does not end.
     """
-    return _Taking(connection, topology, since_ms, on_progress, on_wait).take()
+    return _Taking(connection, topology, since_ms, on_step).take()
 
 
 @dataclass(slots=True)
@@ -82,8 +77,7 @@ class _Taking:
     connection: KafkaConnection
     topology: HandlerTopology
     since_ms: int | None
-    on_progress: OnProgress | None
-    on_wait: OnWait | None
+    on_step: OnStep | None
     positions: Positions = field(init=False)
     topics: Topics = field(init=False)
     states: Mapping[str, TopicState] = field(init=False)
@@ -92,17 +86,17 @@ class _Taking:
     starts: dict[int, int] = field(init=False)
     received: dict[int, int | None] = field(init=False)
     """The group's offset of the main topic, by partition."""
+    settled: dict[int, str] = field(default_factory=dict)
+    """Text about records beyond it that are settled (`core.settled`), by partition."""
     forgotten: tuple[int, ...] = ()
     unread_events: int = 0
-    passed: int = 0
-    in_all: int = 0
 
     def take(self) -> Ledger:
         self.positions = Positions(self.connection)
         self._find_topics()
         names = self.topics.names
         self.bounds = take_bounds(
-            self.positions, self.topics, {name: self.states[name].partitions for name in names}, self.on_wait
+            self.positions, self.topics, {name: self.states[name].partitions for name in names}, self.on_step
         )
         self._begin_counts()
         self._read_changelog()
@@ -151,8 +145,6 @@ class _Taking:
             for number, start in self.starts.items()
         }
         self.received = dict(bounds.received)
-        passed = sum(end - bounds.begin[place] for place, end in bounds.end.items() if place[0] != topics.main)
-        self.in_all = passed + sum(max(0, stop - self.starts[number]) for number, stop in self._main_stops().items())
 
     def _check_offsets(self) -> None:
         main, bounds = self.topics.main, self.bounds
@@ -202,7 +194,11 @@ class _Taking:
         for record in self._records(topics.changelog):
             key = record.key or b""
             if key == marks.PROGRESS:
-                noted[record.partition] = record.value or b""
+                noted[record.partition] = value = record.value or b""
+                if text := marks.read_settled(value) if _SETTLED in value else "":
+                    reached = marks.read_progress(value, topic_id, topics.main).get(topics.main)
+                    if reached == self.received.get(record.partition, -1):
+                        self.settled[record.partition] = text
             elif not is_identity(key):  # an owner mark, a mark of the clock
                 continue
             elif record.value is None:
@@ -216,11 +212,14 @@ class _Taking:
             n for n, offset in self.received.items() if offset is None and written.get(n) is not None
         )
         self.received |= {number: written[number] for number in self.forgotten}
+        self.settled |= {number: marks.read_settled(noted[number]) for number in self.forgotten}
 
     def _judge(self, firsts: Mapping[tuple[int, int], int]) -> None:
         topics, bounds = self.topics, self.bounds
         begins = self.positions.begins([place for place in bounds.floor if place[1] in self.counts])
         for number, count in self.counts.items():
+            received = self._main_stops()[number]
+            committed = Origin(topics.main, self.states[topics.main].topic_id, number, received)
             kept: list[float] = [WHOLE] * len(topics.names)
             for topic in range(1, topics.changelog):
                 if begins.get((topics.names[topic], number), 0) > 0:
@@ -229,38 +228,28 @@ class _Taking:
                 Cut(
                     partition=number,
                     topics=topics,
-                    received=self._main_stops()[number],
+                    received=received,
+                    settled=decode_settled(self.settled.get(number, ""), committed),
                     floor=[bounds.floor.get((name, number), 0) for name in topics.names],
                     kept_from_ms=kept,
                 )
             )
             end = bounds.end[topics.main, number]
-            count.balance.unread_offsets = max(0, end - max(self._main_stops()[number], self.starts[number]))
+            count.balance.unread_offsets = max(0, end - max(received, self.starts[number]))
 
     def _records(self, topic: int) -> Iterator[Record]:
         name = self.topics.names[topic]
         stop = {number: end for (found, number), end in self.bounds.end.items() if found == name}
-        begin = {number: self.bounds.begin[name, number] for number in stop}
-        records = read_topic(self.connection, name, partitions=sorted(stop), stop=stop)
-        return self._followed(records, name, begin, stop)
+        self._say(f"reading {name}")
+        return read_topic(self.connection, name, partitions=sorted(stop), stop=stop)
 
     def _read_main(self) -> None:
         name, stops = self.topics.main, self._main_stops()
+        self._say(f"reading {name}")
         places = read_offsets(self.connection, name, partitions=sorted(stops), start=self.starts, stop=stops)
-        for number, offset, timestamp_ms in self._followed(places, name, self.starts, stops):
+        for number, offset, timestamp_ms in places:
             self.counts[number].see(offset, timestamp_ms)
 
-    def _followed(
-        self, records: Iterable[T], name: str, begin: Mapping[int, int], stop: Mapping[int, int]
-    ) -> Iterator[T]:
-        """Yield records, and report progress every `STEP`."""
-        for n, record in enumerate(records):
-            if n % STEP == 0:
-                self._report(name, self.passed + n)
-            yield record
-        self.passed += sum(max(0, end - begin[number]) for number, end in stop.items())
-        self._report(name, self.passed)
-
-    def _report(self, name: str, passed: int) -> None:
-        if self.on_progress is not None:
-            self.on_progress(name, passed, self.in_all)
+    def _say(self, step: str) -> None:
+        if self.on_step is not None:
+            self.on_step(step)

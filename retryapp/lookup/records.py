@@ -110,7 +110,7 @@ def _detail(headers: Headers, damaged: str | None = None) -> Facts:
     }
 
 
-class PageMark(NamedTuple):
+class _Position(NamedTuple):
     """Position of a record in a list; sorts as the lists do."""
 
     instant_ms: int
@@ -118,41 +118,31 @@ class PageMark(NamedTuple):
     partition: int
     offset: int
 
-    @property
-    def text(self) -> str:
-        """``instant/main/partition/offset``."""
-        return "/".join(map(str, self))
 
-
-class Page(NamedTuple):
-    """One page of a list."""
+class Listed(NamedTuple):
+    """The beginning of a list."""
 
     records: list[Facts]
     matching: int
-    """Records from this page's first one on."""
-    next: str | None
-    """Mark of the last record; None at the end of the list."""
+    """Records in the whole list."""
 
 
-def waiting_page(
+def list_waiting(
     connection: KafkaConnection,
     topologies: Sequence[HandlerTopology],
     *,
     partition: int | None,
     before_ms: int | None,
-    after: PageMark | None,
     limit: int,
-) -> Page:
+) -> Listed:
     """Return waiting records that are due before an instant, the next due first."""
     rows = {
-        mark: entry
+        at: entry
         for topology in topologies
-        for mark, entry in _waiting(connection, topology, partition).items()
-        if (before_ms is None or mark.instant_ms < before_ms) and (after is None or mark > after)
+        for at, entry in _waiting(connection, topology, partition).items()
+        if before_ms is None or at.instant_ms < before_ms
     }
-    marks = nsmallest(limit, rows)
-    facts = [{"main": mark.main, **pending_summary(rows[mark])} for mark in marks]
-    return Page(facts, len(rows), marks[-1].text if len(rows) > len(marks) else None)
+    return Listed([{"main": at.main, **pending_summary(rows[at])} for at in nsmallest(limit, rows)], len(rows))
 
 
 def find_waiting(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> PendingEntry | None:
@@ -162,57 +152,54 @@ def find_waiting(connection: KafkaConnection, topology: HandlerTopology, origin:
     """
     identity = failure_id(topology.group, origin)
     entries = _waiting(connection, topology, origin.partition)
-    marks = [
-        mark
-        for mark, entry in entries.items()
-        if mark.offset == origin.offset and pending_summary(entry)["failure_id"] in (identity, None)
+    found = [
+        at
+        for at, entry in entries.items()
+        if at.offset == origin.offset and pending_summary(entry)["failure_id"] in (identity, None)
     ]
-    return entries[max(marks)] if marks else None
+    return entries[max(found)] if found else None
 
 
 def _waiting(
     connection: KafkaConnection, topology: HandlerTopology, partition: int | None
-) -> dict[PageMark, PendingEntry]:
+) -> dict[_Position, PendingEntry]:
     numbers = None if partition is None else [partition]
     rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value, partitions=numbers)
     entries = {}
     for identity, value in rows.items():
         raw = row_key(row_due_ms(value), identity)
         key = parse_row_key(raw)
-        mark = PageMark(key.due_at_ms, topology.main, key.partition, key.origin_offset)
-        entries[mark] = PendingEntry(partition=key.partition, key=raw, value=value)
+        at = _Position(key.due_at_ms, topology.main, key.partition, key.origin_offset)
+        entries[at] = PendingEntry(partition=key.partition, key=raw, value=value)
     return entries
 
 
-def dead_page(
+def list_dead(
     connection: KafkaConnection,
     topologies: Sequence[HandlerTopology],
     *,
     partition: int | None,
     reason: str | None,
-    after: PageMark | None,
     limit: int,
-) -> Page:
+) -> Listed:
     """Return dead letters, the latest first; memory is that of ``limit`` records."""
     matching = 0
 
-    def letters() -> Iterator[tuple[PageMark, Record]]:
+    def letters() -> Iterator[tuple[_Position, Record]]:
         nonlocal matching
         for topology in topologies:
             numbers = None if partition is None else [partition]
             for record in read_topic(connection, topology.dlq, partitions=numbers):
-                mark = PageMark(record.timestamp_ms, topology.main, record.partition, record.offset)
-                is_wanted = reason is None or (RETRY_REASON, reason.encode()) in record.headers
-                if is_wanted and (after is None or mark < after):
+                if reason is None or (RETRY_REASON, reason.encode()) in record.headers:
                     matching += 1
-                    yield mark, replace(record, value=None)  # lists show no payloads
+                    at = _Position(record.timestamp_ms, topology.main, record.partition, record.offset)
+                    yield at, replace(record, value=None)  # lists show no payloads
 
     latest = nlargest(limit, letters(), key=lambda letter: letter[0])
     facts = [
-        {"main": mark.main, "dead_ms": record.timestamp_ms, **dead_summary(dead_entry(record))}
-        for mark, record in latest
+        {"main": at.main, "dead_ms": record.timestamp_ms, **dead_summary(dead_entry(record))} for at, record in latest
     ]
-    return Page(facts, matching, latest[-1][0].text if matching > len(latest) else None)
+    return Listed(facts, matching)
 
 
 def find_dead(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> Record | None:

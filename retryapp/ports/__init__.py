@@ -35,7 +35,6 @@ from retryapp.ports.view import (
     PartitionInfo,
     PartitionLag,
     PendingEntry,
-    WorkerView,
 )
 
 __all__ = [
@@ -67,5 +66,4 @@ __all__ = [
     "TopicPartition",
     "TopicReader",
     "Way",
-    "WorkerView",
 ]

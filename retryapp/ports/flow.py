@@ -135,6 +135,8 @@ class LaneBatch:
     """The mark of the rows (`core.marks`); None: unchanged."""
     tally: Tally | None = None
     """The main topic's counts after this; None: unchanged."""
+    settled: dict[int, bool] = field(default_factory=dict)
+    """Records of the main topic beyond its offset that are settled with this: offset, and whether it succeeded."""
     size: int = 0
 
     @property

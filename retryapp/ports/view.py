@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from retryapp.core.record import Record
 from retryapp.ports.tables import DeadRow
 
 PAGES_PREFIX: Final = "/retries"
@@ -90,54 +89,3 @@ class DeadEntry:
 
     partition: int
     row: DeadRow
-
-
-class WorkerView(Protocol):
-    """Answers are bounded by `limit`; only partitions owned here are listed.
-
-    `due_times`, `pending_page` and `dead_page` may be called from other threads than the event loop's.
-    """
-
-    def handlers(self) -> Sequence[HandlerInfo]:
-        """Return the handlers of this app."""
-
-    def url(self) -> str:
-        """Return the address under which this worker has its pages, without our prefix."""
-
-    def partitions(self, main: str) -> Sequence[PartitionInfo]:
-        """Return all partitions of the handler, other workers' with their owner's address."""
-
-    def partition(self, main: str, number: int) -> PartitionInfo | None:
-        """Return one of them, or None when there is no such partition."""
-
-    async def lags(self, main: str) -> Sequence[PartitionLag]:
-        """Ask the broker for the lag of the partitions owned here; may raise `BrokerUnreachableError`."""
-
-    def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
-        """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
-
-    def pending_page(
-        self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
-    ) -> Sequence[PendingEntry]:
-        """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
-
-    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        """Return the waiting record of this first delivery, or None."""
-
-    def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
-        """Return dead letters of one partition, newest first, with offsets below `before`."""
-
-    def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        """Return the newest dead letter of a failure id, or None."""
-
-    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
-        """Read one record from Kafka; None when it is no longer there."""
-
-    def silence(self) -> str | None:
-        """Return which broker has not answered for how long; None while one answers."""
-
-    def ready(self) -> bool:
-        """Tell whether a broker answers and every lane that belongs to this worker is open, and none is stalled."""
-
-    def metrics_text(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""

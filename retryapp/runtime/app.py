@@ -26,7 +26,7 @@ from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, RetryAppError
 from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
-from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.pool import make_pools
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.handler.orphans import HUNG_S
 from retryapp.engine.partition.partition import PartitionEngine
@@ -142,11 +142,7 @@ class Runtime(Ownership):
         known = self.served.get(handler.main)
         if known is not None:
             raise DuplicateHandlerError(handler.main, handler.group, known.handler.name, handler.name)
-        self.served[handler.main] = Served(
-            handler,
-            DeliveryPool(handler.concurrency, f"deliver-{handler.main}"),
-            DeliveryPool(handler.concurrency, f"redeliver-{handler.main}"),
-        )
+        self.served[handler.main] = Served(handler, *make_pools(handler))
         tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.schedule.nominal_delays_ms)
         self.metrics.begin(handler.main, tiers)
         handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))

@@ -66,10 +66,8 @@ def prepare(
         connection,
         topologies,
         options.plan,
-        plan.states,
         session_timeout_ms=int(app.conf.broker_session_timeout * 1000),
         datadir=Path(app.conf.datadir),
-        wall_ms=clock.wall_ms,
     ):
         logger.warning("retryapp.doctor %s", finding.text)
     return plan

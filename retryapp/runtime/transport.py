@@ -39,7 +39,13 @@ from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.placement import Served
 from retryapp.ports import Committed, DestinationReader, LaneBatch, LaneReceipt, Standing, TopicPartition
 from retryapp.runtime.clients.batches import Sent, denied, send_all
-from retryapp.runtime.clients.lifecycle import ClientSettings, begin_promptly, end, reconnect_slowly
+from retryapp.runtime.clients.lifecycle import (
+    ClientSettings,
+    begin_promptly,
+    end,
+    give_up_on_few_copies,
+    reconnect_slowly,
+)
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.machine.clock import counted_s
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
@@ -131,6 +137,7 @@ class KafkaTransport(LaneProtocol):
         )
         reconnect_slowly(producer)
         begin_promptly(producer)
+        give_up_on_few_copies(producer)
         self._producer = producer
         await producer.start()
 

@@ -1,4 +1,4 @@
-"""`ports.WorkerView` on the runtime.
+"""What the pages may ask of a worker.
 
 Methods run on the worker's event loop: none reads more rows than its `limit` and one more per partition. `due_times`,
 `pending_page` and `dead_page` may run in a thread: each asks for its table once, and its iterators end with it.
@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
-from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Origin, Record
@@ -31,7 +30,6 @@ from retryapp.ports import (
     PartitionLag,
     PendingEntry,
     TopicPartition,
-    WorkerView,
 )
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
@@ -43,8 +41,8 @@ _ELSEWHERE: Final = "elsewhere"
 _IDLE: Final = str(LaneState.IDLE)
 
 
-class RuntimeView(WorkerView):
-    """What the pages may ask."""
+class RuntimeView:
+    """What the pages may ask. Answers are bounded by `limit`; only partitions owned here are listed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -54,60 +52,59 @@ class RuntimeView(WorkerView):
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
 
-    @override
     def url(self) -> str:
+        """Return the address under which this worker has its pages, without our prefix."""
         return str(self._runtime.app.conf.canonical_url)
 
-    @override
     def handlers(self) -> Sequence[HandlerInfo]:
+        """Return the handlers of this app."""
         return [_info(self._runtime, main) for main in self._runtime.served]
 
-    @override
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
+        """Return all partitions of the handler, other workers' with their owner's address."""
         addresses = self._addresses(main)
         return [
             self._partition(main, number, addresses.get(number))
             for number in range(self._runtime.served[main].partitions)
         ]
 
-    @override
     def partition(self, main: str, number: int) -> PartitionInfo | None:
+        """Return one of them, or None when there is no such partition."""
         if not 0 <= number < self._runtime.served[main].partitions:
             return None
         here = (main, number) in self._runtime.placed
         return self._partition(main, number, None if here else self._addresses(main).get(number))
 
-    @override
     async def lags(self, main: str) -> Sequence[PartitionLag]:
-        open_here = {
-            number: placed
+        """Ask the broker for the lag of the partitions owned here; may raise `BrokerUnreachableError`."""
+        open_here = [
+            number
             for (topic, number), placed in sorted(self._runtime.placed.items())
             if topic == main and placed.lane.state is LaneState.OPEN
-        }
+        ]
         if not open_here:
             return []
         if (silence := self.silence()) is not None:
             raise self._unreachable(silence)
-        tps = [tp for placed in open_here.values() for tp in placed.engine.sources]
         try:
             async with asyncio.timeout(LAG_TIMEOUT_S):
-                committed, ends, positions = await self._offsets(tps)
+                offsets = await self._offsets([ClientTopicPartition(main, number) for number in open_here])
         except TimeoutError as exc:
             raise self._unreachable(f"offsets did not come within {LAG_TIMEOUT_S:g} s") from exc
         except (KafkaError, RuntimeError) as exc:  # RuntimeError: the consumer has ended meanwhile
             raise self._unreachable(str(exc) or type(exc).__name__) from exc
-        return [_lag(self._runtime, main, number, (committed, ends, positions)) for number in open_here]
+        return [_lag(self._runtime, main, number, offsets) for number in open_here]
 
-    @override
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
+        """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
         placed = self._open(main, partition)
         table = placed.transport.pending if placed else None
         return table.due_times(start_ms, stop_ms, limit) if table else []
 
-    @override
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
+        """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
         numbers = range(self._runtime.served[main].partitions) if partition is None else (partition,)
         places = [(number, self._open(main, number)) for number in numbers]
         here = [(number, placed) for number, placed in places if placed and placed.lane.state is LaneState.OPEN]
@@ -115,8 +112,8 @@ class RuntimeView(WorkerView):
         rows = [_waiting(placed, number, after, chunk) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))
 
-    @override
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
+        """Return the waiting record of this first delivery, or None."""
         placed = self._open(main, partition)
         table = placed.transport.pending if placed else None
         origin = Origin(main, self._runtime.served[main].topic_id, partition, origin_offset)
@@ -124,29 +121,29 @@ class RuntimeView(WorkerView):
         value = table.get(key) if table and key else None
         return PendingEntry(partition=partition, key=key, value=value) if key and value else None
 
-    @override
     def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
+        """Return dead letters of one partition, newest first, with offsets below `before`."""
         placed = self._open(main, partition)
         table = placed.transport.dead if placed else None
         return [DeadEntry(partition=partition, row=row) for row in table.page(before, limit)] if table else []
 
-    @override
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
+        """Return the newest dead letter of a failure id, or None."""
         placed = self._open(main, partition)
         table = placed.transport.dead if placed else None
         row = table.find(failure_id) if table else None
         return DeadEntry(partition=partition, row=row) if row else None
 
-    @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+        """Read one record from Kafka; None when it is no longer there."""
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
 
-    @override
     def silence(self) -> str | None:
+        """Return which broker has not answered for how long; None while one answers."""
         return self._runtime.contact.silence()
 
-    @override
     def ready(self) -> bool:
+        """Tell whether a broker answers and every lane that belongs to this worker is open, and none is stalled."""
         runtime = self._runtime
         if (
             not runtime.assigned or runtime.app.rebalancing or self.silence()
@@ -163,8 +160,8 @@ class RuntimeView(WorkerView):
         refusal = placed.lane.refusal
         return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
 
-    @override
     def metrics_text(self) -> bytes:
+        """Return the metrics in the Prometheus text format."""
         return self._runtime.metrics.text()
 
     def _open(self, main: str, partition: int) -> Placed | None:
@@ -231,9 +228,7 @@ class RuntimeView(WorkerView):
             self._known[place] = replace(known, as_of_ms=at_ms)
         return known
 
-    async def _offsets(self, tps: Sequence[TopicPartition]) -> tuple[Any, Any, Any]:
-        client_tps = [ClientTopicPartition(*tp) for tp in tps]
-
+    async def _offsets(self, client_tps: Sequence[ClientTopicPartition]) -> tuple[Any, Any, Any]:
         async def ask(client: Any) -> tuple[Any, Any, Any]:
             # the public call for committed offsets asks for one partition at a time
             committed = await client._coordinator.fetch_committed_offsets(client_tps)  # noqa: SLF001
@@ -263,23 +258,12 @@ def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int) -> It
 
 def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]) -> PartitionLag:
     committed, ends, positions = offsets
-    placed = runtime.placed.get((main, number))
-    sources = placed.engine.sources if placed else ()
+    tp, placed = TopicPartition(main, number), runtime.placed.get((main, number))
+    client_tp = ClientTopicPartition(*tp)
+    end, at = int(ends.get(client_tp, 0)), committed.get(client_tp)
     idle = placed is not None and not placed.engine.in_flight and placed.lane.refusal is None
-
-    def behind(tp: TopicPartition) -> int:
-        client_tp = ClientTopicPartition(*tp)
-        end = int(ends.get(client_tp, 0))
-        if idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end:
-            return 0
-        return max(0, end - int(committed.get(client_tp, 0)))
-
-    first = TopicPartition(main, number)
-    return PartitionLag(
-        partition=number,
-        committed=committed.get(ClientTopicPartition(*first)),
-        main=behind(first) if first in sources else 0,
-    )
+    done = idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end
+    return PartitionLag(partition=number, committed=at, main=0 if done else max(0, end - int(at or 0)))
 
 
 def _info(runtime: Runtime, main: str) -> HandlerInfo:

@@ -144,12 +144,12 @@ def _settle(app: faust.App) -> WorkerPlace:
             conf.web_host = "127.0.0.1"
         conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
         shown = f"pages {conf.canonical_url}/retries/"
-    print(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}", file=sys.stderr, flush=True)  # noqa: T201 - before logging is set up
+    # before logging is set up; in one write, so that lines of several processes stay whole
+    sys.stderr.write(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}\n")
     return place
 
 
 def _leave(error: RetryAppError, where: str = "") -> NoReturn:
     logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
-    line = f"retryapp: {error} ({where})" if where else f"retryapp: {error}"
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a process that cannot start
+    sys.stderr.write(f"retryapp: {error} ({where})\n" if where else f"retryapp: {error}\n")
     raise SystemExit(error.exit_code)

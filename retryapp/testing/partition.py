@@ -28,7 +28,7 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.pool import DeliveryPool, make_pools
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler, HandlerFunction
 from retryapp.engine.handler.publish import Destinations
@@ -101,10 +101,7 @@ class MemoryPartition:
             destinations=Destinations(self.destinations, self.clock, lambda: topology.owned),
             **options,
         )
-        self._pools = pools or (
-            DeliveryPool(self.handler.concurrency, "first"),
-            DeliveryPool(self.handler.concurrency, "again"),
-        )
+        self._pools = pools or make_pools(self.handler)
         self._own_pools = pools is None
         self.engine = PartitionEngine(
             context=DeliveryContext(

@@ -19,7 +19,8 @@ from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
-from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, WorkerView
+from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
+from retryapp.runtime.view import RuntimeView
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
@@ -35,7 +36,7 @@ _CHUNK_ROWS: Final = 50
 class Answers:
     """Answers to all questions that a page can ask this worker."""
 
-    def __init__(self, view: WorkerView, clock: Clock) -> None:
+    def __init__(self, view: RuntimeView, clock: Clock) -> None:
         self.view = view
         self.clock = clock
         self._due = DueCounts(view)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from retryapp.lookup.records import Facts
-from retryapp.ports import PartitionInfo, WorkerView
+from retryapp.ports import PartitionInfo
+from retryapp.runtime.view import RuntimeView
 
 MOST: Final = 100_000
 """Rows that are counted before now, and from now on, over all partitions; more is shown as "100,000+"."""
@@ -22,7 +23,7 @@ _CHUNK: Final = 1_000
 class DueCounts:
     """Counts of the rows that are due and become due soon."""
 
-    def __init__(self, view: WorkerView) -> None:
+    def __init__(self, view: RuntimeView) -> None:
         self._view = view
         self._counts: dict[str, tuple[int, Facts]] = {}
         self._one_at_a_time = asyncio.Lock()

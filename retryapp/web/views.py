@@ -15,7 +15,8 @@ from faust import web
 
 from retryapp.core.errors import RetryAppError
 from retryapp.lookup.records import Facts
-from retryapp.ports import PAGES_PREFIX, Clock, WorkerView
+from retryapp.ports import PAGES_PREFIX, Clock
+from retryapp.runtime.view import RuntimeView
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError, not_found
 from retryapp.web.query import Question, question_of
@@ -152,7 +153,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str]], ...]] = (
 Each with what to ask and the template that shows it; without one the answer is JSON (or the metrics' text)."""
 
 
-def register(app: faust.App, view: WorkerView, *, clock: Clock) -> None:
+def register(app: faust.App, view: RuntimeView, *, clock: Clock) -> None:
     """Add the pages to an app.
 
     Call it once per app, at any time before its web server starts, before or after the app is configured. Faust serves

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from harness.brokers import dropped_markers
+
 from chaos.proxy import Link
 from retryapp.broker import Broker
 from retryapp.broker.config import NODE_ID
@@ -26,7 +28,6 @@ SETTINGS = {
 }
 LONG_SESSION = {"broker.session.timeout.ms": "90000"}
 """For a broker that is paused: one that is shut out of its cluster has no leaders, and drops commit markers."""
-_DROPPED = "while trying to send transaction markers for {group}."
 
 
 class Ground:
@@ -57,12 +58,8 @@ class Ground:
         return self.broker.bootstrap
 
     def dropped_markers(self, group: str) -> int:
-        """Return how often the broker's log says that it dropped commit markers of a group, for want of a leader.
-
-        It has acknowledged these commits, and takes them back: docs/reliability.md, "What no client can prevent".
-        """
-        line = _DROPPED.format(group=group)
-        return sum(log.read_text(errors="replace").count(line) for log in self.broker.log.parent.glob("broker.log*"))
+        """Return how often the broker's log says that it dropped commit markers of a group."""
+        return dropped_markers(self.broker, group)
 
     @contextmanager
     def link(self) -> Iterator[Link]:

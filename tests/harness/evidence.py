@@ -66,6 +66,10 @@ class Evidence:
         finally:
             consumer.close()
 
+    def note(self, topic: str, partition: int = 0) -> str:
+        """Return the metadata of the group's committed offset."""
+        return self._committed([TopicPartition(topic, partition)])[0].metadata or ""
+
     def unsettled(self) -> int:
         """Count the records (not offsets: these include markers) that the group's offsets have not passed."""
         main = self.topology.main

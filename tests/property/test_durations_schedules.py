@@ -100,16 +100,6 @@ def test_a_cap_holds_and_delays_never_shrink(schedule: Exponential, rng: float) 
         assert delay >= full - full * schedule.jitter - 1
 
 
-@given(policies())
-def test_a_policy_reads_back_from_its_text(policy: RetryPolicy) -> None:
-    """Text and digest stand for the whole policy, its schedule and its lengths."""
-    again = RetryPolicy.parse(policy.text)
-    assert again == policy
-    assert again.text == policy.text
-    assert again.digest == policy.digest
-    assert again.max_attempts == policy.schedule.retries + 1
-
-
 @given(
     policies(),
     st.integers(1, 100),

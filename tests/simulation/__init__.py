@@ -13,8 +13,9 @@ protocol are found.
 
 from __future__ import annotations
 
-from simulation.history import History, Result, simulate
+from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, Mutant, hunt
 from simulation.plan import Plan
+from simulation.story import Result
 
 __all__ = ["MUTANTS", "History", "Mutant", "Plan", "Result", "hunt", "simulate"]

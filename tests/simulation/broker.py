@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from typing_extensions import override
 
+from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.record import Record
 from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.testing.broker import MemoryBroker, Producer, Txn
@@ -55,8 +58,9 @@ class Broker(MemoryBroker):
         """Records of acknowledged transactions that were aborted after all, by topic."""
         self.moved_in_vain: dict[TopicPartition, int] = {}
         """Offsets that such transactions were to move; the lane goes on from there, and says so with the next one."""
-        self.on_moved: Callable[[Mapping[TopicPartition, int]], None] = lambda _offsets: None
+        self.on_moved: Callable[[Mapping[TopicPartition, Committed]], None] = lambda _offsets: None
         """Called before committed offsets of the group change."""
+        self._refusal: tuple[Collection[str], int, float] = (), 0, 0.0
         self.tick()
 
     def tick(self) -> None:
@@ -114,6 +118,18 @@ class Broker(MemoryBroker):
 
     # -- producers ----------------------------------------------------------------------------------------------
 
+    def refuse(self, topics: Collection[str], part: int, seconds: float) -> None:
+        """Have topics refuse a third of their records for some time; their transactions do not happen."""
+        self._refusal = topics, part, self._loop.time() + seconds
+
+    @override
+    def produce(self, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
+        for out in records:
+            topics, part, until_s = self._refusal
+            if self._loop.time() < until_s and out.topic in topics and crc32(out.value or b"") % 3 == part:
+                raise HandOffRefusedError(out.topic, "refused", len(out.value or b""))
+        return super().produce(name, epoch, records)
+
     @override
     def end_transaction(self, name: str, epoch: int) -> None:
         producer = self._checked(name, epoch)
@@ -151,7 +167,7 @@ class Broker(MemoryBroker):
 
     @override
     def _move(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        self.on_moved({tp: moved.offset for tp, moved in offsets.items()})
+        self.on_moved(offsets)
         super()._move(offsets)
 
     def join(self, member: str) -> asyncio.Future[tuple[int, frozenset[int]]]:

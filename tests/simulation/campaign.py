@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
-from simulation.plan import KINDS, STOPPED, Plan
+from simulation.plan import KINDS, REFUSED, STOPPED, Plan
 
 CHUNK = 50
 """Histories that one process runs in a row."""
 
 _HAND_OFFS = ("fence", "produce", "offsets", "commit")
 STATES = (
-    *(f"fault: {kind}" for kind in sorted({*KINDS, STOPPED})),
+    *(f"fault: {kind}" for kind in sorted({*KINDS, REFUSED, STOPPED})),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
-    "a handler ended its worker", "a commit was taken back",
+    "a handler ended its worker", "suspects ran together", "a suspect ran alone", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",
-    "skipped",
+    "skipped", "settled beyond the offset",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
 

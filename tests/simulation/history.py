@@ -12,7 +12,7 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -25,7 +25,8 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Destinations
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.ports import Committed, Event, Observation, TopicPartition
+from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.disk import SimDisk
@@ -35,7 +36,7 @@ from simulation.oracle import Oracle, Topics, step
 from simulation.plan import FEED_S, Fault, Plan
 from simulation.quiet import check_quiet
 from simulation.sessions import opening_of, seen_stores
-from simulation.story import Call, Violation
+from simulation.story import Call, Result, Violation
 from simulation.worker import SimWorker
 
 POLICY: Final = RetryPolicy("300ms 1s 3s", timeout="2s")
@@ -46,20 +47,6 @@ REST_S: Final = 240.0
 """Longest time to come to rest after everything has healed."""
 SKEW_MS: Final = 20.0
 """What two workers may differ by whose clocks are wrong: an acknowledgement's way."""
-
-
-@dataclass(slots=True)
-class Result:
-    """What became of a history."""
-
-    plan: Plan
-    violation: str | None
-    digest: str
-    """Of everything that handlers and committed readers saw, with times: the same plan gives the same."""
-    reached: Counter[str] = field(default_factory=Counter)
-    """Which faults and states it came to."""
-    steps: int = 0
-    repeated: int = 0
 
 
 class History:
@@ -78,20 +65,17 @@ class History:
             delays_ms=POLICY.schedule.nominal_delays_ms,
             seen_window_ms=None if self.rule is None else self.rule.window_ms,
         )
-        topology = self.topology
-        names = self.names = Topics(
-            topology.main, topology.retry_topics[0], topology.dlq, topology.events,
-            topology.pending_changelog, topology.seen_changelog,
-            "results" if plan.publishes else "",
-        )  # fmt: skip
+        self.names = Topics.of(self.topology, results="results" if plan.publishes else "")
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
         self.oracle = Oracle(
-            names,
+            self.names,
             WAITS_MS,
             later_ms=LATER_MS,
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
             timeout_ms=POLICY.timeout_ms,
+            max_kills=plan.max_kills,
         )
+        self.notes = Notes(self.oracle.stories)
         self.broker = Broker(self.loop, plan.partitions)
         self.broker.on_visible = self._appeared
         self.broker.on_moved = self._moved
@@ -123,8 +107,10 @@ class History:
         self._note("visible", tp, [record.offset for record in records])
         self._guard(lambda: self.oracle.appeared(tp, records, self._now_ms()))
 
-    def _moved(self, offsets: Mapping[TopicPartition, int]) -> None:
-        self._guard(lambda: self.oracle.moved(offsets))
+    def _moved(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        self._guard(lambda: self.oracle.moved({tp: moved.offset for tp, moved in offsets.items()}))
+        for tp, moved in offsets.items():
+            self._guard(partial(self.notes.committed, tp.partition, *moved, self._now_ms()))
 
     def _observe(self, worker: SimWorker, seen: Observation) -> None:
         self.observed[seen.event] += seen.count
@@ -147,7 +133,7 @@ class History:
             topology=self.topology,
             policy=POLICY,
             concurrency=2,
-            max_in_flight=4,
+            max_in_flight=self.plan.in_flight,
             deduplicate=self.rule,
             destinations=Destinations(self, worker.clock, lambda: self.topology.owned),
         )
@@ -166,12 +152,16 @@ class History:
             delivery.publish(self.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
         opening = opening_of(worker, self.topology.main, origin[0])
         self._guard(lambda: self.oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
+        if opening is not None:
+            note = self.broker.notes.get(TopicPartition(self.topology.main, origin[0]), "")
+            self._guard(lambda: self.oracle.suspects(origin, attempt, delivery.due_at_ms, note, opening))
         now = step(script, attempt)
-        if now == "X":
-            self.reached["a handler ended its worker"] += 1
-            worker.process.kill()
         try:
-            if now in "TX":
+            if now in "XK":
+                await asyncio.sleep(self.random.uniform(0.0, 1.9) if now == "K" else 0)
+                self.reached["a handler ended its worker"] += 1
+                worker.process.kill()
+            if now in "TXK":
                 await asyncio.sleep(60)
             await asyncio.sleep(1.2 if now == "D" else (delivery.origin.offset * 7 + attempt * 3) % 5 * 0.01)
         except asyncio.CancelledError:  # a time-out (also of a process that was stopped meanwhile), or it was given up
@@ -275,6 +265,8 @@ class History:
                     if each is not None and each.alive:
                         each.process.kill()
                 self.broker.forget_group()
+            case "refused":
+                self.broker.refuse(self.names[1:4], fault.slot, 0.5 + 6 * size)
             case "start":
                 self._start(fault.slot)  # one more, also where that machine was not meant to run
             case _:
@@ -291,6 +283,7 @@ class History:
         self.loop.call_later(seconds, self.broker.restart, context=self.network.context)
 
     def _heal(self) -> None:
+        self.broker.refuse((), 0, 0.0)
         self.network.down_until_s = self.network.lossy_until_s = self.network.slow_until_s = 0.0
         self.network.late_until_s.clear()
         self.down_until_s = [0.0] * 3
@@ -328,7 +321,7 @@ class History:
             self.plan,
             self.violation,
             self._trace.hexdigest(),
-            self.reached,
+            self.reached + self.oracle.named,
             self.loop.steps,
             self.oracle.repeated,
         )
@@ -344,7 +337,12 @@ class History:
             loop.call_at(began_s + fault.at_s, self._strike, fault, context=context)
         self._supervise()
         last_s = max(
-            [FEED_S, *(at_s + 0.1 for at_s, _ in self.plan.repeats), *(fault.at_s + 1 for fault in self.plan.faults)]
+            [
+                FEED_S,
+                *(each[0] for each in records),
+                *(at_s + 0.1 for at_s, _ in self.plan.repeats),
+                *(fault.at_s + 1 for fault in self.plan.faults),
+            ]
         )
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
@@ -380,11 +378,12 @@ class History:
         self.oracle.at_rest()
         said = check_counts(self.broker, self.oracle, self.names)
         self.reached["a progress event"] += said
+        self.reached["settled beyond the offset"] += self.notes.named
         for number, store in seen_stores(self.slots, self.broker.generation):
             taken_back = self.broker.taken_back[self.topology.seen_changelog] > 0
             rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
             self.oracle.remembered(number, rows, taken_back=taken_back)
-        visible, quiet = self.oracle.visible, not self.plan.faults and not any("X" in r[2] for r in self.plan.records)
+        visible, quiet = self.oracle.visible, self.plan.quiet
         for event, topic in ((Event.SCHEDULED, self.topology.retry_topics[0]), (Event.DEAD, self.topology.dlq)):
             if self.observed[event] > visible[topic] + self.broker.taken_back[topic] or (
                 quiet and self.observed[event] != visible[topic]

@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
-from retryapp.core.marks import Mark
 from retryapp.engine.delivery import deliver, pool
+from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane import transport
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition import progress, scheduler, suspects
+from retryapp.engine.partition import progress, scheduler
 from retryapp.engine.partition.duplicates import Duplicates
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.progress import Counting, OffsetWindow
@@ -30,7 +30,9 @@ from retryapp.engine.worker.placement import Placer
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, TopicPartition
 from retryapp.testing import MemoryPendingTable
 from retryapp.testing.broker import MemoryBroker
+from simulation.beyond_mutants import BEYOND
 from simulation.lanes import SimLane
+from simulation.planted_suspects import SUSPECTS
 
 EARLY_MS = 400
 
@@ -150,6 +152,7 @@ def _finished_anywhere(self: OffsetWindow[Any]) -> list[Any]:
     for entry in done:
         self._entries.remove(entry)
         self.bytes -= entry.size
+    self.waiting = 0
     return [entry.outcome for entry in done]
 
 
@@ -205,10 +208,10 @@ def _unheard(_self: Scheduler, _due_at_ms: int) -> None:
     """A new row does not wake the scheduler."""
 
 
-def _let_go(self: PartitionEngine) -> None:
+def _let_go(self: PartitionEngine, *, ahead: bool = False) -> None:
     """A claim ends when its turn is in the lane."""
     claims = [turn.claim for turn in self._outcomes if turn.claim is not None]
-    _release(self)
+    _release(self, ahead=ahead)
     for key in claims:
         self.scheduler.release(key)
 
@@ -234,17 +237,17 @@ def _not_handed_off(self: Run, **changes: Any) -> Turn:
     return turn
 
 
-def _passed_over(self: PartitionEngine) -> None:
+def _passed_over(self: PartitionEngine, *, ahead: bool = False) -> None:
     """An error of ours between an outcome and its turn is passed over."""
     outcomes = self._window.release()
     if len(outcomes) > 2 and not all(isinstance(each, int) for each in outcomes):
         return
     self._window._entries.extendleft(reversed([_done(each) for each in outcomes]))
-    _release(self)
+    _release(self, ahead=ahead)
 
 
 def _done(outcome: Any) -> Any:
-    entry: Any = progress._Entry(0, 0, True)
+    entry: Any = progress._Entry(0, 0, 0, True, True)
     entry.outcome = outcome
     return entry
 
@@ -253,15 +256,15 @@ async def _unmarked(_self: LaneProtocol) -> None:
     """A life does not note that it delivers rows."""
 
 
-async def _sleep_it_off(run: Run) -> Any:
+async def _sleep_it_off(pool: DeliveryPool, run: Run) -> Any:
     """The delay of a record that has failed is slept where healthy ones would be delivered."""
-    outcome = await _deliver(run)
+    outcome = await _deliver(pool, run)
     if not isinstance(outcome, int):
         await asyncio.sleep(3.0)
     return outcome
 
 
-_deliver = deliver.deliver
+_deliver = DeliveryPool._deliver
 
 
 def _silent(_self: Lane) -> None:
@@ -275,14 +278,6 @@ def _for_ever(policy: Any, **told: Any) -> Any:
 
 
 _decide = decide
-
-
-class _Forgetful(Mark):
-    """A mark that says that its record never started before."""
-
-    @property
-    def text(self) -> str:
-        return Mark(alone=True, count=1, life=self.life).text
 
 
 def _not_looked_for(_self: MemoryPendingTable) -> None:
@@ -334,20 +329,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("no event is written down", ((Duplicates, "note", _unwritten),)),
     Mutant("rows in two turns", ((MemoryPendingTable, "due", _rows_of_nobody), (scheduler, "CLAIM_LIMIT", 1))),
     Mutant("fires early",
-           ((MemoryPendingTable, "due", _due_early), (deliver, "_is_due", _not_looked))),
+           ((MemoryPendingTable, "due", _due_early), (pool, "is_due", _not_looked))),
     Mutant("the scheduler sleeps on", ((Scheduler, "changed", _unheard),)),
     Mutant("a claim ends before its turn is applied", ((PartitionEngine, "_release", _let_go),)),
     Mutant("a hand-off without its removal", ((Run, "settle", _left_behind),)),
     Mutant("a removal without its hand-off", ((Run, "settle", _not_handed_off),)),
     Mutant("an error after the release is passed over", ((PartitionEngine, "_release", _passed_over),)),
     Mutant("rows are delivered without a mark", ((LaneProtocol, "_mark_rows", _unmarked),)),
-    Mutant("nobody counts crashes", ((suspects, "Mark", _Forgetful),)),
+    *(Mutant(name, (replaced,), seed) for name, seed, replaced in SUSPECTS),
     Mutant("a store is trusted whose last write was rolled back",
            ((MemoryPendingTable, "last_written", property(_not_looked_for)),)),
-    Mutant("a failure keeps its runner for as long as it waits", ((pool, "deliver", _sleep_it_off),)),
+    Mutant("a failure keeps its runner for as long as it waits", ((DeliveryPool, "_deliver", _sleep_it_off),)),
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),)),
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
+    *(Mutant(name, patches) for name, patches in BEYOND),
     Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

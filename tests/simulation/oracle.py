@@ -8,18 +8,20 @@ fate undone, I3 never early, I4 bounded late, I5 attempts, I6 offsets, I7 stores
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
 from simulation.story import Call, Opening, Origin, Story, Violation
 
-MAX_KILLS = 12
-"""Workers that one record may end: until there is no progress any more, then two, then three with a mark."""
-
+_SUSPECTS, _SUSPECT_ROWS = (
+    re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?") for begin in ("^", "(?:^| )w")
+)
 TIMED_OUT = f"{HandlerTimeoutError.__module__}.{HandlerTimeoutError.__qualname__}"
 
 
@@ -35,12 +37,25 @@ class Topics(NamedTuple):
     results: str = ""
     """The handler publishes to it at each attempt."""
 
+    @classmethod
+    def of(cls, topology: HandlerTopology, *, results: str) -> Topics:
+        """Return those of a handler with one retry topic."""
+        ours = topology.retry_topics[0], topology.dlq, topology.events, topology.pending_changelog
+        return cls(topology.main, *ours, topology.seen_changelog, results)
+
 
 class Oracle:
     """Judges a history: `waits_ms` is the policy, `skew_ms` how early a record may be by the broker's clock."""
 
     def __init__(
-        self, topics: Topics, waits_ms: Sequence[int], *, later_ms: int, skew_ms: float, timeout_ms: float = 1e9
+        self,
+        topics: Topics,
+        waits_ms: Sequence[int],
+        *,
+        later_ms: int,
+        skew_ms: float,
+        timeout_ms: float = 1e9,
+        max_kills: int = 12,
     ) -> None:
         self.stories: dict[Origin, Story] = {}
         self.repeated = 0
@@ -52,11 +67,15 @@ class Oracle:
         self._later_ms = later_ms
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
+        self._max_kills = max_kills
+        """Workers that one record may end."""
         self._moved: dict[TopicPartition, int] = {}
         self._rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
         self._seen_rows: dict[int, dict[bytes, bytes]] = defaultdict(dict)
         """What the changelog of seen events comes to, by partition."""
         self._events: dict[str, Origin] = {}
+        self.named: Counter[str] = Counter()
+        """Calls that began while a mark named them."""
         self.skips = 0
         """Visible events of duplicates that were skipped."""
         self.visible: Counter[str] = Counter()
@@ -114,8 +133,31 @@ class Oracle:
         if story.begun[attempt]:
             self.repeated += 1
         story.begun[attempt] += 1
-        kills = story.begun[attempt] if step(story.script, attempt) == "X" else 0
-        _must(kills <= MAX_KILLS, "I5", origin, "ended too many workers")
+        kills = story.begun[attempt] if step(story.script, attempt) in "XK" else 0
+        _must(kills <= self._max_kills, "I5", origin, "ended too many workers")
+
+    def suspects(self, origin: Origin, attempt: int, due_at_ms: int | None, note: str, opening: Opening) -> None:
+        """A handler call begins beside this note of the main topic's offset: what it names runs, and nothing else does.
+
+        Whatever ran before in that session is durable: the mark does not name it any more.
+        """
+        mark = (_SUSPECTS if attempt == 1 else _SUSPECT_ROWS).search(note)
+        if mark is None or mark["life"] != opening.worker:
+            return
+        self.named["suspects ran together" if mark["end"] else "a suspect ran alone"] += 1
+        first = _place(mark["first"])
+        end = _place(mark["end"]) if mark["end"] else (*first[:-1], first[-1] + 1)
+        place = (origin[1],) if attempt == 1 else (due_at_ms or 0, origin[1])
+        _must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
+        for other, story in self.stories.items():
+            ran = [run[0] for run in story.runs if run[1:] == opening and (run[0] == 1) == (attempt == 1)]
+            if other[0] != origin[0] or not ran or (attempt == 1 and first <= (other[1],) < end):
+                continue
+            passed = other[1] < self._moved.get(TopicPartition(self._topics.main, other[0]), 0)
+            waits = attempt > 1 and other == origin
+            settled = passed if attempt == 1 else max(ran) in story.settled_ms or 0 in story.settled_ms
+            named = attempt > 1 and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
+            _must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
     def _check_again(self, origin: Origin, story: Story, attempt: int, opening: Opening) -> None:
         """Whoever has seen an attempt's outcome, or begins it, does not begin it once more."""
@@ -279,7 +321,7 @@ class Oracle:
                 _must(set(story.fates) == {"skipped"}, "I1", origin, f"a duplicate ends {story.fates}")
                 continue
             expected = self.fate(story.script)
-            failed_first = step(story.script, 1) not in "SD" or story.stopped
+            failed_first = step(story.script, 1) not in "SD" or story.stopped or 1 in story.overdue
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
             results = int("dead" not in story.fates)
@@ -312,6 +354,10 @@ def step(script: str, attempt: int) -> str:
 def _origin(text: str) -> Origin:
     _, partition, offset = text.rsplit("/", 2)
     return int(partition), int(offset)
+
+
+def _place(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 def _due_ms(row: bytes) -> int:

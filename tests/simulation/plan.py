@@ -8,7 +8,7 @@ from typing import Final
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
-reject, later. X ends the worker."""
+reject, later. X ends the worker at once, K after a while."""
 FEED_S: Final = 5.0
 FAULTS_S: Final = 14.0
 
@@ -37,8 +37,25 @@ KINDS: Final = (
 )  # fmt: skip
 
 
+CROWD: Final = 16
+"""So many records of a crowd are in flight."""
 STOPPED: Final = "broker stopped"
 """Rarer than the others, and drawn apart."""
+REFUSED: Final = "refused"
+"""Some hand-offs, by their topics; drawn apart, too."""
+LONG: Final = ("TS", "TFS", "T", "DS", "DFS")
+"""Scripts of a record that runs while those behind it end."""
+MEANWHILE: Final = (
+    "kill",
+    "kill at step",
+    "kill, store lost",
+    "pause",
+    "terminate",
+    "offsets expire",
+    "lossy",
+    REFUSED,
+)
+"""What goes wrong then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,8 @@ class Plan:
     faults: tuple[Fault, ...]
     repeats: tuple[tuple[float, int], ...] = ()
     """When, and which of the records, its producer sends again; if any, the handler deduplicates."""
+    in_flight: int = 4
+    """The handler's `max_in_flight`."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -79,12 +98,22 @@ class Plan:
         if rare.random() < 0.08:
             faults = (*faults, Fault(rare.uniform(0.2, FAULTS_S - 4), STOPPED, 0, rare.random()))
         again = Random(seed ^ 0xD0B1)
+        long = Random(seed ^ 0x10C6)
+        if long.random() < 0.2:
+            at_s, number = long.uniform(0.2, FEED_S - 1), long.randrange(partitions)
+            behind = tuple(
+                (at_s + long.uniform(0.01, 0.5), number, long.choice(SCRIPTS)) for _ in range(long.randint(2, 5))
+            )
+            records = (*records, (at_s, number, long.choice(LONG)), *behind)
+            for _ in range(long.choice((0, 1, 1, 2))):
+                fault = Fault(at_s + long.uniform(0.1, 2.2), long.choice(MEANWHILE), long.randrange(3), long.random())
+                faults = (*faults, fault)
         sent = sorted(records)
         repeats = tuple(
             (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)
             for which in again.choices(range(count), k=again.choice((0, 0, 0, 0, 0, 0, 1, 4)))
         )
-        return cls(
+        plan = cls(
             seed=seed,
             partitions=partitions,
             workers=workers,
@@ -93,11 +122,41 @@ class Plan:
             faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
             repeats=tuple(sorted(repeats)),
         )
+        return plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
+
+    def _crowded(self, random: Random) -> Plan:
+        """Return the plan with a crowd instead: one among many ends its worker, as a first delivery or as a due row.
+
+        The others go well at once, or wait with it; more records come in each of the lives that follow.
+        """
+        rows, number, count = random.random() < 0.5, random.randrange(self.partitions), random.randint(6, 2 * CROWD)
+        at, poison = random.randrange(count), ("F" if rows else "") + random.choice("XKK")
+        healthy = ("FS", "FS", "FDS", "S") if rows else ("S", "D", "D", "FS")
+        crowd = [
+            (random.uniform(0.0, 0.4), number, poison if n == at else random.choice(healthy)) for n in range(count)
+        ]
+        traffic = [(random.uniform(1.0, 60.0), random.randrange(self.partitions), "S") for _ in range(20)]
+        faults = self.faults if random.random() < 0.3 else ()
+        return replace(self, records=tuple(sorted(crowd + traffic)), faults=faults, repeats=(), in_flight=CROWD)
 
     @property
     def publishes(self) -> bool:
         """Whether its handler publishes at each attempt: every other one does."""
         return self.seed % 2 == 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing goes wrong but handlers that fail."""
+        return not self.faults and not any({*"XK"} & {*script} for _, _, script in self.records)
+
+    @property
+    def max_kills(self) -> int:
+        """Workers that one record may end.
+
+        One that had no mark yet, two until it is suspect, those that halve the records in flight, and three of which it
+        is the only one. What goes wrong besides may take a mark back: a clean end does.
+        """
+        return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + len(self.faults))
 
     def without(self, at: int) -> Plan:
         """Return the plan without one of its records, and without what repeats it."""

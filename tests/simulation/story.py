@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from retryapp.core.record import Record
+from simulation.plan import Plan
 
 Origin = tuple[int, int]
 """Partition and offset of the first delivery."""
@@ -23,6 +24,20 @@ class Call(NamedTuple):
     started_ms: float
     ended_ms: float
     fine: bool
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a history."""
+
+    plan: Plan
+    violation: str | None
+    digest: str
+    """Of everything that handlers and committed readers saw, with times: the same plan gives the same."""
+    reached: Counter[str] = field(default_factory=Counter)
+    """Which faults and states it came to."""
+    steps: int = 0
+    repeated: int = 0
 
 
 class Opening(NamedTuple):

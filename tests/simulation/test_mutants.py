@@ -13,9 +13,15 @@ QUICK = {
     "no fresh producer",
     "uncommitted records are read",
     "offsets pass what is running",
+    "a note is durable without its turn",
+    "what is settled beyond the offset is lost at opening",
     "the store is not brought up to date",
     "fires early",
     "nobody counts crashes",
+    "a settled neighbour clears the crash mark",
+    "group mark written after its first start",
+    "the next group starts before the outcomes of the former are durable",
+    "halving drops the second half",
 }
 """Those that `make test` plants, each found within 100 histories; `make test-all` plants all."""
 PLANTED = [

@@ -248,3 +248,58 @@ def test_skips_that_are_wrong_are_found() -> None:
     handle(oracle, 0)
     with pytest.raises(Violation, match="I6 0/1: passed without a fate"):
         oracle.moved({TopicPartition("orders", 0): 2})
+
+
+GROUP = "g2:w@0-2<9 wg2:w@1000.0-1000.2"
+"""A note: the records at offsets 0 and 1 were started together, and so were their rows, due at 1000."""
+
+
+def suspected() -> Oracle:
+    """Return an oracle with three records, whose first deliveries have begun."""
+    oracle, opening = Oracle(TOPICS, WAITS_MS, later_ms=50, skew_ms=0), Opening("w", 5.0)
+    for offset in range(3):
+        oracle.add(Record("orders", 0, offset, 7, KEY, b"v", HEADERS), "FS")
+    for offset in (0, 1):
+        oracle.begun((0, offset), 1, None, (KEY, b"v", HEADERS, 7), 10.0, opening)
+    return oracle
+
+
+@pytest.mark.parametrize(
+    ("offset", "attempt", "due_ms", "note"),
+    [
+        (1, 1, None, GROUP),
+        (2, 1, None, GROUP.replace("w@", "another@")),
+        (2, 1, None, "r2:w<9"),
+        (1, 2, 1000, GROUP),
+        (2, 2, 1001, "g2:w@0-2"),
+    ],
+)
+def test_what_a_mark_names_may_run(offset: int, attempt: int, due_ms: int | None, note: str) -> None:
+    """Rows do not wait for first deliveries; another life's mark says nothing of this one."""
+    suspected().suspects((0, offset), attempt, due_ms, note, Opening("w", 5.0))
+
+
+@pytest.mark.parametrize(
+    ("offset", "attempt", "due_ms", "note", "what"),
+    [
+        (2, 1, None, GROUP, "attempt 1 runs beside g2:w@0-2"),
+        (0, 2, 1001, GROUP, "attempt 2 runs beside"),
+        (0, 1, None, "s1:w@2", "runs beside s1:w@2"),
+        (2, 1, None, "s1:w@2", r"beside \(0, 0\), not durable"),
+    ],
+)
+def test_what_runs_beside_suspects_is_found(
+    offset: int, attempt: int, due_ms: int | None, note: str, what: str
+) -> None:
+    """And a group that starts before the outcomes of the one before are durable."""
+    with pytest.raises(Violation, match=f"^I14 .*{what}"):
+        suspected().suspects((0, offset), attempt, due_ms, note, Opening("w", 5.0))
+
+
+def test_a_group_may_start_once_the_one_before_is_durable() -> None:
+    """By the committed offset."""
+    oracle = suspected()
+    for offset in (0, 1):
+        oracle.ended((0, offset), 1, Call("w", 10.0, 11.0, fine=True))
+    oracle.moved({TopicPartition("orders", 0): 2})
+    oracle.suspects((0, 2), 1, None, "s1:w@2", Opening("w", 5.0))

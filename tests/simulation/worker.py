@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from retryapp.core.skew import BrokerSkew
-from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.pool import make_pools
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.partition.partition import PartitionEngine
@@ -140,8 +140,7 @@ class SimWorker(Observer):
         ownership, handler = self.ownership, self.handler
         served = Served(
             handler,
-            DeliveryPool(CONCURRENCY, "deliver"),
-            DeliveryPool(CONCURRENCY, "redeliver"),
+            *make_pools(handler),
             partitions=self.broker.partitions,
             complete=self.broker.partitions,
             topic_id=TOPIC_ID,

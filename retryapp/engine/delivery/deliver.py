@@ -1,17 +1,12 @@
-"""Deliver: one delivery of a record to its handler becomes one turn.
+"""What one delivery of a record comes to: one turn.
 
-1. Decode metadata and value.
-2. Run the handler, bounded in time.
-3. On a failure ask `core.decide`.
-4. Return the turn: nothing but an offset (ok), the `succeeded` event (ok after a failure), a row with its copy on the
-   retry topic, or a dead letter. What the handler has published goes with the first two.
-
-The handler runs outside any transaction. Everything that it raises is a failure of the record, never of the worker.
+Nothing but an offset (ok), the `succeeded` event (ok after a failure), a row with its copy on the retry topic, or a
+dead letter, as `core.decide` says. What the handler has published goes with the first two. Everything that a handler
+raises is a failure of the record, never of the worker. The handler is called in `engine.delivery.pool`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -42,10 +37,9 @@ from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, Origin, failure_id
 from retryapp.core.rows import encode_row, identity_of
 from retryapp.engine.delivery.damage import bury_damaged, last_resort, unreadable
-from retryapp.engine.delivery.run import Outcome, Run, RunAbortedError
-from retryapp.engine.handler.handler import Delivery, Handler, call
+from retryapp.engine.delivery.run import Outcome, Run
+from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
-from retryapp.engine.handler.threads import NoThreadError
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation, Row
 
@@ -77,23 +71,14 @@ class UnprintableError(RetryAppError):
         super().__init__(f"handler {handler} raised an error whose own code fails when its type or text is asked for")
 
 
-async def deliver(run: Run) -> Outcome:
-    """Deliver a record once, in the current task; raise `RunAbortedError` or `GivenUpError` without an outcome."""
-    context, record = run.context, run.record
-    handler = context.handler
-    if (buried := _begin(run)) is not None:
-        return buried
-    if handler.orphans.full:
-        await _wait_for_room(run)
-    if not _is_due(run):
-        raise RunAbortedError  # since it was claimed, the clock was set back or is in doubt: the row waits on
-    error = await _call(run)
-    if error is None and run.metadata is None:
-        published = () if run.outbox is None else run.outbox.published
-        return _published(run, published) if published else record.next_offset
-    if error is None:
-        return _succeeded(run, context.clock.wall_ms())
-    return _failed(run, error, context.clock.latest_ms())
+def outcome_of(run: Run, error: BaseException | None) -> Outcome:
+    """Return what a run comes to whose handler has ended, or raised an error."""
+    if error is not None:
+        return _failed(run, error, run.context.clock.latest_ms())
+    if run.metadata is not None:
+        return _succeeded(run, run.context.clock.wall_ms())
+    published = () if run.outbox is None else run.outbox.published
+    return _published(run, published) if published else run.record.next_offset
 
 
 def timed_out(run: Run) -> Turn:
@@ -104,7 +89,7 @@ def timed_out(run: Run) -> Turn:
 def crashed(run: Run, times: int) -> Turn:
     """Return the turn of a record that ended `times` workers while it ran alone; it is not run again."""
     context = run.context
-    if (buried := _begin(run)) is not None:
+    if (buried := unpack(run)) is not None:
         return buried
     now_ms = run.started_ms = context.clock.wall_ms()
     error = WorkerCrashedError(context.handler.name, times)
@@ -126,7 +111,7 @@ def delivery_of(run: Run) -> Delivery:
     return run.delivery
 
 
-def _begin(run: Run) -> Turn | None:
+def unpack(run: Run) -> Turn | None:
     """Find what the handler sees; return the turn that dead-letters a record that cannot be read.
 
     Raises:
@@ -188,58 +173,14 @@ def _delivery(run: Run) -> Delivery:
     )
 
 
-def _is_due(run: Run) -> bool:
+def is_due(run: Run) -> bool:
+    """Tell whether it may begin: a first delivery, or a row that is due by a clock that is not in doubt."""
     clock = run.context.clock
     return run.claim is None or (clock.trusted and run.claim.due_at_ms <= clock.wall_ms())
 
 
-async def _wait_for_room(run: Run) -> None:
-    """Wait until fewer runs that were given up go on."""
-    orphans = run.context.handler.orphans
-    while orphans.full:
-        if run.aborted:
-            raise RunAbortedError
-        try:
-            await orphans.room()
-        except asyncio.CancelledError:
-            if run.watch is None:
-                raise
-            await run.watch.over(run)  # raises, unless it was somebody's stray cancellation
-    if run.aborted:
-        raise RunAbortedError
-
-
-async def _call(run: Run) -> BaseException | None:
-    """Decode and call, bounded in time; return what was raised."""
-    context, watch = run.context, run.watch
-    handler = context.handler
-    if watch is None:
-        raise RuntimeError("a run begins in a pool")
-    run.started_s = context.clock.monotonic_s()
-    if run.metadata is not None or handler.wants_delivery:
-        run.started_ms = context.clock.wall_ms()
-    watch.begun(run, handler.timeout_s)
-    error: BaseException | None = None
-    try:
-        value = handler.decode(run.shown.value)
-        await call(handler, value, _opened(run) if handler.wants_delivery else None)
-        if run.outbox is not None and run.outbox.close():
-            await run.outbox.take(context.random)
-    except NoThreadError:
-        await watch.over(run)
-        raise
-    except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
-        error = exc
-        if run.outbox is not None:
-            run.outbox.close()
-    try:
-        await watch.over(run)
-        return HandlerTimeoutError(handler) if run.overdue else error
-    finally:
-        del error  # this frame is in its traceback: a ring, which only the garbage collector would take apart
-
-
-def _opened(run: Run) -> Delivery:
+def open_delivery(run: Run) -> Delivery:
+    """Return the delivery that the handler takes, with what it publishes."""
     delivery, context = delivery_of(run), run.context
     if context.handler.takes_delivery:
         delivery.outbox = run.outbox = Outbox(context.handler.destinations, delivery.failure_id, context.max_bytes)

@@ -14,24 +14,38 @@ import asyncio
 from collections import deque
 from typing import Any, Final
 
-from typing_extensions import override
-
-from retryapp.engine.delivery.deliver import deliver, delivery_of, timed_out
-from retryapp.engine.delivery.run import GivenUpError, Run, RunAbortedError, RunOwner, Watch
-from retryapp.engine.handler.handler import abandon
+from retryapp.engine.delivery.deliver import (
+    HandlerTimeoutError,
+    delivery_of,
+    is_due,
+    open_delivery,
+    outcome_of,
+    timed_out,
+    unpack,
+)
+from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
+from retryapp.engine.handler.handler import Handler, abandon, call
+from retryapp.engine.handler.threads import NoThreadError
 
 CANCEL_WAIT_S: Final = 2.0
 """How long a cancelled handler may clean up before it becomes an orphan."""
-BURST: Final = 64
-"""Handlers that end without waiting, before a runner yields to the event loop."""
+ROUND_S: Final = 0.010
+"""How long runs may begin in one round of the event loop: handlers that never wait would keep it for themselves."""
+BEHIND_S: Final = 0.002
+"""The same for redeliveries while there are first deliveries (docs/protocol.md, rule 10)."""
 
 
-class DeliveryPool(Watch):
-    """Runs handlers for all partitions of a handler. One pool per share of concurrency."""
+class DeliveryPool:
+    """Runs handlers for all partitions of a handler, in rounds of the event loop. One pool per share of concurrency.
 
-    def __init__(self, concurrency: int, name: str) -> None:
+    While the pool `ahead` is busy, its rounds are short.
+    """
+
+    def __init__(self, concurrency: int, name: str, *, ahead: DeliveryPool | None = None) -> None:
         self._concurrency = concurrency
         self._name = name
+        self._ahead = ahead
+        self._round_end_s: float | None = None
         self._queues: dict[RunOwner, deque[Run]] = {}
         self._turns: deque[RunOwner] = deque()
         """Owners with queued runs, in the order of their turns: one with many must not delay the others."""
@@ -70,7 +84,7 @@ class DeliveryPool(Watch):
 
     def submit(self, run: Run) -> None:
         """Queue a run; bounded by the windows of the partitions."""
-        run.watch = self
+        run.cancel = self._cancel
         queue = self._queues.get(run.owner)
         if queue is None:
             queue = self._queues[run.owner] = deque()
@@ -81,18 +95,20 @@ class DeliveryPool(Watch):
             if not waiting.done():
                 waiting.set_result(None)
 
-    # -- `run.Watch` --------------------------------------------------------------------------------------------
+    # -- watching -----------------------------------------------------------------------------------------------
 
-    @override
-    def begun(self, run: Run, timeout_s: float) -> None:
+    def _watch(self, run: Run, timeout_s: float) -> None:
         run.begun = True
         deadline_s = run.deadline_s = asyncio.get_running_loop().time() + timeout_s
         self._open[run] = None
         if self._timer is None:
             self._arm(deadline_s)
 
-    @override
-    async def over(self, run: Run) -> None:
+    async def _over(self, run: Run) -> None:
+        """Stop watching a run, and take back its cancellations.
+
+        Raises `GivenUpError` when it is too late, `RunAbortedError` when its outcome does not count.
+        """
         self._forget(run)
         if run.given_up:
             raise GivenUpError
@@ -104,15 +120,12 @@ class DeliveryPool(Watch):
         if run.aborted:
             raise RunAbortedError
 
-    @override
-    def cancel(self, run: Run) -> None:
+    def _cancel(self, run: Run) -> None:
         self._open.pop(run, None)
         if run.task is not None and run not in self._cancelled:
             run.task.cancel()
             self._cancelled[run] = asyncio.get_running_loop().time() + CANCEL_WAIT_S
             self._arm(self._cancelled[run])
-
-    # -- watching -----------------------------------------------------------------------------------------------
 
     def _arm(self, at_s: float) -> None:
         if self._timer is not None:
@@ -126,7 +139,7 @@ class DeliveryPool(Watch):
         now_s = asyncio.get_running_loop().time()
         while self._open and (run := next(iter(self._open))).deadline_s <= now_s:
             run.overdue = True
-            self.cancel(run)
+            self._cancel(run)
         while self._cancelled and self._cancelled[run := next(iter(self._cancelled))] <= now_s:
             self._give_up(run)
         if self._cancelled:
@@ -167,31 +180,108 @@ class DeliveryPool(Watch):
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a runner is a task")
-        in_a_row = 0
         while True:
             try:
                 if not self._turns:
-                    in_a_row = 0
                     await self._wait_for_work()
                     continue
-                if in_a_row >= BURST:
-                    in_a_row = 0
+                if self._round_is_over():
                     await asyncio.sleep(0)
                     continue
                 run = self._next()
                 if run.aborted or not run.owner.alive(run):
                     run.owner.ended(run, None, None)
                     continue
-                in_a_row += 1
                 run.task = task
                 run.owner.begun(run)
-                await _carry(run)
+                await self._carry(run)
             except GivenUpError:
                 return
             except asyncio.CancelledError:
                 if self.stopping:
                     raise
                 await settle_cancellation(task)  # somebody kept a handler's task and cancelled it later
+
+    async def _carry(self, run: Run) -> None:
+        outcome, fault = None, None
+        try:
+            outcome = await self._deliver(run)
+        except RunAbortedError:
+            pass
+        except GivenUpError:
+            raise  # its owner knows already
+        except asyncio.CancelledError:
+            run.owner.ended(run, None, None)
+            raise
+        except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the runner
+            fault = exc
+        run.owner.ended(run, outcome, fault)
+
+    async def _deliver(self, run: Run) -> Outcome:
+        """Deliver a record once; raise `RunAbortedError` or `GivenUpError` without an outcome."""
+        if (buried := unpack(run)) is not None:
+            return buried
+        if run.context.handler.orphans.full:
+            await self._wait_for_room(run)
+        if not is_due(run):
+            raise RunAbortedError  # since it was claimed, the clock was set back or is in doubt: the row waits on
+        return outcome_of(run, await self._call(run))
+
+    async def _call(self, run: Run) -> BaseException | None:
+        """Decode the value and call the handler, bounded in time, in no transaction; return what was raised."""
+        context = run.context
+        handler = context.handler
+        run.started_s = context.clock.monotonic_s()
+        if run.metadata is not None or handler.wants_delivery:
+            run.started_ms = context.clock.wall_ms()
+        self._watch(run, handler.timeout_s)
+        error: BaseException | None = None
+        try:
+            value = handler.decode(run.shown.value)
+            await call(handler, value, open_delivery(run) if handler.wants_delivery else None)
+            if run.outbox is not None and run.outbox.close():
+                await run.outbox.take(context.random)
+        except NoThreadError:
+            await self._over(run)
+            raise
+        except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
+            error = exc
+            if run.outbox is not None:
+                run.outbox.close()
+        try:
+            await self._over(run)
+            return HandlerTimeoutError(handler) if run.overdue else error
+        finally:
+            del error  # this frame is in its traceback: a ring, which only the garbage collector would take apart
+
+    async def _wait_for_room(self, run: Run) -> None:
+        """Wait until fewer runs that were given up go on."""
+        orphans = run.context.handler.orphans
+        while orphans.full:
+            if run.aborted:
+                raise RunAbortedError
+            try:
+                await orphans.room()
+            except asyncio.CancelledError:
+                await self._over(run)  # raises, unless it was somebody's stray cancellation
+        if run.aborted:
+            raise RunAbortedError
+
+    @property
+    def busy(self) -> bool:
+        """Whether runs wait, or began in this round."""
+        return bool(self._turns) or self._round_end_s is not None
+
+    def _round_is_over(self) -> bool:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if self._round_end_s is None:
+            self._round_end_s = now_s + (BEHIND_S if self._ahead is not None and self._ahead.busy else ROUND_S)
+            loop.call_soon(self._end_round)
+        return now_s >= self._round_end_s
+
+    def _end_round(self) -> None:
+        self._round_end_s = None
 
     def _next(self) -> Run:
         owner = self._turns.popleft()
@@ -213,20 +303,10 @@ class DeliveryPool(Watch):
                 self._idle.remove(waiting)
 
 
-async def _carry(run: Run) -> None:
-    outcome, fault = None, None
-    try:
-        outcome = await deliver(run)
-    except RunAbortedError:
-        pass
-    except GivenUpError:
-        raise  # its owner knows already
-    except asyncio.CancelledError:
-        run.owner.ended(run, None, None)
-        raise
-    except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the runner
-        fault = exc
-    run.owner.ended(run, outcome, fault)
+def make_pools(handler: Handler) -> tuple[DeliveryPool, DeliveryPool]:
+    """Return a handler's pools: of first deliveries, and of redeliveries, which go behind them."""
+    first = DeliveryPool(handler.concurrency, f"deliver-{handler.main}")
+    return first, DeliveryPool(handler.concurrency, f"redeliver-{handler.main}", ahead=first)
 
 
 async def settle_cancellation(task: asyncio.Task[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from retryapp.core.errors import RecordError
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
+from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
 from retryapp.engine.lane.turn import Turn, settling
@@ -32,8 +33,8 @@ class DeliveryContext:
     """Unique id of this process; see `core.marks`."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
     """Whether the group may have given the partition to another worker unnoticed."""
-    alone: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
-    """Held while a record runs that may have killed a worker; shared by all partitions of this one."""
+    alone: AloneLock = field(default_factory=AloneLock, compare=False)
+    """Held while records run that may have killed a worker; one for all partitions and handlers of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +71,6 @@ class RunOwner(Protocol):
         """Take the outcome, or None with the fault, if it is one of ours."""
 
 
-class Watch(Protocol):
-    """Bounds runs in time: a pool."""
-
-    def begun(self, run: Run, timeout_s: float) -> None:
-        """Watch a run from here on."""
-
-    async def over(self, run: Run) -> None:
-        """Stop watching a run, and take back its cancellations.
-
-        Raises `GivenUpError` when it is too late, `RunAbortedError` when its outcome does not count.
-        """
-
-    def cancel(self, run: Run) -> None:
-        """Cancel a run, and wait for its end for a bounded time."""
-
-
 @dataclass(slots=True, eq=False)
 class Run:
     """One delivery: queued, begun, ended or given up."""
@@ -102,9 +87,10 @@ class Run:
     overdue: bool = False
     given_up: bool = False
     """It ignored its cancellation; its outcome does not count."""
-    on_end: Callable[[], None] | None = None
-    """Called after its owner's `ended`."""
-    watch: Watch | None = None
+    on_end: Callable[[bool], None] | None = None
+    """Called after its owner's `ended`: whether it has an outcome."""
+    cancel: Callable[[Run], None] | None = None
+    """Of its pool: ends the handler, and waits for that for a bounded time."""
     task: asyncio.Task[Any] | None = None
     deadline_s: float = 0.0
     shown: Record = field(init=False)
@@ -129,5 +115,5 @@ class Run:
         """Cancel the handler; its outcome will be ignored."""
         if not self.aborted:
             self.aborted = True
-            if self.task is not None and self.watch is not None:
-                self.watch.cancel(self)
+            if self.task is not None and self.cancel is not None:
+                self.cancel(self)

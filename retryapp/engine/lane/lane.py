@@ -30,6 +30,7 @@ from retryapp.core.rows import parse_row_key
 from retryapp.engine.lane.limits import LaneLimits as LaneLimits
 from retryapp.engine.lane.limits import within
 from retryapp.engine.lane.refused import RefusedTurns
+from retryapp.engine.lane.timers import Timers
 from retryapp.engine.lane.transport import LaneProtocol, NotMemberError, RebalancingError
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Clock, Event, LaneBatch, LaneReceipt, Observation, Observer, TopicPartition
@@ -86,13 +87,10 @@ class Lane:
         self._wake = asyncio.Event()
         self._finishing = False
         self._failure: Exception | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers = Timers()
         self._tick_due = False
-        self._rest: asyncio.TimerHandle | None = None
         self._ready = asyncio.Event()
         self._ready.set()
-        self._renewal: asyncio.TimerHandle | None = None
-        self._confirmation: asyncio.TimerHandle | None = None
         self._idle = True
         self._positions: dict[TopicPartition, int] = {}
         self._opened_s: float | None = None
@@ -103,7 +101,7 @@ class Lane:
     @property
     def room(self) -> int:
         """Turns of the main topic that the lane takes before it is full."""
-        full = self._queued_bytes >= self._limits.backlog_size or self._refused.barrier is not None
+        full = self._queued_bytes >= self._limits.backlog_size or self._refused.floor is not None
         return 0 if full or self.state is not LaneState.OPEN else self._limits.backlog - len(self._queue)
 
     @property
@@ -119,10 +117,10 @@ class Lane:
         self._queued_bytes += turn.size
         if turn.urgent:
             self._urgent += 1
-            if self._rest is None:
+            if self._rested not in self._timers:
                 self._wake.set()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._limits.tick_s, self._tick)
+        elif self._tick not in self._timers:
+            self._timers.begin(self._tick, self._limits.tick_s)
 
     async def ready(self) -> None:
         """Wait until the lane neither commits nor rests."""
@@ -142,7 +140,7 @@ class Lane:
         """Open and serve until finished, cancelled or no longer a member."""
         backoff_s = self._limits.first_backoff_s
         try:
-            while not self._ending():
+            while not self._finishing:
                 try:
                     async with within(self._limits.open_s, "opening it"):
                         await self._open()
@@ -157,15 +155,10 @@ class Lane:
                     if self._was_steady():
                         backoff_s = self._limits.first_backoff_s
                     await self._give_up(exc)
-                    if self._ending():
-                        return
                     await self._back_off(backoff_s)
                     backoff_s = min(backoff_s * 2, self._limits.last_backoff_s)
         finally:
             await self._close()
-
-    def _ending(self) -> bool:
-        return self._finishing
 
     def _was_steady(self) -> bool:
         """Tell whether the failed session was sound; one that only opened proves nothing."""
@@ -198,7 +191,7 @@ class Lane:
         self.session += 1
         self.state = LaneState.OPEN
         self._positions, self._idle = dict(starts), True
-        self._renewal = asyncio.get_running_loop().call_later(self._limits.renew_s, self._renew)
+        self._timers.begin(self._renew, self._limits.renew_s)
         self._on_open(self.session, starts)
         await transport.release(starts)
         self.last_error = None
@@ -231,10 +224,7 @@ class Lane:
         self._queue, self._refused, self._most = deque(), RefusedTurns(self._retry), self._limits.turns
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
-        for timer in (self._timer, self._rest, self._renewal, self._confirmation):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._rest = self._renewal = self._confirmation = None
+        self._timers.end_all()
         self._ready.set()
         if was_open:
             self.state = LaneState.OPENING
@@ -247,20 +237,19 @@ class Lane:
     # -- serving ------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._timer = None
         self._tick_due = True
         self._wake.set()
 
     def _renew(self) -> None:
         """Use the transactional id, if it was idle, so that the broker does not forget it."""
-        self._renewal = asyncio.get_running_loop().call_later(self._limits.renew_s, self._renew)
+        self._timers.begin(self._renew, self._limits.renew_s)
         idle, self._idle = self._idle, True
         if idle:
             self._repeat_offset()
 
     def _confirm(self) -> None:
         """Use the producer once more: the broker refuses it if its last transaction was rolled back (F4)."""
-        self._confirmation = asyncio.get_running_loop().call_later(self._limits.confirm_s, self._confirm)
+        self._timers.begin(self._confirm, self._limits.confirm_s)
         self._repeat_offset()
 
     def _repeat_offset(self) -> None:
@@ -269,16 +258,14 @@ class Lane:
             self.submit(self.session, Turn(source=source, next_offset=offset))
 
     def _rested(self) -> None:
-        self._rest = None
         self._ready.set()
         asyncio.get_running_loop().call_soon(self._wake.set)  # behind those who waited for it: their turns come along
 
     def _wanted(self) -> bool:
-        idle = self._rest is not None or not (self._urgent or self._tick_due)
-        return self._failure is not None or self._ending() or not idle
+        idle = self._rested in self._timers or not (self._urgent or self._tick_due)
+        return self._failure is not None or self._finishing or not idle
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             while not self._wanted():
                 self._wake.clear()
@@ -287,22 +274,20 @@ class Lane:
                 raise self._failure
             due = self._tick_due
             self._tick_due = bool(self._queue) and await self._transact() and due
-            if self._ending() and not self._queue:
+            if self._finishing and not self._queue:
                 if self.refusal is None:  # else a mark may be about what is held: it counts in the next life
                     async with within(self._limits.commit_s, "its last request"):
                         await self._transport.rest()
                 return
-            if self._queue and not self._urgent and self._timer is None:
-                self._timer = loop.call_later(self._limits.tick_s, self._tick)
+            if self._queue and not self._urgent and self._tick not in self._timers:
+                self._timers.begin(self._tick, self._limits.tick_s)
 
     async def _transact(self) -> bool:
         """Commit what fits into one transaction; tell whether there was more."""
         turns, batch = self._take()
         if not turns:  # all that were there wait for a held one
             return False
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
+        self._timers.end(self._rested)
         self._ready.clear()
         began_s = self._clock.monotonic_s()
         more = bool(self._queue)
@@ -321,12 +306,9 @@ class Lane:
         self._committed = True
         self._idle = False
         self._positions |= batch.offsets
-        loop = asyncio.get_running_loop()
-        if self._confirmation is not None:
-            self._confirmation.cancel()
-            self._confirmation = None
+        self._timers.end(self._confirm)
         if batch.changes:
-            self._confirmation = loop.call_later(self._limits.confirm_s, self._confirm)
+            self._timers.begin(self._confirm, self._limits.confirm_s)
         self._begin_rest(self._clock.monotonic_s() - began_s)
         self._settle(turns, receipt)
         return more
@@ -371,7 +353,7 @@ class Lane:
         limits = self._limits
         seconds = min(took_s * limits.rest, limits.longest_rest_s)
         if seconds > 0 and len(self._queue) < limits.changes and self._queued_bytes < limits.size:
-            self._rest = asyncio.get_running_loop().call_later(seconds, self._rested)
+            self._timers.begin(self._rested, seconds)
         else:
             self._ready.set()
 

@@ -13,7 +13,7 @@ class LaneLimits:
     """Bounds of a lane."""
 
     turns: int = 5_000
-    changes: int = 2_000
+    changes: int = 500
     """Records in one transaction: writing them to the local stores blocks the event loop."""
     size: int = 4 * 1024 * 1024
     backlog: int = 10_000

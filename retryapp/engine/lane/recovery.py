@@ -14,15 +14,12 @@ from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.deduplicate import live_rows
-from retryapp.core.lane_errors import ChangelogReplacedError, FormerRowsError, OffsetsMissingError, StoreAheadError
+from retryapp.core.lane_errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
 from retryapp.core.rows import is_identity
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
-
-_FORMER_ROW_KEY_BYTES = 20
-"""Keys of rows as builds wrote them that had a redelivery topic."""
 
 TAIL_OFFSETS = 10_000
 """Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
@@ -33,7 +30,6 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
     looked_for = table.last_written
     start = table.next_offset if looked_for is None else looked_for
     differs = False
-    former: set[bytes] = set()
 
     def take(records: list[Any], position: int) -> bool:
         nonlocal looked_for, differs
@@ -42,9 +38,6 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
             if differs:
                 return True
             looked_for, records = None, records[1:]
-        for record in records:
-            if len(record.key or b"") == _FORMER_ROW_KEY_BYTES:
-                (former.discard if record.value is None else former.add)(record.key)
         table.recover(((record.key or b"", record.value) for record in records), position)
         return False
 
@@ -52,8 +45,6 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
     if differs:
         logger.warning("Local store of lane %s rebuilt: %s has not kept what it wrote last", lane, changelog.topic)
         return False
-    if former:
-        raise FormerRowsError(lane, changelog.topic, len(former))
     if table.next_offset > reached:
         raise StoreAheadError(lane, table.next_offset, reached)
     if table.next_offset < reached:
@@ -77,8 +68,8 @@ def check_changelog(site: LaneSite, named: str) -> None:
 
 async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
-) -> tuple[Mapping[TopicPartition, int], str]:
-    """Return the changelog's offsets for sources without a committed one, and its tally.
+) -> tuple[Mapping[TopicPartition, int], tuple[str, str]]:
+    """Return the changelog's offsets for sources without a committed one, its tally, and what it says is settled.
 
     The changelog of a large table is never read for them. A transaction ends with a progress record, so the last one
     follows all rows: the reading begins near the end, and earlier only if there is neither (aborted transactions).
@@ -106,7 +97,8 @@ async def written_down(
     noted = marks.read_progress(last, site.topic_id, site.main.topic)
     if rows and not last and len(missing) == len(site.sources):
         raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
-    return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, marks.read_tally(last, site.topic_id)
+    texts = marks.read_tally(last, site.topic_id), marks.read_settled(last)
+    return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, texts
 
 
 async def recover_seen(

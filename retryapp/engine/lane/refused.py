@@ -1,7 +1,7 @@
 """Hold back turns that a topic refuses, and retry them one at a time, with back-off.
 
-Turns of due rows are not ordered, and a held one keeps its claim. Offsets of the main topic move in order, so its turns
-after a held one wait.
+Turns of due rows are not ordered, and a held one keeps its claim. Nor are those that settle records beyond the offset.
+But no offset may pass a record whose turn is held: turns that would move it so far wait.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RefusedTurns:
     """The refused turns of one session; `retry` is called with the first of them when its time has come."""
 
     def __init__(self, retry: Callable[[Turn], None]) -> None:
-        self.barrier: Turn | None = None
-        """The one that moves an offset: later ones wait."""
+        self.floor: int | None = None
+        """The first offset of the source that a held turn settles: it must not be passed. None: none does."""
         self._retry = retry
         self._turns: deque[Turn] = deque()
         self._later: list[Turn] = []
@@ -38,8 +38,7 @@ class RefusedTurns:
 
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
-        barrier = self.barrier
-        if barrier is None or turn.refusal or turn.source != barrier.source or turn.next_offset < barrier.next_offset:
+        if self.floor is None or turn.refusal or turn.moves_to <= self.floor:
             return False
         self._later.append(turn)
         return True
@@ -52,23 +51,28 @@ class RefusedTurns:
             self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
         else:
             self._turns.append(turn)
-            if self.barrier is None and turn.source is not None:
-                self.barrier = turn  # a later one that came through is before it
+            self._find_floor()
         if again or self._timer is None:
             seconds = max(FIRST_WAIT_S, min(self._wait_s, LAST_WAIT_S / len(self._turns)))
             self._timer = asyncio.get_running_loop().call_later(seconds, lambda: self._retry(self._turns[0]))
 
     def release(self) -> list[Turn]:
-        """Drop the first turn, which is committed, and retry the next; return those that waited for it."""
-        turn, later = self._turns.popleft(), list[Turn]()
+        """Drop the first turn, which is committed, and retry the next; return those that may have waited for it."""
+        self._turns.popleft()
         self._wait_s = FIRST_WAIT_S
-        if turn is self.barrier:
-            later, self._later, self.barrier = self._later, later, None
+        floor, later = self.floor, list[Turn]()
+        self._find_floor()
+        if self.floor != floor:
+            later, self._later = self._later, later
         if self._turns:
             self._retry(self._turns[0])
         else:
             self._timer = None
         return later
+
+    def _find_floor(self) -> None:
+        floors = (turn.floor for turn in self._turns)
+        self.floor = min((floor for floor in floors if floor is not None), default=None)
 
     def end(self) -> list[Turn]:
         """Return all turns: the session is over."""

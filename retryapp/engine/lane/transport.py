@@ -167,10 +167,10 @@ class LaneProtocol(ABC):
         found = {tp: each.offset for tp, each in offsets.items()}
         if self.place.main in offsets:
             check_changelog(self.place, marks.split_note(offsets[self.place.main].note).changelog)
-        counted = ""
+        texts = "", ""
         missing = [tp for tp in sources if tp not in found]
         if missing:
-            written, counted = await written_down(self.place, self.reader, missing)
+            written, texts = await written_down(self.place, self.reader, missing)
             found |= written
         bounds = await self.reader.bounds(sources)
         starts: dict[TopicPartition, int] = {}
@@ -186,7 +186,7 @@ class LaneProtocol(ABC):
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         ends = {tp: end for tp, (_, end) in bounds.items()}
         main = self.place.main
-        self.suspected, told = self._beside().read(offsets.get(main), starts[main], ends[main], counted)
+        self.suspected, told = self._beside().read(offsets.get(main), starts[main], ends[main], texts)
         # a start that is not committed would be decided anew after a crash, and a mark must precede its record
         if noted := {tp: starts[tp] for tp in sources if (told is not None and tp == main) or tp in missing}:
             await self.commit(LaneBatch(offsets=noted, notes={} if told is None else {main: told}))
@@ -298,6 +298,11 @@ class LaneProtocol(ABC):
         """What was counted of the main topic before its committed offset and not published."""
         return self._beside().tally
 
+    @property
+    def settled(self) -> Mapping[int, bool]:
+        """Records beyond the main topic's committed offset that are settled: offset, and whether each succeeded."""
+        return self._beside().settled
+
     def _beside(self) -> Notes:
         if self._notes is None:
             self._notes = Notes(self.place, self.life)
@@ -321,8 +326,9 @@ class LaneProtocol(ABC):
         if batch.offsets:
             self._progress |= {tp.topic: offset for tp, offset in batch.offsets.items()}
         if self._progress:
-            place, counted = self.place, self._beside().counted(batch)
-            progress = marks.progress_value(self._progress, place.topic_id, counted, place.changelog_id)
+            place, notes = self.place, self._beside()
+            texts = notes.counted(batch), place.changelog_id, notes.noted(batch)
+            progress = marks.progress_value(self._progress, place.topic_id, *texts)
             changes.append((marks.PROGRESS, progress))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 

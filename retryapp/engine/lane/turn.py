@@ -29,6 +29,9 @@ class Turn:
     """Partition whose offset this turn settles; None for a due row."""
     next_offset: int = -1
     """Offset after the settled record; meaningful with `source`."""
+    beyond: Mapping[int, bool] | None = None
+    """Offsets of the records that it settles, and whether each succeeded, where one before them still runs: the offset
+    of the source stays, and its metadata names them (`core.settled`)."""
     note: str | None = None
     """Metadata of the offset, if not the usual mark."""
     publishes: tuple[Outgoing, ...] = ()
@@ -61,6 +64,16 @@ class Turn:
         return bool(sent or self.rows or self.note is not None or self.rows_note is not None)
 
     @property
+    def moves_to(self) -> int:
+        """The offset to which it moves the source's, unless that is there already; 0: it moves none."""
+        return 0 if self.source is None or self.beyond else self.next_offset
+
+    @property
+    def floor(self) -> int | None:
+        """The offset that no other turn may pass before this one is durable; None: it settles no offset."""
+        return min(self.beyond) if self.beyond else self.moves_to - 1 if self.moves_to else None
+
+    @property
     def size(self) -> int:
         """Approximate bytes that the turn adds to a transaction."""
         if self._size < 0:
@@ -77,9 +90,10 @@ class Turn:
         """Become part of a transaction, behind the turns that are in it; `positions` were committed before."""
         if self.source is not None:
             reached = batch.offsets.get(self.source, positions.get(self.source, 0))
-            batch.offsets[self.source] = max(reached, self.next_offset)  # offsets never move back
-            if self.next_offset > reached:
+            batch.offsets[self.source] = max(reached, self.moves_to)  # offsets never move back
+            if self.moves_to > reached:
                 batch.notes.pop(self.source, None)  # it was about the former one
+            batch.settled.update(self.beyond or {})
             if self.note is not None:
                 batch.notes[self.source] = self.note
         batch.size += self.size

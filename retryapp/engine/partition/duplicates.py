@@ -5,14 +5,14 @@
 2. A duplicate is settled at once, by a turn with a `skipped` event. The window (`progress`) holds that turn back
    until everything before it has an outcome: if the first record's is lost, both are read again.
 3. The turn that settles a first delivery, whatever its outcome, also publishes the row to the table's changelog: one
-   transaction with the offset.
+   transaction with the offset, or with the note that the record is settled beyond it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 from retryapp.core.deduplicate import Deduplicate, Seen, encode_seen
 from retryapp.core.hops import Outgoing
@@ -23,9 +23,6 @@ from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.ports import Event, SeenTable, TopicPartition
 
 logger = logging.getLogger("retryapp.events")
-
-TURN_ROWS = 500
-"""Records that succeeded at once in one turn: each adds a row to the transaction."""
 
 
 class Duplicates:
@@ -38,8 +35,8 @@ class Duplicates:
         self._context = context
         self._table = table
         self._changelog = changelog
-        self._open: deque[tuple[int, int, bytes]] = deque()
-        """Next offset, offset and event of each first record that is not settled, in order."""
+        self._open: dict[int, bytes] = {}
+        """Event of each first record that is not settled, by offset, in order."""
         self._under_way: dict[bytes, int] = {}
         """Events whose row is not in the table yet, and the offset of the first record."""
 
@@ -56,7 +53,7 @@ class Duplicates:
         if first_offset is not None and first_offset != record.offset:
             return _skipped(self._context, record, first_offset, now_ms)
         self._under_way[identity] = record.offset
-        self._open.append((record.next_offset, record.offset, identity))
+        self._open[record.offset] = identity
         return None
 
     def _identity(self, record: Record) -> bytes | None:
@@ -75,11 +72,13 @@ class Duplicates:
             return None
 
     def note(self, turn: Turn, now_ms: int) -> None:
-        """Add the rows of the records that a turn settles to it; turns come in offset order."""
+        """Add the rows of the records that a turn settles to it: up to its offset, unless it settles some beyond."""
         rows: list[Outgoing] = []
         identities: list[bytes] = []
-        while self._open and self._open[0][0] <= turn.next_offset:
-            _, offset, identity = self._open.popleft()
+        for offset in self._first_up_to(turn.next_offset) if turn.beyond is None else turn.beyond:
+            identity = self._open.pop(offset, None)
+            if identity is None:
+                continue
             value = encode_seen(Seen(identity, offset, now_ms + self._rule.window_ms))
             rows.append(Outgoing(*self._changelog, identity, value, ()))
             identities.append(identity)
@@ -87,6 +86,9 @@ class Duplicates:
             turn.patient = not turn.urgent
             turn.publishes = (*turn.publishes, *rows)
             turn.on_settled = self._settled(identities, turn.on_settled)
+
+    def _first_up_to(self, next_offset: int) -> Iterable[int]:
+        return list(takewhile(lambda offset: offset < next_offset, self._open))
 
     def _settled(
         self, identities: list[bytes], further: Callable[[bool, tuple[int, ...]], None] | None

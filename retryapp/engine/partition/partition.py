@@ -8,7 +8,7 @@ their records again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,11 +24,12 @@ from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, R
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.duplicates import TURN_ROWS, Duplicates
+from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
+from retryapp.engine.partition.duplicates import Duplicates
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.suspects import Suspects
-from retryapp.ports import Event, Observation, SeenTable, TopicPartition
+from retryapp.ports import SeenTable, TopicPartition
 
 ABORT_WAIT_S = 2.0
 """Longest wait of a drain for handlers that it has given up."""
@@ -68,7 +69,9 @@ class PartitionEngine(RunOwner):
         self._wanted = wanted
         self._session = 0
         self._draining = False
-        self._window: OffsetWindow[Outcome] = OffsetWindow()
+        self._window: OffsetWindow[Outcome | Settled] = OffsetWindow()
+        self._beyond = Beyond(self._main, 0, {})
+        self._look_timer: asyncio.TimerHandle | None = None
         self._running: dict[Run, None] = {}
         """In the order in which they began."""
         self._settled = asyncio.Event()
@@ -101,7 +104,7 @@ class PartitionEngine(RunOwner):
 
     @property
     def release_lag_ms(self) -> int:
-        """Age of the oldest record in flight, for which later offsets wait; 0 without any."""
+        """Age of the oldest record in flight, for which the committed offset waits; 0 without any."""
         oldest_ms = self._window.oldest_ms
         return 0 if oldest_ms is None else max(0, self.context.clock.wall_ms() - oldest_ms)
 
@@ -125,6 +128,7 @@ class PartitionEngine(RunOwner):
         self._session = session
         self._window = OffsetWindow()
         self._outcomes, self._unreleased = [], False
+        self._beyond = Beyond(self._main, starts[self._main], transport.settled)
         emit = partial(self._emit, self.rows, session)
         self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit)
         self._duplicates = self._begin_duplicates(transport.seen)
@@ -137,7 +141,10 @@ class PartitionEngine(RunOwner):
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
 
     def _begin_suspects(self, session: int, found: Suspected | None, pool: DeliveryPool) -> Suspects | None:
-        return None if found is None else Suspects(self.context, self.lane, session, found=found, submit=pool.submit)
+        if found is None:
+            return None
+        claimed = self.scheduler.claimed
+        return Suspects(self.context, self.lane, session, found=found, submit=pool.submit, claimed=claimed)
 
     def _begin_duplicates(self, seen: SeenTable | None) -> Duplicates | None:
         handler = self.context.handler
@@ -156,6 +163,10 @@ class PartitionEngine(RunOwner):
         for run in list(self._running):
             run.abort()
         self._end_tasks()
+
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
 
     def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -179,7 +190,7 @@ class PartitionEngine(RunOwner):
             with suppress(TimeoutError):  # of a handler that swallows its cancellation: its outcome is ignored
                 async with asyncio.timeout(min(deadline_s, ABORT_WAIT_S)):
                     await self._wait_idle()
-        self._release()
+        self._release(ahead=True)
         self._note_progress(self._session)
 
     async def _wait_idle(self) -> None:
@@ -226,17 +237,22 @@ class PartitionEngine(RunOwner):
         submit = self._first.submit if suspects is None else suspects.add
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
+        at_once = duplicates is not None
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
+            for settled in self._beyond.found(record):
+                window.add(settled.next_offset - 1, now_ms=now_ms)
+                window.went_ahead(settled.next_offset - 1, settled)
+                at_once = True
+            if window.last == record.offset:
+                continue
             window.add(record.offset, size, now_ms=now_ms)
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
                 submit(Run(self, context, record, session=session))
             else:
                 window.finish(record.offset, skipped)
-                if suspects is not None:
-                    suspects.passed(record.offset)
-        if duplicates is not None:
+        if at_once:
             self._release()  # nothing else may come to end
 
     @override
@@ -256,7 +272,7 @@ class PartitionEngine(RunOwner):
             self._take(run, outcome, fault)
         if run.on_end is not None:
             self._release()  # before `on_end`, which may move offsets
-            run.on_end()
+            run.on_end(outcome is not None)
 
     def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         if fault is not None:
@@ -275,8 +291,11 @@ class PartitionEngine(RunOwner):
             self._unreleased = True
             asyncio.get_running_loop().call_soon(self._release)  # once for all that end in one go
 
-    def _release(self) -> None:
-        """Hand to the lane what may go: the outcomes of rows, and of the first records up to one that runs."""
+    def _release(self, *, ahead: bool = False) -> None:
+        """Hand to the lane what may go: the outcomes of rows, and of the first records up to one that runs.
+
+        With `ahead`, those of records after that one, too.
+        """
         self._unreleased = False
         session = self._session
         if session < 0:
@@ -285,10 +304,11 @@ class PartitionEngine(RunOwner):
             turns, self._outcomes = self._outcomes, []
             outcomes = self._window.release()
             if outcomes:
-                duplicates = self._duplicates
-                first = [*self._turns(outcomes)] if duplicates is None else self._noted(duplicates, outcomes)
+                first = self._turns(outcomes)
                 self._counting.settle(first)
                 turns += first
+            if ahead:
+                turns += self._turns_ahead()
             for turn in turns:
                 self.lane.submit(session, turn)
         except LaneClosedError:
@@ -296,6 +316,8 @@ class PartitionEngine(RunOwner):
         except Exception as exc:  # noqa: BLE001 - what is released and not in the lane would be passed over
             self.lane.fail(exc)
             return
+        if self._window.waiting and self._look_timer is None:
+            self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         if outcomes:
             if self._counting.due(self.context.clock.wall_ms(), self._progress_ms):
                 self._note_progress(session)
@@ -305,50 +327,40 @@ class PartitionEngine(RunOwner):
     def settled(self, turns: Sequence[Turn]) -> None:
         """Take note of turns that are applied: claims end, new rows wait, and there is room."""
         scheduler = self.scheduler
+        self._beyond.passed(turns)
         for turn in turns:
             for row in turn.rows:
                 if row.value is not None:
                     scheduler.changed(row_due_ms(row.value))
             if turn.claim is not None:
                 scheduler.release(turn.claim)
+        if self._suspect_rows is not None:
+            self._suspect_rows.settled()
         self._wanted(self._main)
 
-    def _noted(self, duplicates: Duplicates, outcomes: Sequence[Outcome]) -> list[Turn]:
-        turns = [
-            turn for at in range(0, len(outcomes), TURN_ROWS) for turn in self._turns(outcomes[at : at + TURN_ROWS])
-        ]
-        now_ms = self.context.clock.wall_ms()
-        for turn in turns:
-            duplicates.note(turn, now_ms)
+    def _look(self) -> None:
+        """Look for outcomes that have waited too long for a record that runs."""
+        self._look_timer = None
+        self._release(ahead=self._window.is_late())
+
+    def _turns(self, outcomes: Sequence[Outcome | Settled]) -> list[Turn]:
+        if self._duplicates is None:
+            return [*in_order(self._main, outcomes)]
+        parts = (outcomes[at : at + TURN_ROWS] for at in range(0, len(outcomes), TURN_ROWS))
+        return self._noted([turn for part in parts for turn in in_order(self._main, part)])
+
+    def _turns_ahead(self) -> list[Turn]:
+        if self._duplicates is None:
+            return self._beyond.turns(self._window)
+        return self._noted(self._beyond.turns(self._window, TURN_ROWS))
+
+    def _noted(self, turns: list[Turn]) -> list[Turn]:
+        """Have events known as seen with the turns of their first records."""
+        if self._duplicates is not None:
+            now_ms = self.context.clock.wall_ms()
+            for turn in turns:
+                self._duplicates.note(turn, now_ms)
         return turns
-
-    def _turns(self, outcomes: Sequence[Outcome]) -> Iterator[Turn]:
-        """Make one turn of each run of records that succeeded at once."""
-        fine = upto = 0
-        for outcome in outcomes:
-            if isinstance(outcome, int):
-                fine, upto = fine + 1, outcome
-                continue
-            if fine:
-                yield self._fine(fine, upto)
-                fine = 0
-            yield outcome
-        if fine:
-            yield self._fine(fine, upto)
-
-    def _fine(self, count: int, next_offset: int) -> Turn:
-        last, tp = next_offset - 1, self._main
-        topic = tp.topic
-        seen = Observation(
-            event=Event.SUCCEEDED,
-            handler=topic,
-            topic=topic,
-            partition=tp.partition,
-            offset=last,
-            attempt=1,
-            count=count,
-        )
-        return Turn(source=tp, next_offset=next_offset, settles=count, fine=True, observations=(seen,))
 
     def _note_progress(self, session: int) -> None:
         try:

@@ -1,14 +1,14 @@
 """Find the prefix of a partition's offsets that has outcomes, and count its records.
 
-Handlers finish in any order; offsets may only be committed as a prefix, and what a record publishes must not become
-visible before everything ahead of it is done, or a crash would repeat it. Gaps in offsets (transaction markers,
+Handlers finish in any order, and offsets may only be committed as a prefix. Outcomes after a record that still runs
+wait for it a short time, then they go ahead of it (`engine.partition.beyond`). Gaps in offsets (transaction markers,
 compaction) are normal: order is by arrival.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,25 +23,37 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[T]):
+    offset: int
     size: int
     added_ms: int
     done: bool = False
+    gone: bool = False
+    """Its outcome went ahead; what it has now is for when the prefix reaches it."""
+    look: int = 0
+    """Number of looks before it was done."""
     outcome: T = field(init=False)
 
 
 class OffsetWindow(Generic[T]):
     """The unreleased records of one source partition, in offset order.
 
-    Life of a record: `add` when it is taken in, `finish` with its outcome, `release` once nothing before it is open.
+    Life of a record: `add` when it is taken in, `finish` with its outcome, `release` once nothing before it is open. If
+    that takes long, `go_ahead` hands its outcome out before.
     """
 
-    __slots__ = ("_entries", "_index", "_last", "bytes")
+    __slots__ = ("_entries", "_index", "_late", "_looks", "bytes", "last", "waiting")
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.waiting = 0
+        """Outcomes that are neither released nor gone ahead."""
+        self._late = 0
+        """Of these: how many there were at the last look already."""
+        self._looks = 0
         self._entries: deque[_Entry[T]] = deque()
         self._index: dict[int, _Entry[T]] = {}
-        self._last = -1
+        self.last = -1
+        """Offset of the record that was taken in last."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -53,10 +65,10 @@ class OffsetWindow(Generic[T]):
 
     def add(self, offset: int, size: int = 0, *, now_ms: int = 0) -> None:
         """Take a record in; raise ValueError if the source delivered it twice or out of order."""
-        if offset <= self._last:
-            raise ValueError(f"offset {offset} after {self._last}: records of a partition must arrive in order")
-        self._last = offset
-        entry: _Entry[T] = _Entry(size, now_ms)
+        if offset <= self.last:
+            raise ValueError(f"offset {offset} after {self.last}: records of a partition must arrive in order")
+        self.last = offset
+        entry: _Entry[T] = _Entry(offset, size, now_ms)
         self._entries.append(entry)
         self._index[offset] = entry
         self.bytes += size
@@ -66,8 +78,10 @@ class OffsetWindow(Generic[T]):
         entry = self._index.pop(offset)
         entry.outcome = outcome
         entry.done = True
+        entry.look = self._looks
         entry.size += more
         self.bytes += more
+        self.waiting += 1
 
     def release(self) -> list[T]:
         """Return the outcomes of the finished prefix, in offset order."""
@@ -76,7 +90,42 @@ class OffsetWindow(Generic[T]):
         while entries and entries[0].done:
             entry = entries.popleft()
             self.bytes -= entry.size
+            if not entry.gone:
+                self._leave(entry)
             out.append(entry.outcome)
+        return out
+
+    def _leave(self, entry: _Entry[T]) -> None:
+        self.waiting -= 1
+        if entry.look < self._looks:
+            self._late -= 1
+
+    def is_late(self) -> bool:
+        """Look at it, at regular intervals: tell whether an outcome has waited since the look before."""
+        late, self._late = self._late > 0, self.waiting
+        self._looks += 1
+        return late
+
+    def went_ahead(self, offset: int, outcome: T) -> None:
+        """Note that a record was settled before it was taken in; `outcome` is for when the prefix reaches it."""
+        entry = self._index.pop(offset)
+        entry.outcome = outcome
+        entry.done = entry.gone = True
+
+    def go_ahead(self, replace: Callable[[int, T], T | None]) -> list[T]:
+        """Return outcomes that wait for an open record, in offset order.
+
+        Args:
+            replace: returns what the prefix will find in place of an outcome; None: this one waits on.
+        """
+        out: list[T] = []
+        for entry in self._entries if self.waiting else ():
+            if entry.done and not entry.gone and (then := replace(entry.offset, entry.outcome)) is not None:
+                out.append(entry.outcome)
+                self.bytes -= entry.size  # what it holds goes with its turn
+                entry.size = 0
+                entry.outcome, entry.gone = then, True
+                self._leave(entry)
         return out
 
 

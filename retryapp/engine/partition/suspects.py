@@ -1,101 +1,176 @@
-"""Records that may have killed their worker run one at a time, each with a durable mark before it starts.
+"""Records that may have killed their worker run in groups, each named by a durable mark before any of it starts.
 
-Else a record that kills its process would do so again and again, uncounted. The mark is committed by the record's own
-lane beside the committed offset (`core.marks`); only one suspect runs in a worker at a time, so the mark that the next
-life finds names the culprit.
+Else a record that kills its process would do so again and again, uncounted. The mark is committed by the lane of its
+records (`core.marks`):
+
+1. The suspects are taken in, and half of them make a group. Records after them wait.
+2. The group's mark is durable; its records run, with the handler's concurrency.
+3. All of them have durable outcomes, also what a topic had refused; the mark of the next group replaces theirs.
+4. After the last group the mark is taken back, and what has waited runs as always.
+
+A worker that dies leaves the group that its mark names, and the next one runs half of that first. A group of one runs
+alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
 
 from retryapp.core.lane_errors import LaneClosedError
-from retryapp.core.marks import Mark, Suspected, rows_text
+from retryapp.core.marks import Kind, Mark, Place, Suspected, after, place_of, rows_text
 from retryapp.engine.delivery.deliver import crashed
-from retryapp.engine.delivery.run import DeliveryContext, Run
+from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import TopicPartition
+
+GATHER_S: Final = 0.5
+"""Longest wait for more suspects before a group is made. Nothing says that no more will come: offsets have gaps."""
 
 
 class Suspects:
     """The first deliveries, or the due rows, that may have been running when a worker died."""
 
     def __init__(
-        self, context: DeliveryContext, lane: Lane, session: int, *, found: Suspected, submit: Callable[[Run], None]
+        self,
+        context: DeliveryContext,
+        lane: Lane,
+        session: int,
+        *,
+        found: Suspected,
+        submit: Callable[[Run], None],
+        claimed: Mapping[bytes, Claim],
     ) -> None:
         self._context = context
         self._lane = lane
         self._session = session
+        self._found = found
         self._crashes = found.crashes
-        self._upto = found.upto
-        self._left = context.handler.max_in_flight  # those after them cannot have run before
+        self._left = found.size or context.handler.max_in_flight  # those after them cannot have run before
+        self._size = 1
+        """Of a group."""
+        self._clear = Mark(Kind.LIFE, 0, context.life)
+        """Counts against no record."""
         self._submit = submit
+        self._claimed = claimed
+        """Due rows whose outcomes are not durable."""
         self._queue: deque[Run] = deque()
         self._held: list[Run] = []
-        self._busy = False
+        self._passed = False
+        """A record after the suspects has come: all of them are there."""
+        self._cleared = False
+        """No mark counts against a record."""
         self._wake = asyncio.Event()
 
     def add(self, run: Run) -> None:
-        """Take a record, in the order of delivery. One after the suspects waits until their outcomes are durable.
+        """Take a record, in the order of delivery. Others wait until the outcomes of the suspects are durable.
 
-        Run at the same time, it could kill the worker in their place, life after life, and the offset would never move.
+        Run at the same time, one of them could kill the worker in their place, life after life.
         """
-        at = run.record.offset if run.claim is None else run.claim.due_at_ms
-        if self._left <= 0 or at >= self._upto:
-            if self._busy or self._queue:
-                self._held.append(run)
-            else:
-                self._submit(run)
-        else:
+        place = _place(run)
+        if self._found.first <= place < self._found.end and self._left > 0:
             self._left -= 1
+            self._cleared = False
             self._queue.append(run)
-            self._wake.set()
+        elif self._cleared:
+            self._submit(run)
+            return
+        else:
+            self._held.append(run)
+            self._passed = self._passed or place >= self._found.first
+        self._wake.set()
 
-    def passed(self, offset: int) -> None:
-        """Note a skipped record: the mark may have been its own, and does not count against the next one.
-
-        It was done before, so it is none of those that may have been running.
-        """
-        if offset < self._upto and not self._queue:
-            self._crashes = 0
+    def settled(self) -> None:
+        """Note that turns of due rows are applied, and their claims have ended."""
+        self._wake.set()
 
     async def run(self) -> None:
-        """Run them one at a time, until `LaneClosedError`."""
+        """Run them, group by group, until `LaneClosedError`."""
         while True:
-            while not self._queue:
-                self._wake.clear()
-                await self._wake.wait()
-            self._busy = True
-            run, crashes, self._crashes = self._queue.popleft(), self._crashes, 0
-            async with self._context.alone:
-                await self._run_alone(run, crashes)
-            self._busy = False
+            await self._gather()
+            last: Run | None = None
+            while self._queue:
+                self._size = max(self._size, (len(self._queue) + 1) // 2)
+                alone_again = self._crashes > 0 and _place(self._queue[0]) == self._found.first
+                group = [self._queue.popleft() for _ in range(1 if alone_again else min(self._size, len(self._queue)))]
+                await self._run_group(group, self._crashes if alone_again else 0)
+                last = group[-1]
+            await self._note(self._clear, last or self._held[0], past=last is not None)
             if not self._queue:
+                self._cleared = True
                 held, self._held = self._held, []
-                for each in held:
-                    self._submit(each)
+                for run in held:
+                    self._submit(run)
 
-    async def _run_alone(self, run: Run, crashes: int) -> None:
-        owner = run.owner
+    async def _gather(self) -> None:
+        """Wait for the first record, and for as many suspects as there may be."""
+        while not self._queue and not self._held:
+            await self._woken()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                while self._left > 0 and not self._passed:
+                    await self._woken()
+
+    async def _woken(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+
+    async def _run_group(self, group: list[Run], crashes: int) -> None:
+        """Run a group to durable outcomes; those of first deliveries are durable with the next mark, at their end."""
+        alone = len(group) == 1
         if crashes >= self._context.handler.max_crashes:
-            run.on_end = lambda: None  # its turn must go before the next mark
-            owner.begun(run)
-            owner.ended(run, crashed(run, crashes), None)
-            await self._note(run, Mark(alone=False, count=0, life=self._context.life), ended=True)
-            return
-        await self._note(run, Mark(alone=True, count=crashes + 1, life=self._context.life))
-        ended = asyncio.Event()
-        run.on_end = ended.set
-        self._submit(run)
-        await ended.wait()
-        # before another starts, or this mark would blame this record for a crash of that one
-        await self._note(run, Mark(alone=False, count=0, life=self._context.life), ended=True)
+            self._bury(group[0], crashes)
+        else:
+            async with self._context.alone.held(alone=alone):
+                await self._note(self._mark(group, crashes), group[0])
+                settled = await self._run_together(group)
+                if alone and settled:
+                    # before another starts, or this mark would blame this record for a crash of that one; its outcome
+                    # may be refused for long, and does not hold the lock
+                    await self._note(self._clear, group[0])
+            self._crashes *= not (alone and settled)
+        while any(run.claim is not None and self._claimed.get(run.claim.key) is run.claim for run in group):
+            await self._woken()
 
-    async def _note(self, run: Run, mark: Mark, *, ended: bool = False) -> None:
-        """Commit a mark, after the turns released before."""
+    async def _run_together(self, group: list[Run]) -> bool:
+        """Run a group; tell whether all have outcomes: a row that was not due after all waits in the table."""
+        outcomes: list[bool] = []
+        ended = asyncio.Event()
+
+        def end(settled: bool) -> None:
+            outcomes.append(settled)
+            if len(outcomes) == len(group):
+                ended.set()
+
+        for run in group:
+            run.on_end = end
+            self._submit(run)
+        await ended.wait()
+        if not all(outcomes) and group[0].claim is None:  # the next mark would move the offset past it
+            raise LaneClosedError(self._lane.name, "a suspect has no outcome in its session")
+        self._left += outcomes.count(False)
+        return all(outcomes)
+
+    def _bury(self, run: Run, crashes: int) -> None:
+        """Settle a record as dead; its mark stays until that is durable."""
+        run.on_end = lambda _settled: None  # its turn must go before the next mark
+        run.owner.begun(run)
+        run.owner.ended(run, crashed(run, crashes), None)
+        self._crashes = 0
+
+    def _mark(self, group: list[Run], crashes: int) -> Mark:
+        first, end, life = _place(group[0]), after(_place(group[-1])), self._context.life
+        upto = self._found.end if self._queue or (self._left > 0 and not self._passed) else ()
+        if len(group) == 1:
+            return Mark(Kind.ALONE, crashes + 1, life, first, upto=upto)
+        return Mark(Kind.GROUP, len(group), life, first, end, upto)
+
+    async def _note(self, mark: Mark, run: Run, *, past: bool = False) -> None:
+        """Commit a mark, after the turns released before; of first deliveries at the offset of `run`, or past it."""
         marked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def settled(committed: bool, _offsets: tuple[int, ...]) -> None:
@@ -104,10 +179,14 @@ class Suspects:
 
         source = TopicPartition(self._context.handler.main, run.record.partition)
         if run.claim is None:
-            offset = run.record.next_offset if ended else run.record.offset
+            offset = run.record.next_offset if past else run.record.offset
             turn = Turn(source=source, next_offset=offset, note=mark.text, on_settled=settled)
         else:  # the offset stays: lanes never move one back
-            turn = Turn(source=source, next_offset=0, rows_note=rows_text(mark, run.claim.key), on_settled=settled)
+            turn = Turn(source=source, next_offset=0, rows_note=rows_text(mark), on_settled=settled)
         self._lane.submit(self._session, turn)
         if not await marked:
             raise LaneClosedError(self._lane.name, "its session ended before a suspect was marked")
+
+
+def _place(run: Run) -> Place:
+    return (run.record.offset,) if run.claim is None else place_of(run.claim.key)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
+from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler
@@ -96,7 +97,7 @@ class Placer:
     """`LaneLimits.tick_s`; the more lanes, the longer."""
     life: str
     progress_ms: int = PROGRESS_MS
-    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    alone: AloneLock = field(default_factory=AloneLock)
     emit: Callable[[TopicPartition, int, list[Delivered]], None]
     """Hands due rows to their agent."""
     pump: Callable[[TopicPartition], None]

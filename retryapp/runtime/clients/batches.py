@@ -26,9 +26,10 @@ from aiokafka.errors import (
 from typing_extensions import override
 
 from retryapp.core.hops import Outgoing, record_size
-from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.lane_errors import HandOffRefusedError, TooFewCopiesError
 from retryapp.core.publication import Destination, Publication
 from retryapp.ports import Acks
+from retryapp.runtime.clients.lifecycle import TOO_FEW_COPIES
 
 _APPEND_TIME = 1  # timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are
 _TOO_LARGE: Final = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -86,6 +87,8 @@ class Sent(Acks):
             except (*_TOO_LARGE, *_REFUSALS) as exc:
                 size = max(record_size(record.key, record.value, record.headers) for _, record in batch)
                 raise HandOffRefusedError(batch[0][1].topic, type(exc).__name__, size) from exc
+            except TOO_FEW_COPIES as exc:
+                raise TooFewCopiesError(batch[0][1].topic, batch[0][1].partition) from exc
             for at, (number, _) in enumerate(batch):
                 offsets[number] = base + at
         return offsets

@@ -11,14 +11,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from time import monotonic
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import CoordinationType
-from aiokafka.errors import NotEnoughReplicasError, ProducerClosed
-from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler
+from aiokafka.errors import NotEnoughReplicasAfterAppendError, NotEnoughReplicasError, ProducerClosed
+from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler, SendProduceReqHandler
 from mode.utils.logging import get_logger
 from typing_extensions import override
+
+from retryapp.core.lane_errors import MarkersLateError
 
 logger = get_logger(__name__)
 
@@ -28,6 +31,9 @@ STOP_S = 0.3  # how long a client may take to stop by itself: what a closing lan
 _FORCE_S = 1.0
 _RECONNECT_S = 0.5
 _LASTING_S = 2.0
+TOO_FEW_COPIES = (NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
+REFUSED_S = 12.0  # shorter than a transaction may last: its end would hide from the lane what it waited for
+MARKERS_LATE_S = 25.0  # shorter than the lane's own deadline of a commit, whose error would name no cause
 _ending: set[asyncio.Task[None]] = set()
 
 
@@ -86,18 +92,54 @@ def begin_promptly(producer: AIOKafkaProducer) -> None:
     """Ask every `MARKERS_S` whether the former transaction's markers are written; the client's 20 ms are for all.
 
     Measured with transactions one after the other: p50 12 ms instead of 30. Most are not: a lane rests in between.
+    Markers that are not written after `MARKERS_LATE_S` fail the transaction with `MarkersLateError`.
     """
     sender = producer._sender
+    waiting_since_s: float | None = None
 
     async def add_partitions(tps: Any) -> Any:
         name = sender._txn_manager.transactional_id
         node_id = await sender._find_coordinator(CoordinationType.TRANSACTION, name)
         handler = AddPartitionsToTxnHandler(sender, tps)
         answer = handler.handle_response
-        handler.handle_response = lambda resp: MARKERS_S if (pause_s := answer(resp)) == BACKOFF_OVERRIDE else pause_s
+
+        def answered(response: Any) -> Any:
+            nonlocal waiting_since_s
+            if (pause_s := answer(response)) != BACKOFF_OVERRIDE:
+                waiting_since_s = None
+                return pause_s
+            now_s = monotonic()
+            waiting_since_s = now_s if waiting_since_s is None else waiting_since_s
+            if now_s - waiting_since_s > MARKERS_LATE_S:
+                sender._txn_manager.error_transaction(MarkersLateError(name))
+                return None
+            return MARKERS_S
+
+        handler.handle_response = answered
         return await handler.do(node_id)
 
     sender._do_add_partitions_to_txn = add_partitions
+
+
+def give_up_on_few_copies(producer: AIOKafkaProducer) -> None:
+    """Fail a batch that is refused for `REFUSED_S` because too few copies are in sync.
+
+    The client tries again without end, until the broker ends the transaction and the lane hears that it was fenced.
+    """
+    sender = producer._sender
+
+    async def send(node_id: int, batches: Mapping[Any, Any]) -> None:
+        handler = SendProduceReqHandler(sender, batches)
+        can_retry = handler._can_retry
+        handler._can_retry = lambda error, batch: (
+            can_retry(error, batch)
+            and not (isinstance(error, TOO_FEW_COPIES) and monotonic() - batch._ctime > REFUSED_S)
+        )
+        await handler.do(node_id)
+        sender._in_flight.remove(node_id)
+        sender._muted_partitions.difference_update(batches)
+
+    sender._send_produce_req = send
 
 
 def end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> asyncio.Task[None]:

@@ -51,8 +51,11 @@ def register_agent(app: faust.App, topic: str, accept: Callable[[Batch], None]) 
     channel = IntakeChannel(app, topic, maxsize=0)
 
     async def take(stream: Any) -> None:
+        waiting: ThrowableQueue[Any] = stream.channel.queue
         async for batch in stream:
             accept(batch)
+            for _ in range(waiting.qsize()):  # Faust takes one at each turn of the event loop: partitions would queue
+                accept(waiting.get_nowait())
 
     take.__name__ = take.__qualname__ = f"take_{topic}"
     take.__doc__ = f"Takes records of {topic} for retryapp."

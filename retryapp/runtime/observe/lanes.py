@@ -18,6 +18,8 @@ class LaneStory:
     since_ms: int | None = None
     error: str | None = None
     error_ms: int | None = None
+    cause: str | None = None
+    """The last error since it was open that says more than that something took too long."""
 
 
 class LaneWatch(Observer):
@@ -35,9 +37,16 @@ class LaneWatch(Observer):
         story = self._stories.setdefault((observation.handler, observation.partition), LaneStory())
         story.state = "" if closed else "open"  # the next look tells which of the other states it is
         story.since_ms = self._clock.wall_ms()
-        if closed and observation.message is not None:
+        if not closed:
+            story.cause = None
+        elif observation.message is not None:
             kind = f"{observation.error_type}: " if observation.error_type else ""
-            story.error, story.error_ms = f"{kind}{observation.message}", story.since_ms
+            error = f"{kind}{observation.message}"
+            if observation.error_type != TimeoutError.__name__:
+                story.cause = error
+            elif story.cause is not None:
+                error = f"{error}; before that, {story.cause}"
+            story.error, story.error_ms = error, story.since_ms
 
     def look(self, handler: str, partition: int, session: int, state: str, error: str | None) -> LaneStory:
         """Return what is known of a lane, given its session, state and last error now.

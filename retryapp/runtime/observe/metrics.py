@@ -69,7 +69,7 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "dead_letters": ("Dead letters in the tables here; absent while no partition's number is known.", ("handler",)),
     "in_flight_records": ("Records in handlers right now.", ("handler",)),
     "release_lag_seconds": (
-        "Age of the oldest record in flight here: finished records after it wait for it.",
+        "Age of the oldest record in flight here: the committed offset waits for it.",
         ("handler",),
     ),
     "table_behind_offsets": (

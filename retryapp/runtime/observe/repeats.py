@@ -36,7 +36,8 @@ class Seldom(logging.Filter):
             self._shown.clear()
         self._shown[line] = (now_s, 0)
         if hidden:
-            record.msg, record.args = f"{line} ({hidden} times more in the last {now_s - (shown_s or 0):.0f} s)", None
+            record.msg = f"{line} ({hidden} times more in the last {now_s - (shown_s or 0):.0f} s)"
+            record.args = ()  # not None: the formatter of Faust's workers takes that for an argument
         return True
 
 

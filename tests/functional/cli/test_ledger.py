@@ -15,7 +15,9 @@ from harness.operator import answered
 from retryapp.core import marks
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
+from retryapp.core.record import Origin
 from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.settled import encode_settled
 from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
 from retryapp.ledger import Ledger, take_ledger
 from retryapp.runtime.machine.clock import SystemClock
@@ -82,9 +84,9 @@ class _Book:
         wanted = {(topology.main, number): min(each.stop, most) for number, each in kept.items()}
         self.shop.operator.set_offsets(topology.group, wanted)
 
-    def write_down(self, partition: int, offset: int, *, topic_id: str) -> None:
+    def write_down(self, partition: int, offset: int, *, topic_id: str, settled: str = "") -> None:
         """Leave the mark of a lane that had come so far on its changelog."""
-        value = marks.progress_value({self.shop.topology.main: offset}, topic_id)
+        value = marks.progress_value({self.shop.topology.main: offset}, topic_id, settled=settled)
         self.shop.publish(self.shop.topology.pending_changelog, partition, marks.PROGRESS, value)
 
     def delete(self, topic: str, offset: int) -> None:
@@ -209,6 +211,19 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
     assert (told.forgotten, told.total.received) == ((), 3), "what the group has goes before"
 
 
+def test_what_is_settled_beyond_the_offset_contradicts_nothing(shop, book: _Book):
+    """A record that runs for long is at the offset; those after it wait or are dead, and the offset says so."""
+    main = shop.topology.main
+    (state,) = KafkaAdmin(shop.operator.connection).describe_topics([main]).values()
+    note = encode_settled({2: False, 3: False, 4: False}, Origin(main, state.topic_id, 0, 2))
+    shop.operator.set_offsets(shop.topology.group, {(main, 0): 2})
+    assert {problem.offset for problem in book.take().problems} == {2, 3, 4}, "without a note they would come again"
+    book.write_down(0, 2, topic_id=state.topic_id, settled=note)
+    book.write_down(0, 5, topic_id=state.topic_id)
+    ledger = book.take()
+    assert (ledger.problems, ledger.total.received) == ((), 2), "also when the lane has gone on meanwhile"
+
+
 def test_since_begins_at_a_time(retryapp: Callable[..., Any], shop, book: _Book):
     """By the main topic's timestamps; a length counts back from now."""
     now = datetime.fromtimestamp(SystemClock().wall_ms() / 1_000, UTC)
@@ -278,7 +293,7 @@ def test_an_open_transaction_is_waited_for(shop, book: _Book, writer: Producer):
         Positions(shop.operator.connection, transaction_s=0.3).settled_ends([(shop.topology.events, 2)])
     assert caught.value.exit_code == 3
     waits: list[str] = []
-    ledger = book.take(on_wait=commits(writer, waits))
+    ledger = book.take(on_step=commits(writer, waits))
     assert f"{shop.topology.events}[2]" in waits[0]
     assert (ledger.unread_events, ledger.problems) == (1, ())
 

@@ -24,24 +24,20 @@ def test_waiting_records_are_listed_by_due_time(retryapp, shop):
     first = done.json["records"][0]
     assert (first["main"], first["due_at_ms"], first["attempt"]) == (shop.topology.main, FAR_MS + 1_000, 2)
     assert (first["tier"], first["error_type"], first["damaged"]) == ("5m", "builtins.TimeoutError", None)
-    assert (done.json["matching"], done.json["next"]) == (2, None)
+    assert done.json["matching"] == 2
     shown = retryapp("pending", "list", *shop.place)
     line = next(line for line in shown.out.splitlines() if shop.failure_id(1, 7) in line)
     assert "(2096-10-02 07:06:41.000 UTC)" in line, "relative and in UTC, one record a line even in a pipe"
     assert "2 of 2 waiting" in shown.out
 
 
-def test_pages_follow_each_other(retryapp, shop):
-    """Every record is on exactly one page, in order, also when the marked one waits no more."""
+def test_a_limited_list_says_how_many_there_are(retryapp, shop):
+    """The next due ones, over all partitions."""
     for offset in range(5):
         shop.wait(offset % 3, offset, FAR_MS + offset)
     first = retryapp("pending", "list", *shop.place, "--limit", 2, "--json").json
-    shop.put(1, 1, None)
-    second = retryapp("pending", "list", *shop.place, "--limit", 2, "--after", first["next"], "--json").json
-    third = retryapp("pending", "list", *shop.place, "--limit", 2, "--after", second["next"], "--json").json
-    pages = [[record["origin_offset"] for record in page["records"]] for page in (first, second, third)]
-    assert pages == [[0, 1], [2, 3], [4]]
-    assert third["next"] is None
+    assert ([record["origin_offset"] for record in first["records"]], first["matching"]) == ([0, 1], 5)
+    assert "2 of 5 waiting" in retryapp("pending", "list", *shop.place, "--limit", 2).out
 
 
 def test_filters_narrow_the_list(retryapp, shop):
@@ -118,9 +114,7 @@ def test_dead_letters_are_listed_latest_first(retryapp, shop):
     assert rejected["matching"] == 2
     assert len(retryapp("dead", "list", *shop.place, "--partition", 0, "--json").json["records"]) == 2
     first = retryapp("dead", "list", *shop.place, "--limit", 2, "--json").json
-    rest = retryapp("dead", "list", *shop.place, "--limit", 2, "--after", first["next"], "--json").json
-    assert [r["failure_id"] for r in first["records"] + rest["records"]] == [r["failure_id"] for r in done["records"]]
-    assert rest["next"] is None
+    assert [r["failure_id"] for r in first["records"]] == [r["failure_id"] for r in done["records"]][:2]
     text = retryapp("dead", "list", *shop.place).out
     assert "3 of 3 dead letters" in text
 
@@ -150,7 +144,7 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
     group = f"{shop.topology.group}x"
     near = retryapp("dead", "list", "--broker", shop.operator.bootstrap, "--group", group, "--topic", "no-main")
     assert near.code == 3
-    assert f"Did you mean {shop.topology.group!r}?" in near.err
+    assert f"group {group!r} has no handlers on" in near.err
     assert not [name for name in KafkaAdmin(shop.operator.connection).topic_names() if name.startswith(group)]
 
 
@@ -162,14 +156,11 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
         (["pending", "show", "nonsense", "--broker", "127.0.0.1:1"], "no failure id"),
         (["pending", "show", "g/t@abcdefgh/0/1"], "-A MODULE"),
         (["pending", "list", "--broker", "b", "--group", "g", "--due-before", "10"], "10"),
-        (["pending", "list", "--broker", "b", "--group", "g", "--after", "7"], "page mark"),
         (["pending", "list", "-A", "no_such_module"], "no_such_module"),
         (["plan", "-A", ":app"], "no module is named"),
         (["plan", "-A", "retryapp.main"], "no handlers"),
         (["top", "--once"], "-A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url"),
-        (["top", "--url", "http://127.0.0.1:1", "--once"], "http://127.0.0.1:1"),
-        (["doctor", "--broker", "h:1"], "--group"),
-        (["doctor", "-A", "billing", "--broker", "h:1"], "--broker"),
+        (["doctor"], "--app"),
     ],
 )
 def test_wrong_usage_ends_with_2(retryapp, arguments, message):
@@ -195,11 +186,11 @@ def test_client_properties_come_from_a_file(retryapp, shop, tmp_path: Path):
 
 
 def test_a_misspelt_main_topic_is_answered_with_those_that_there_are(retryapp, shop):
-    """With the closest one first; a rightly spelt one passes, and nothing is created."""
+    """A rightly spelt one passes, and nothing is created."""
     assert retryapp("dead", "list", *shop.place, "--topic", shop.topology.main).code == 0
     wrong = shop.topology.main[:-1]
     done = retryapp("dead", "list", *shop.place, "--topic", wrong)
     assert done.code == 2
     assert f"--topic {wrong}: no handler of that topic was found" in done.err
-    assert f"Did you mean '{shop.topology.main}'? There are: {shop.topology.main}" in done.err
+    assert f"There are: {shop.topology.main}" in done.err
     assert "reate" not in done.err

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from retryapp.cli._workers import DEAD, DELIVERIES, FAILURES, latency_of, read_counters
-from retryapp.runtime.machine.clock import SystemClock
-from retryapp.terminal import Group, HandlerFigures, Latency, LiveView, group_line, group_table
+from retryapp.terminal import Group, HandlerFigures, Latency, LiveView, group_table
 
 NOBODY = "http://127.0.0.1:1"
 
 GROUP = Group(
     group="billing",
     now_ms=100_000,
-    source="workers",
     workers=("http://127.0.0.1:6066", "http://127.0.0.1:6067"),
     handlers=(
         HandlerFigures(
@@ -53,9 +52,9 @@ def drawn(group: Group) -> str:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("shown", [drawn(GROUP), group_line(GROUP)])
-def test_line_and_table_tell_the_same(shown: str) -> None:
+def test_a_handlers_figures_are_shown() -> None:
     """What waits, why records died, rates, lateness and the note."""
+    shown = drawn(GROUP)
     facts = ("1,200 (next due in 2.5 s)", "9 (exhausted 2, rejected 7)", "812.4/s", "3.1/s", "p99 <= 75 ms")
     assert [fact for fact in (*facts, "1 of 3 members") if fact not in shown] == []
 
@@ -67,7 +66,6 @@ def test_table_shows_each_lane() -> None:
     assert "300+ in the next minute" in shown
     for fact in ("127.0.0.1:6066", "open", "1m", "17", "opening", "no [broker]"):
         assert fact in shown
-    assert "lanes open 1/2" in group_line(GROUP)
 
 
 def test_what_is_not_known_is_said() -> None:
@@ -76,33 +74,26 @@ def test_what_is_not_known_is_said() -> None:
         main="orders", pending=742, next_due_ms=None, dead=3, as_of_ms=58_000, unknown_partitions=(2, 5)
     )
     nothing = HandlerFigures(main="flights", pending=None, next_due_ms=None, dead=None, unknown_partitions=(0,))
-    group = Group(group="g", now_ms=100_000, source="workers", workers=(), handlers=[known, nothing], lanes=())
-    for shown in (drawn(group), group_line(group)):
-        for fact in (
-            "742",
-            "last known 42s ago; without 2 partitions, not known now",
-            "unknown",
-            "without 1 partition,",
-        ):
-            assert fact in shown
-        assert "waiting 0" not in shown
+    group = Group(group="g", now_ms=100_000, workers=(), handlers=[known, nothing], lanes=())
+    shown = drawn(group)
+    for fact in ("742", "last known 42s ago; without 2 partitions, not known now", "unknown", "without 1 partition,"):
+        assert fact in shown
 
 
 def test_reasons_of_some_are_not_taken_for_those_of_all() -> None:
     """Workers count reasons from their start, the tables hold older dead letters too."""
     figures = HandlerFigures(main="orders", pending=0, next_due_ms=None, dead=429, dead_by_reason={"rejected": 215})
-    group = Group(group="g", now_ms=0, source="workers", workers=(), handlers=[figures], lanes=())
+    group = Group(group="g", now_ms=0, workers=(), handlers=[figures], lanes=())
     assert "429 (since the workers started: rejected 215)" in drawn(group)
-    assert "429 (since the workers started: rejected 215)" in group_line(group)
-    assert "delivered -" in group_line(group), "what is not known is a dash"
+    assert "late by  -" in drawn(group), "what is not known is a dash"
 
 
 def test_plain_lines_keep_brackets() -> None:
     """Nothing of a group is taken for a style."""
     file = io.StringIO()
     with LiveView(Console(file=file, width=80), live=False) as view:
-        view.draw(0.0, lambda: "", lambda: "a [red]b[/]")
-        view.draw(0.1, lambda: "", lambda: "too early")
+        view.draw(0.0, lambda: Text("a [red]b[/]"))
+        view.draw(0.1, lambda: Text("too early"))
     assert file.getvalue() == "a [red]b[/]\n"
 
 
@@ -127,26 +118,15 @@ def test_counters_are_read_from_the_metrics_that_a_worker_writes() -> None:
 
 
 @pytest.mark.broker
-def test_without_workers_it_reads_the_topics(shop: Any, retryapp: Callable[..., Any]) -> None:
-    """What waits, when it is due, what is dead and why; the rest is not known."""
-    now_ms = SystemClock().wall_ms()
-    shop.wait(0, 1, now_ms + 30_000)
-    shop.wait(1, 2, now_ms + 3_600_000)
-    shop.wait(2, 3, now_ms + 7_200_000)
-    shop.put(2, 3, None)
-    shop.bury(0, 4)
-    shop.bury(0, 5, reason="rejected")
+def test_without_workers_it_says_where_it_looked(shop: Any, retryapp: Callable[..., Any]) -> None:
+    """No figure is made up, and the exit code is that of a finding."""
     outcome = retryapp("top", *shop.place, "--json", "--interval", 0.5)
-    assert outcome.code == 0, outcome.err
-    (figures,) = outcome.json["handlers"]
-    assert outcome.json["source"] == "topics"
-    assert (figures["main"], figures["pending"], figures["next_due_ms"]) == (shop.topology.main, 2, now_ms + 30_000)
-    assert (figures["due_next_minute"], figures["dead_by_reason"]) == (1, {"exhausted": 1, "rejected": 1})
-    assert (figures["deliveries_per_s"], figures["failures_per_s"], figures["lateness"]) == (None, 0.0, None)
-    assert "the group has no running members: read from the topics" in outcome.json["note"]
+    assert outcome.code == 1, outcome.err
+    assert (outcome.json["workers"], outcome.json["handlers"], outcome.json["lanes"]) == ([], [], [])
+    assert outcome.json["note"] == "the group has no running members"
     shown = retryapp("top", *shop.place, "--url", NOBODY, "--once", "--interval", 0.5)
-    assert f"no worker's pages answer at {NOBODY} (--url says where they are): read from the topics" in shown.out
-    assert "2 (exhausted 1, rejected 1)" in shown.out
+    assert shown.code == 1
+    assert f"no worker's pages answer at {NOBODY} (--url says where they are)" in shown.out
 
 
 def test_looking_does_not_load_the_runtime() -> None:

@@ -1,4 +1,4 @@
-"""A worker that is not there: handlers, waiting records and dead letters behind the ports that the pages ask."""
+"""A worker that is not there: handlers, waiting records and dead letters behind what the pages ask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
-from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry, WorkerView
+from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
 
@@ -61,7 +62,7 @@ def dead_metadata(offset: int, partition: int = 0, **changes: object) -> RetryMe
 
 
 @dataclass
-class FakeWorker(WorkerView):
+class FakeWorker(RuntimeView):
     """Over plain lists."""
 
     infos: list[HandlerInfo] = field(default_factory=list)

@@ -1,27 +1,12 @@
-"""Tables, marks and instants of the look-up commands."""
+"""Tables and instants of the look-up commands."""
 
 from __future__ import annotations
 
 import click
 import pytest
 
-from retryapp.cli._options import Mark, When
+from retryapp.cli._options import When
 from retryapp.cli._output import table
-from retryapp.lookup.records import PageMark
-
-
-def test_a_page_mark_is_read_back_and_sorts_by_time():
-    """Then by main topic, partition, offset."""
-    marks = [PageMark(5, "b", 0, 0), PageMark(5, "a", 2, 1), PageMark(4, "z", 9, 9), PageMark(5, "a", 2, 0)]
-    assert [Mark().convert(mark.text, None, None) for mark in marks] == marks
-    assert sorted(marks) == [marks[2], marks[3], marks[1], marks[0]]
-
-
-@pytest.mark.parametrize("text", ["", "1/a/2", "1/a/2/x", "a/b/c/d", "1/a/2/3/4"])
-def test_what_is_no_page_mark_is_refused(text):
-    """With the option's name."""
-    with pytest.raises(click.BadParameter, match="no page mark"):
-        Mark().convert(text, None, None)
 
 
 def test_a_table_shows_text_as_it_is():

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import marks
 from retryapp.core.marks import (
+    Kind,
     Mark,
     Note,
+    Place,
     Suspected,
     Tally,
     parse_mark,
+    parse_rows_mark,
     parse_tally,
     rows_suspicion,
     rows_text,
     split_note,
 )
 from retryapp.core.marks import suspicion as judged
+from retryapp.core.record import Origin
+from retryapp.core.rows import identity_of, row_key
 
 LARGEST = 2**63 - 1
 """Kafka's offsets and times are signed 64-bit numbers."""
@@ -27,19 +34,49 @@ TEXT = "p1:100-140@1700000000000:40,38,1"
 """As version 1 wrote it: brokers hold such texts."""
 
 
-def runs(count: int, life: str = "old") -> Mark:
+def runs(count: int, life: str = "old", upto: Place = ()) -> Mark:
     """Return the mark of a life at work, after so many unclean ends."""
-    return Mark(alone=False, count=count, life=life)
+    return Mark(Kind.LIFE, count, life, upto=upto)
 
 
-def alone(count: int, life: str = "old") -> Mark:
-    """Return the mark of a record that started alone so many times."""
-    return Mark(alone=True, count=count, life=life)
+def alone(count: int, life: str = "old", upto: Place = ()) -> Mark:
+    """Return the mark of a record that started alone so many times, at offset 7."""
+    return Mark(Kind.ALONE, count, life, (7,), upto=upto)
+
+
+def group(size: int, life: str = "old", upto: Place = ()) -> Mark:
+    """Return the mark of a group of so many records from offset 7 on."""
+    return Mark(Kind.GROUP, size, life, (7,), (7 + size,), upto)
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "r", "r1", "x1:a", "r-1:a", "r1:", "r1:a b", "noted by somebody", "r1:" + "a" * 65]
+    ("text", "mark"),
+    [
+        ("r0:3f9c", runs(0, "3f9c")),
+        ("r2:3f9c<140", runs(2, "3f9c", (140,))),
+        ("s1:3f9c@7", alone(1, "3f9c")),
+        ("s1:3f9c@7<140", alone(1, "3f9c", (140,))),
+        ("g20:3f9c@7-27<140", group(20, "3f9c", (140,))),
+        ("r1:3f9c<1700000000000.0", runs(1, "3f9c", (1_700_000_000_000, 0))),
+        (
+            "g2:a@1700000000000.9-1700000000001.4",
+            Mark(Kind.GROUP, 2, "a", (1_700_000_000_000, 9), (1_700_000_000_001, 4)),
+        ),
+    ],
 )
+def test_a_mark_names_its_records(text: str, mark: Mark) -> None:
+    """By offset, or by due time and offset; brokers hold such texts."""
+    assert parse_mark(text) == mark
+    assert mark.text == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None, "", "r", "r1", "x1:a", "r-1:a", "r1:", "r1:a b", "noted by somebody", "r1:" + "a" * 65, "g1:a@",
+        "g1:a@1-", "s1:a<", "s1:a@1.2.3", "s1:a@-1", "s1:a@\u0661",
+    ],
+)  # fmt: skip
 def test_what_somebody_else_wrote_is_no_mark(text: str | None) -> None:
     """Tools and other clients may use the metadata for themselves."""
     assert parse_mark(text) is None
@@ -49,47 +86,89 @@ def test_what_somebody_else_wrote_is_no_mark(text: str | None) -> None:
     ("found", "life", "written", "suspected"),
     [
         (None, "new", runs(0, "new"), None),
-        (runs(0), "new", runs(1, "new"), None),
-        (runs(1), "new", runs(2, "new"), Suspected(0, 20)),
-        (runs(7), "new", runs(8, "new"), Suspected(0, 20)),
+        (runs(0), "new", runs(1, "new", (20,)), None),
+        (runs(1), "new", runs(2, "new", (20,)), Suspected((7,), (20,))),
+        (runs(1, upto=(8,)), "new", runs(2, "new", (20,)), Suspected((7,), (20,))),
+        (runs(1, upto=(7,)), "new", runs(1, "new", (20,)), None),
+        (runs(7), "new", runs(8, "new", (20,)), Suspected((7,), (20,))),
         (runs(1), "old", runs(1), None),
-        (runs(2), "old", runs(2), Suspected(0, 20)),
-        (alone(2), "old", alone(2), Suspected(1, 20)),
-        (alone(1), "new", alone(1), Suspected(1, 20)),
-        (alone(3), "new", alone(3), Suspected(3, 20)),
+        (runs(2), "old", runs(2), Suspected((7,), (20,))),
+        (group(8), "new", group(8), Suspected((7,), (15,), 8)),
+        (group(8, upto=(18,)), "new", group(8, upto=(18,)), Suspected((7,), (15,), 8)),
+        (group(8, upto=(18,)), "old", group(8, upto=(18,)), Suspected((7,), (18,))),
+        (group(8), "old", group(8), Suspected((7,), (15,), 8)),
+        (alone(2), "old", alone(2), Suspected((7,), (8,), 1, crashes=1)),
+        (alone(2, upto=(18,)), "old", alone(2, upto=(18,)), Suspected((7,), (18,), crashes=1)),
+        (alone(1), "new", alone(1), Suspected((7,), (8,), 1, crashes=1)),
+        (alone(3, upto=(18,)), "new", alone(3, upto=(18,)), Suspected((7,), (8,), 1, crashes=3)),
+        (Mark(Kind.ALONE, 3, "old"), "new", Mark(Kind.ALONE, 3, "old"), Suspected((7,), (8,), 1, crashes=3)),
     ],
 )
 def test_unclean_ends_make_records_suspect(
     found: Mark | None, life: str, written: Mark, suspected: Suspected | None
 ) -> None:
-    """Not an orderly end, not a single one, and not one that this life outlived."""
+    """Not an orderly end, not a single one, and not one that this life outlived; of a group, what was started."""
     assert judged(found, life, start=7, end=20) == (written, suspected)
 
 
+@pytest.mark.parametrize("found", [group(2), alone(2)])
+def test_a_group_whose_records_are_settled_ended_no_worker(found: Mark) -> None:
+    """The end after it counts as the first one, and not as one at this place."""
+    assert judged(found, "new", start=9, end=20) == (runs(1, "new", (20,)), None)
+    assert judged(found, "old", start=9, end=20) == (runs(0), None)
+
+
 @pytest.mark.parametrize(
-    ("found", "written"), [(runs(5), runs(0, "new")), (alone(2), runs(0, "new")), (None, None), (runs(0), None)]
+    ("found", "written"),
+    [
+        (runs(5), runs(0, "new")),
+        (alone(2), runs(0, "new")),
+        (group(2), runs(0, "new")),
+        (None, None),
+        (runs(0), None),
+    ],
 )
 def test_an_idle_partition_has_no_suspects_and_no_new_mark(found: Mark | None, written: Mark | None) -> None:
     """A mark would be a transaction for each idle lane of a worker, at each rebalance."""
     assert judged(found, "new", start=20, end=20) == (written, None)
 
 
-LEAST = b"key of the row that is due first"
+LEAST = row_key(15, identity_of(Origin("orders", "id", 0, 4)))
+"""Key of the row that is due first."""
+HASH = blake2b(LEAST, digest_size=8).hexdigest()
+NOW: Place = (21, 0)
 
 
 @pytest.mark.parametrize(
     ("text", "written", "suspected"),
     [
-        ("", runs(0, "new"), None),
-        (rows_text(runs(1), b"another"), runs(0, "new"), None),
-        ("wr1:old", runs(0, "new"), None),
-        (rows_text(runs(1), LEAST), runs(2, "new"), Suspected(0, 20)),
-        (rows_text(alone(2), LEAST), alone(2), Suspected(2, 20)),
+        ("", "wr0:new", None),
+        ("wr0:old", "wr1:new<21.0", None),
+        ("wr1:old<15.4", "wr1:new<21.0", None),
+        ("wr1:old<15.5", "wr2:new<21.0", Suspected((15, 4), NOW)),
+        ("wr2:new<15.5", "wr2:new<15.5", Suspected((15, 4), NOW)),
+        ("wg3:old@15.3-15.5", "wg3:old@15.3-15.5", Suspected((15, 3), (15, 5), 3)),
+        ("wg3:old@13.3-14.5", "wr1:new<21.0", None),
+        ("ws2:old@15.4", "ws2:old@15.4", Suspected((15, 4), (15, 5), 1, 2)),
+        ("wr1:old@0123456789abcdef", "wr0:new", None),
+        (f"wr1:old@{HASH}", "wr2:new<21.0", Suspected((15, 4), NOW)),
+        (f"ws2:old@{HASH}", "ws2:old@15.4", Suspected((15, 4), (15, 5), 1, 2)),
     ],
 )
-def test_unclean_ends_make_due_rows_suspect(text: str, written: Mark, suspected: Suspected | None) -> None:
-    """As long as the same row is due first; with another one first there was progress."""
-    assert rows_suspicion(text, "new", least=LEAST, now_ms=20) == (rows_text(written, LEAST), suspected)
+def test_unclean_ends_make_due_rows_suspect(text: str, written: str, suspected: Suspected | None) -> None:
+    """As long as a row waits that may have been running in all of them; one of an older build names its row."""
+    assert rows_suspicion(text, "new", least=LEAST, now_ms=20) == (written, suspected)
+
+
+def test_rows_that_are_not_due_have_ended_no_worker() -> None:
+    """Whatever the mark says: what it is about is settled."""
+    assert rows_suspicion("ws2:old@9.4", "new", least=LEAST, now_ms=14) == ("wr0:new", None)
+
+
+def test_a_clean_end_finds_what_an_older_build_held_against_a_row() -> None:
+    """It does not know which row that is."""
+    assert parse_rows_mark("ws2:old@0123456789abcdef") == Mark(Kind.ALONE, 2, "old")
+    assert parse_rows_mark("wg2:old@15.4-15.6") == Mark(Kind.GROUP, 2, "old", (15, 4), (15, 6))
 
 
 @st.composite
@@ -104,12 +183,14 @@ def tallies(draw: st.DrawFn) -> tuple[Tally, int]:
     return Tally(from_offset=from_offset, since_ms=since_ms, **counts), to_offset
 
 
-MARKS = st.builds(
-    Mark,
-    alone=st.booleans(),
-    count=st.integers(0, 999_999),
-    life=st.text("0123456789abcdefXYZ._-", min_size=1, max_size=64),
-)
+@st.composite
+def marks_of(draw: st.DrawFn, numbers: int) -> Mark:
+    """Return a mark whose places have so many numbers."""
+    places = st.tuples(*[st.integers(0, LARGEST)] * numbers) | st.just(())
+    life = draw(st.text("0123456789abcdefXYZ._-", min_size=1, max_size=64))
+    first = draw(places)
+    end = draw(places) if first else ()
+    return Mark(draw(st.sampled_from(Kind)), draw(st.integers(0, 999_999)), life, first, end, draw(places))
 
 
 def test_version_1_is_read_and_written() -> None:
@@ -119,20 +200,23 @@ def test_version_1_is_read_and_written() -> None:
     assert TALLY.failed == 1
 
 
-@given(tallies(), st.none() | MARKS, st.none() | MARKS, st.from_regex(r"[0-9A-Za-z_-]{22}|", fullmatch=True))
+@given(
+    tallies(), st.none() | marks_of(1), st.none() | marks_of(2), st.from_regex(r"[0-9A-Za-z_-]{22}|", fullmatch=True)
+)
 def test_what_is_put_beside_an_offset_comes_back(
     counted: tuple[Tally, int], mark: Mark | None, rows: Mark | None, changelog_id: str
 ) -> None:
     """With marks and without; an empty tally leaves no text. The broker accepts every note."""
     tally, offset = counted
-    rows_mark = "" if rows is None else rows_text(rows, LEAST)
+    rows_mark = "" if rows is None else rows_text(rows)
     text = Note("" if mark is None else mark.text, tally.text(offset), rows_mark, changelog_id).text
     note = split_note(text)
     assert (note.rows, note.changelog) == (rows_mark, changelog_id)
     assert parse_mark(note.mark) == mark
+    assert parse_rows_mark(note.rows) == rows
     says_something = tally.received > 0 or tally.from_offset < offset
     assert parse_tally(note.tally, offset) == (tally if says_something else None)
-    assert len(text) <= 400  # brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)
+    assert len(text) <= 600  # brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)
     assert text.isascii()
 
 

@@ -44,7 +44,7 @@ def test_a_policy_is_frozen_and_pickles() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         policy.max_attempts = 9  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes
-    assert hash(policy) == hash(RetryPolicy.parse(policy.text))
+    assert hash(policy) == hash(pickle.loads(pickle.dumps(policy)))  # noqa: S301 - as above
 
 
 def test_the_text_names_everything_that_decides() -> None:
@@ -55,7 +55,6 @@ def test_the_text_names_everything_that_decides() -> None:
     assert policy.text == (
         "1m*2; max_elapsed=1d; timeout=30s; retryable=ConnectionError; non-retryable=OSError,ValueError"
     )
-    assert RetryPolicy.parse(policy.text) == policy
 
 
 def test_the_digest_is_stable_and_tells_policies_apart() -> None:
@@ -64,23 +63,3 @@ def test_the_digest_is_stable_and_tells_policies_apart() -> None:
     assert RetryPolicy("300s*2 30m*3 60m").digest == RetryPolicy("5m*2 30m*3 1h").digest
     assert RetryPolicy("5m*2 30m*3 2h").digest != RetryPolicy("5m*2 30m*3 1h").digest
     assert RetryPolicy("5m", on=non_retryable(ValueError)).digest != RetryPolicy("5m").digest
-
-
-def test_rules_from_text_match_by_name() -> None:
-    """A policy read from text judges like the one that it was written from."""
-    policy = RetryPolicy.parse("1s; non-retryable=LookupError")
-    assert policy.on[0].matches(KeyError("x"))
-    assert not policy.on[0].matches(ValueError("x"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1s; max_elapsed", "1s; nonsense=1", "1s; timeout=1m; timeout=2m", "1s; max_attempts=x",
-        "1s; max_attempts=7", "1s; non-retryable=", "1s; non-retryable=a b", "; timeout=1m", "1s;;",
-    ],
-)  # fmt: skip
-def test_a_wrong_policy_text_is_refused_by_name(text: str) -> None:
-    """Every part has to be known and right."""
-    with pytest.raises(InvalidPolicyError):
-        RetryPolicy.parse(text)

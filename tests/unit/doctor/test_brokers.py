@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from retryapp.doctor.brokers import TRANSACTION_TIMEOUT_MS, VERIFICATION, judge_brokers
-from retryapp.doctor.cluster import ClusterFacts, ReplicaFacts
+from retryapp.doctor.cluster import ClusterFacts
 from retryapp.doctor.findings import Finding, Severity
+from retryapp.kafka import TopicState
 from retryapp.runtime import transport
 
 DAY_MS = 86_400_000
@@ -16,6 +17,7 @@ GOOD = {
     "transactional.id.expiration.ms": str(7 * DAY_MS),
     "transaction.max.timeout.ms": "900000",
     VERIFICATION: "true",
+    "offset.metadata.max.bytes": "4096",
     "auto.create.topics.enable": "false",
     "group.min.session.timeout.ms": "6000",
     "group.max.session.timeout.ms": "1800000",
@@ -30,16 +32,13 @@ def judged(
     changes: dict[str, str] | None = None, *, brokers: int = 3, internal: dict[str, int] | None = None
 ) -> dict[str, Finding]:
     """Judge brokers of which the second has other settings."""
-    settings = {number: dict(GOOD) for number in range(brokers)}
-    settings[min(1, brokers - 1)].update(changes or {})
+    settings = {str(number): dict(GOOD) for number in range(brokers)}
+    settings[str(min(1, brokers - 1))].update(changes or {})
     if changes and any("replication.factor" in name for name in changes):
-        settings[0].update(changes)
+        settings["0"].update(changes)
     facts = ClusterFacts(brokers=tuple(range(brokers)), settings=settings, operations=None)
-    replicas = {
-        name: ReplicaFacts(partitions=8, replication=count, leaderless=(), lagging={}, operations=None)
-        for name, count in (internal or {}).items()
-    }
-    return {finding.name: finding for finding in judge_brokers(facts, replicas, **NEEDS)}
+    topics = {name: TopicState(name, "x" * 8, 8, count, {}) for name, count in (internal or {}).items()}
+    return {finding.name: finding for finding in judge_brokers(facts, topics, **NEEDS)}
 
 
 def test_good_brokers_are_fine() -> None:
@@ -56,6 +55,7 @@ def test_good_brokers_are_fine() -> None:
         ("transactional.id.expiration.ms", str(2 * DAY_MS), Severity.WARNING),
         ("transaction.max.timeout.ms", "14999", Severity.PROBLEM),
         (VERIFICATION, "false", Severity.WARNING),
+        ("offset.metadata.max.bytes", "2047", Severity.PROBLEM),
         ("auto.create.topics.enable", "true", Severity.WARNING),
         ("group.min.session.timeout.ms", "15001", Severity.PROBLEM),
         ("group.max.session.timeout.ms", "14999", Severity.PROBLEM),
@@ -95,10 +95,10 @@ def test_settings_that_are_not_shown() -> None:
     number, settings = judge_brokers(ClusterFacts(brokers=(1, 2, 3), settings={}, operations=None), {}, **NEEDS)
     assert (number.severity, settings.severity) == (Severity.OK, Severity.NOTE)
     old = {name: value for name, value in GOOD.items() if name != VERIFICATION}
-    facts = ClusterFacts(brokers=(1, 2, 3), settings={1: old}, operations=None)
+    facts = ClusterFacts(brokers=(1, 2, 3), settings={"1": old}, operations=None)
     (found,) = [finding for finding in judge_brokers(facts, {}, **NEEDS) if finding.counts]
     assert (found.severity, found.expected) == (Severity.WARNING, "Kafka 3.6 or newer (KIP-890)")
-    some = ClusterFacts(brokers=(1,), settings={1: {"log.cleaner.enable": "true"}}, operations=None)
+    some = ClusterFacts(brokers=(1,), settings={"1": {"log.cleaner.enable": "true"}}, operations=None)
     assert not [finding for finding in judge_brokers(some, {}, **NEEDS) if finding.counts]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor.cluster import ReplicaFacts
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.rights import judge_rights
+from retryapp.kafka import TopicState
 from retryapp.kafka.acls import Resource, acl_commands, needed_acls
 
 ORDERS = HandlerTopology(group="billing", main="orders")
@@ -51,9 +51,9 @@ def test_the_commands_grant_all_of_it() -> None:
     assert sum(line.count("--operation") for line in words) == len(needed_acls([ORDERS]))
 
 
-def topic(*operations: str) -> ReplicaFacts:
+def topic(*operations: str) -> TopicState:
     """A topic on which this may be done."""
-    return ReplicaFacts(partitions=1, replication=1, leaderless=(), lagging={}, operations=frozenset(operations))
+    return TopicState("t", "x" * 8, 1, 1, {}, operations=frozenset(operations))
 
 
 def test_all_that_is_needed_is_fine() -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from retryapp.core.topology import HandlerTopology, Tiers
-from retryapp.doctor.cluster import ReplicaFacts
+from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
     judge_main_retention,
     judge_old_handler,
     judge_plan,
     judge_replicas,
-    known_tiers,
-    old_retry_topics,
 )
 from retryapp.kafka import Action, Plan, PlanStep, Problem, TopicState
 
@@ -44,17 +42,17 @@ def test_a_plan_is_reported_by_handler() -> None:
     assert (wrong.name, wrong.severity, wrong.seen) == (f"topic {ORDERS.dlq}", Severity.PROBLEM, "retention.ms=1000")
     assert (wrong.expected, wrong.why, wrong.remedy) == (bad.want, bad.why, bad.remedy)
     no_main = step("orders", Action.MISSING, role="main", why={"partitions": "Create it"})
-    (found,) = judge_plan(Plan(steps=(no_main, step(ORDERS.dlq, Action.BLOCKED)), brokers=1, bootstrap="b"))
+    (found,) = judge_plan(Plan(steps=(no_main,), brokers=1, bootstrap="b"))
     assert (found.severity, found.name, found.remedy) == (Severity.PROBLEM, "topic orders", "Create it")
 
 
-def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ...] = ()) -> ReplicaFacts:
+def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ...] = ()) -> TopicState:
     """A topic with three replicas."""
-    return ReplicaFacts(partitions=12, replication=3, leaderless=leaderless, lagging=lagging or {}, operations=None)
+    return TopicState("t", "x" * 8, 12, 3, {}, leaderless, lagging or {})
 
 
 @pytest.mark.parametrize(
-    ("facts", "config", "severity", "words"),
+    ("state", "config", "severity", "words"),
     [
         (replicas(), {}, Severity.OK, "1 topic with a leader"),
         (replicas(leaderless=(3,)), {}, Severity.PROBLEM, "no leader of partition 3"),
@@ -64,10 +62,9 @@ def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ..
         (replicas(), {"unclean.leader.election.enable": "true"}, Severity.WARNING, "election.enable=true"),
     ],
 )
-def test_replicas_and_leaders(facts: ReplicaFacts, config: dict[str, str], severity: Severity, words: str) -> None:
+def test_replicas_and_leaders(state: TopicState, config: dict[str, str], severity: Severity, words: str) -> None:
     """Refused writes and missing leaders are problems, a replica that lags is a warning."""
-    state = TopicState(name="t", topic_id="x", partitions=12, replication=3, config=config)
-    (found,) = judge_replicas({"t": facts}, {"t": state})
+    (found,) = judge_replicas({"t": replace(state, config=config)})
     assert found.severity is severity
     assert words in found.seen
 
@@ -91,24 +88,6 @@ def test_a_main_topic_that_deletes_before_the_allowed_downtime_ends(
     findings = list(judge_main_retention([ORDERS], {"orders": state}, 172_800_000))
     assert [(each.severity, each.seen) for each in findings] == [(Severity.WARNING, "retention.ms=86400000")] * found
     assert list(judge_main_retention([ORDERS], {}, 172_800_000)) == []
-
-
-def test_delays_are_read_from_topic_names() -> None:
-    """One topic for each delay, or one for all; other topics are ignored."""
-    retry = f"{ORDERS.prefix}.retry"
-    names = [f"{retry}.5m", f"{retry}.1h", f"{retry}.backup", "g.cards.retry.7m"]
-    assert known_tiers(ORDERS, names) == HandlerTopology("g", "orders", Tiers.PER_DELAY, (300_000, 3_600_000))
-    assert known_tiers(ORDERS, [retry]) is ORDERS
-
-
-def test_retry_topics_that_a_policy_has_no_more_are_found() -> None:
-    """Dropped delays, and a single topic where there is one for each delay now; or the reverse."""
-    now = HandlerTopology(group="g", main="orders", tiers=Tiers.PER_DELAY, delays_ms=(60_000,))
-    names = [*now.owned, "g.orders.retry", "g.orders.retry.5m", "g.orders.retry.mine", "g.orders.eu.retry.5m", "orders"]
-    assert old_retry_topics([now], names) == {"g.orders.retry": "orders", "g.orders.retry.5m": "orders"}
-    single = HandlerTopology(group="g", main="orders", delays_ms=(60_000,))
-    assert old_retry_topics([single], [*single.owned, "g.orders.retry.5m"]) == {"g.orders.retry.5m": "orders"}
-    assert old_retry_topics([single], single.owned) == {}
 
 
 @pytest.mark.parametrize(("waiting", "severity"), [(0, Severity.NOTE), (7, Severity.WARNING)])

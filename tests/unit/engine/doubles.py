@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
@@ -205,6 +206,26 @@ class Gate:
             self.running[value].set_result(None)
         else:
             self.running[value].set_exception(error)
+
+
+class Refusing:
+    """Makes a broker refuse values that begin with something, on topics that end with something."""
+
+    def __init__(self, transport: MemoryLaneTransport, *prefixes: bytes) -> None:
+        self.prefixes = prefixes
+        self.topics = ""
+        self.tries: list[int] = []
+        self._clock = transport.clock
+        self._produce = transport.broker.produce
+        transport.broker.produce = self  # type: ignore[method-assign,assignment]
+
+    def __call__(self, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
+        """Refuse, or append."""
+        for out in records:
+            if self.prefixes and (out.value or b"").startswith(self.prefixes) and out.topic.endswith(self.topics):
+                self.tries.append(self._clock.wall_ms())
+                raise HandOffRefusedError(out.topic, "MessageSizeTooLargeError", len(out.value or b""))
+        return self._produce(name, epoch, records)
 
 
 class Stubborn:

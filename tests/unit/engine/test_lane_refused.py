@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Rig
+from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig
 
 from retryapp.core import marks
 from retryapp.core.hops import Outgoing
@@ -15,26 +15,6 @@ from retryapp.ports import Event, Standing
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 BIG = b"b" * 100
-
-
-class Refusing:
-    """Makes a broker refuse values that begin with something, on topics that end with something."""
-
-    def __init__(self, transport: MemoryLaneTransport, *prefixes: bytes) -> None:
-        self.prefixes = prefixes
-        self.topics = ""
-        self.tries: list[int] = []
-        self._clock = transport.clock
-        self._produce = transport.broker.produce
-        transport.broker.produce = self  # type: ignore[method-assign,assignment]
-
-    def __call__(self, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
-        """Refuse, or append."""
-        for out in records:
-            if self.prefixes and (out.value or b"").startswith(self.prefixes) and out.topic.endswith(self.topics):
-                self.tries.append(self._clock.wall_ms())
-                raise HandOffRefusedError(out.topic, "MessageSizeTooLargeError", len(out.value or b""))
-        return self._produce(name, epoch, records)
 
 
 def settled(rig: Rig) -> list[tuple[str, bool]]:

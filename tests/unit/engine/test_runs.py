@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from doubles import Owner, crowd, deliver_once, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
-from retryapp.engine.delivery.pool import BURST, DeliveryPool
-from retryapp.engine.delivery.run import Run, RunAbortedError
+from retryapp.engine.delivery.pool import BEHIND_S, ROUND_S, DeliveryPool, make_pools
+from retryapp.engine.delivery.run import DeliveryContext, Run, RunAbortedError
 from retryapp.engine.lane.turn import Turn
 from retryapp.testing import MemoryPartition, VirtualClock
 
@@ -141,30 +142,59 @@ async def test_a_late_cancellation_that_hits_another_record_is_that_ones_failure
         assert (orders.waiting, orders.dead_letters) == ({}, [])
 
 
-async def test_handlers_that_never_wait_leave_room_for_others() -> None:
-    """Not more than a burst of them runs in one go."""
-    ran = 0
-    longest = 0
-    since = 0
+async def _most_in_a_round(counts: list[int], done: Callable[[], bool]) -> list[int]:
+    """Return the largest of each count within one round of the event loop; counts begin again in each round."""
+    most = [0] * len(counts)
+    while not done():
+        await asyncio.sleep(0)
+        most = [max(each) for each in zip(most, counts, strict=True)]
+        counts[:] = [0] * len(counts)
+    return most
+
+
+async def test_handlers_that_never_wait_leave_the_event_loop_to_others(clock: VirtualClock) -> None:
+    """They begin for a bounded time in each of its rounds, however many may run at once."""
+    counts = [0]
 
     async def handler(_value: bytes) -> None:
-        nonlocal ran, since, longest
-        ran += 1
-        since += 1
-        longest = max(longest, since)
+        counts[0] += 1
+        clock.advance(2)
 
-    async def other() -> None:
-        nonlocal since
-        while True:
-            since = 0
-            await asyncio.sleep(0)
+    owner, pool, context = Owner(), DeliveryPool(3, "pool"), make_context(handler)
+    pool.start()
+    for offset in range(40):
+        pool.submit(Run(owner, context, make_record(offset=offset)))
+    try:
+        assert await _most_in_a_round(counts, lambda: owner.ends == 40) == [ROUND_S * 1_000 / 2]
+    finally:
+        await pool.stop(0.0)
 
-    async with MemoryPartition(handler, "5m") as orders:
-        ticking = asyncio.create_task(other())
-        await orders.send(*[b"v"] * (10 * BURST))
-        await orders.until(lambda: ran == 10 * BURST)
-        ticking.cancel()
-        assert longest <= 2 * BURST
+
+async def test_first_deliveries_take_more_of_the_event_loop_than_redeliveries(clock: VirtualClock) -> None:
+    """Many rows that are due at one moment delay the others by a few milliseconds in each of its rounds."""
+    counts = [0, 0]
+
+    def counted(kind: int) -> DeliveryContext:
+        async def handler(_value: bytes) -> None:
+            counts[kind] += 1
+            clock.advance(1)
+
+        return make_context(handler)
+
+    owners = Owner(), Owner()
+    pools = make_pools(counted(0).handler)
+    for kind, (pool, owner) in enumerate(zip(pools, owners, strict=True)):
+        pool.start()
+        context = counted(kind)
+        for offset in range(40):
+            pool.submit(Run(owner, context, make_record(offset=offset)))
+    try:
+        most = await _most_in_a_round(counts, lambda: owners[0].ends == 40)
+        assert most == [ROUND_S * 1_000, BEHIND_S * 1_000]
+        await _most_in_a_round(counts, lambda: owners[1].ends == 40)
+    finally:
+        for pool in pools:
+            await pool.stop(0.0)
 
 
 async def test_a_run_that_is_told_to_stop_while_it_ends_costs_no_runner() -> None:

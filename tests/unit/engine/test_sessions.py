@@ -61,15 +61,15 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The lane opens again and reads the record again."""
-    real, calls = engine_pool.deliver, list[int]()
+    real, calls = engine_pool.outcome_of, list[int]()
 
-    async def broken(*arguments: Any) -> Any:
+    def broken(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise RuntimeError("a fault of ours")
-        return await real(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(engine_pool, "deliver", broken)
+    monkeypatch.setattr(engine_pool, "outcome_of", broken)
     async with MemoryPartition(down, "5m") as orders:
         await orders.send(b"a")
         assert "a fault of ours" in str(orders.lane.last_error)

@@ -1,160 +1,209 @@
-"""Records that may have killed a worker run one at a time, each marked before it starts."""
+"""Records that may have killed a worker run in groups that halve, each named by a mark before it starts."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from doubles import MAIN, BankDownError, Gate
+from doubles import MAIN, Gate, Refusing, reopen
+from suspected import GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
 
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.marks import Suspected
-from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.ports import TopicPartition
+from retryapp.core.verdicts import Reject
 from retryapp.testing import MemoryPartition, Step
 
-Start = Callable[..., Awaitable[MemoryPartition]]
+# -- groups -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Start a partition whose first session finds suspects behind its main offset."""
-    async with AsyncExitStack() as stack:
-
-        async def begin(handler: Gate, crashes: int, upto: int = 100, **options: object) -> MemoryPartition:
-            made = MemoryPartition(handler, "1s", **options)  # type: ignore[arg-type]
-            begin_session = made.engine.begin
-
-            def with_suspects(session: int, starts: Mapping[TopicPartition, int], transport: LaneProtocol) -> None:
-                transport.suspected = Suspected(crashes, upto) if session == 1 else None
-                begin_session(session, starts, transport)
-
-            monkeypatch.setattr(made.engine, "begin", with_suspects)
-            return await stack.enter_async_context(made)
-
-        yield begin
-
-
-def marks(orders: MemoryPartition) -> list[tuple[int, str]]:
-    """Return offsets of the main topic and what was written beside them, of each transaction that has such a note."""
-    return [
-        (batch.offsets[MAIN], batch.notes[MAIN].partition(":")[0])
-        for batch in orders.transport.batches
-        if MAIN in batch.notes
-    ]
-
-
-async def test_suspects_run_one_at_a_time_in_order(start: Start) -> None:
-    """Whatever the handler's concurrency; each is marked at its own offset, the first goes on counting."""
-    gate = Gate()
-    orders = await start(gate, 2, concurrency=4)
-    marking = orders.transport.pause(Step.COMMIT)
-    await orders.send(b"a", b"b", b"c")
-    assert (marking.reached, list(gate.running)) == (True, []), "it starts when nobody can miss its mark"
-    marking.set()
-    await orders.settle()
-    assert list(gate.running) == [b"a"]
-    assert marks(orders) == [(0, "s3")]
-    gate.let_all()
-    await orders.advance(1_000)
-    assert (gate.done, gate.most) == ([b"a", b"b", b"c"], 1)
-    assert marks(orders) == [(0, "s3"), (1, "r0"), (1, "s1"), (2, "r0"), (2, "s1"), (3, "r0")]
-
-
-async def test_suspect_rows_run_one_at_a_time_in_due_order() -> None:
-    """Two lives ended with the same row first: those that could have been running run alone, and each is marked."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1h") as orders:
-        for name in (b"a", b"b"):
-            await orders.send(name)
-            gate.let(name, BankDownError())
-            await orders.advance(100)
-    for _ in range(2):  # with the rows due at once when it opens
-        orders.clock.advance(1_000)
-        async with MemoryPartition(gate, "1s 1h", transport=orders.transport, concurrency=4) as orders:
-            await orders.settle()
-            assert list(gate.running) == [b"a", b"b"]
-        gate.running.clear()
-    async with MemoryPartition(gate, "1s 1h", transport=orders.transport, concurrency=4) as orders:
-        await orders.settle()
-        assert list(gate.running) == [b"a"]
+async def test_half_of_the_suspects_run_together_and_then_the_other_half() -> None:
+    """A false suspicion costs two group times; each group is named before it starts, with those that follow."""
+    gate, transport = Gate(), found("r1:old", *names(9))
+    async with MemoryPartition(gate, transport=transport, concurrency=8, max_in_flight=8) as orders:
+        assert list(gate.running) == names(4)
+        assert marks(orders) == [(0, "r2<9"), (0, "g4@0-4<9")]
         gate.let_all()
-        await orders.to_rest()
-        assert (gate.done, orders.waiting) == ([b"a", b"b"], {})
-        notes = [batch.rows_note.partition(":")[0] for batch in orders.transport.batches if batch.rows_note]
-        assert notes == ["wr0", "wr1", "wr2", "ws1", "wr0", "ws1", "wr0"]
-
-
-async def test_a_row_that_ends_its_worker_each_time_is_dead() -> None:
-    """After as many lives that it ended alone as the handler allows; no progress of others takes its marks back."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1h", max_crashes=2) as orders:
-        await orders.send(b"poison")
-        gate.let(b"poison", BankDownError())
         await orders.settle()
-    for life in range(5):
-        orders.clock.advance(1_000)
-        async with MemoryPartition(gate, "1s 1h", transport=orders.transport, max_crashes=2) as orders:
-            await orders.send(b"good %d" % life)
-            if life < 4:
-                assert b"poison" in gate.running
-                gate.let(b"good %d" % life)
-                await orders.settle()
-                await orders.advance(1_000)
-            else:
-                (letter,) = orders.dead_letters
-                assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 2, 0)
-                assert b"poison" not in gate.running
+        assert gate.done == names(9)
+        assert (gate.most, marks(orders)[2:]) == (4, [(4, "g4@4-8"), (8, "r0")])
+
+
+async def test_nothing_of_a_group_runs_before_its_mark_is_durable() -> None:
+    """Else its end would be uncounted."""
+    gate, transport = Gate(), found("r1:old", *names(4))
+    marking = transport.pause(Step.COMMIT, after=1)
+    async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
+        assert (marking.reached, list(gate.running)) == (True, [])
+        marking.set()
+        await orders.settle()
+        assert list(gate.running) == names(2)
+
+
+async def test_a_group_is_made_of_those_that_there_are() -> None:
+    """Nobody says that the log has no more of them: a short wait does."""
+    gate, transport = Gate(), found("r1:old", *names(6))
+    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+        await orders.advance(GATHER_MS - 1)
+        assert list(gate.running) == []
+        await orders.advance(1)
+        assert list(gate.running) == names(3)
+
+
+@pytest.mark.parametrize("at", range(8))
+async def test_one_that_kills_is_found_by_halves(at: int) -> None:
+    """Among eight: a group of four, of two, and three lives in which it ran alone. All others are done."""
+    killer = Killer(b"%d" % at)
+    transport = found("r1:old", *names(8))
+    ends = 0
+    while ends < 20 and await killer.ends_a_life(transport, concurrency=8, max_in_flight=8, max_crashes=3):
+        ends += 1
+    assert ends == 2 + 3
+    assert sorted(set(killer.done)) == [name for name in names(8) if name != killer.poison]
+    assert transport.offsets[MAIN] == 8
+    async with MemoryPartition(killer, "1s 1h", transport=transport) as orders:
+        (letter,) = orders.dead_letters
+        assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 1, at)
+        assert "3 workers ended while this record ran alone" in letter.error_message
+
+
+async def test_only_the_group_that_ran_is_suspect_in_the_next_life() -> None:
+    """The others were not running, so they run as always once it is over; those that are settled ran to their end."""
+    gate, transport = Gate(), found("g4:old@0-4<8", *names(12))
+    async with MemoryPartition(gate, transport=transport, concurrency=12, max_in_flight=12) as orders:
+        assert list(gate.running) == names(2)
+        gate.let(b"0")
+        await orders.settle()
+        await orders.advance(1_000)
+    gate.running.clear()
+    async with MemoryPartition(gate, transport=transport, concurrency=12, max_in_flight=12) as orders:
+        assert list(gate.running) == [b"1"]
+        assert marks(orders)[-1] == (1, "s1@1")
+        gate.let(b"1")
+        await orders.settle()
+        assert list(gate.running) == names(12)[2:]
+        assert marks(orders)[-1] == (2, "r0")
+
+
+async def test_a_settled_neighbour_does_not_clear_the_mark() -> None:
+    """The offset moves within the group, and its mark stays until all of it is settled."""
+    gate, transport = Gate(), found("r1:old", *names(8))
+    async with MemoryPartition(gate, transport=transport, max_in_flight=8, concurrency=8) as orders:
+        gate.let(b"0")
+        gate.let(b"1")
+        await orders.settle()
+        await orders.advance(1_000)
+        assert transport.offsets[MAIN] == 2
+        assert without_life(transport.broker.notes[MAIN].split()[0]) == "g4@0-4<8"
+
+
+async def test_unclean_ends_count_while_a_record_of_the_first_one_waits() -> None:
+    """However far its neighbours have come in each life; once all of them are settled, counting begins again."""
+    gate, transport = Gate(), found("", *names(6))
+    for settled in (b"0", b"1"):
+        async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
+            gate.let(settled)
+            await orders.settle()
+            await orders.advance(1_000)
         gate.running.clear()
+    async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
+        assert list(gate.running) == [b"2", b"3"]
+        assert marks(orders)[-1] == (2, "g2@2-4<6")
+        gate.let_all()
+        await orders.advance(1_000)
+        assert without_life(transport.broker.notes[MAIN].split()[0]) == "r0"
 
 
-async def test_behind_the_suspects_records_run_as_always(start: Start) -> None:
-    """As many may have run before as are taken in at once."""
-    gate = Gate()
-    gate.let_all()
-    orders = await start(gate, 0, concurrency=4, max_in_flight=2)
-    await orders.send(b"a", b"b")
-    await orders.advance(1_000)
-    gate.open = False
-    await orders.send(b"c", b"d")
-    await orders.settle()
-    assert list(gate.running) == [b"c", b"d"]
-    assert [offset for offset, mark in marks(orders) if mark == "s1"] == [0, 1]
+async def test_a_lane_that_opens_again_suspects_the_same_records() -> None:
+    """Its life has not ended: neither half is proven."""
+    gate, transport = Gate(), found("r1:old", *names(8))
+    async with MemoryPartition(gate, transport=transport, max_in_flight=8, concurrency=8) as orders:
+        await reopen(orders)
+        await orders.settle()
+        assert list(gate.running) == names(4)
+        gate.let_all()
+        await orders.advance(1_000)
+        assert (gate.most, sorted(gate.done)) == (4, names(8))
 
 
-async def test_what_came_after_the_end_is_not_suspect_and_waits_for_those_that_are(start: Start) -> None:
+async def test_a_clean_end_takes_the_mark_back() -> None:
+    """Whatever was suspect: the worker outlived it."""
+    gate, transport = Gate(), found("r1:old", *names(4))
+    async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
+        assert list(gate.running) == names(2)
+        await orders.finish(1.0, meanwhile=lambda: orders.advance(2_000))
+    assert transport.broker.notes[MAIN] == ""
+
+
+# -- marks of older builds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("note", "mark"), [("r1:old", "s1@0"), ("r5:old", "s1@0"), ("s1:old", "s2@0")])
+async def test_a_mark_of_an_older_build_counts(note: str, mark: str) -> None:
+    """About the record at the offset where it was found."""
+    gate, transport = Gate(), found(note, b"a")
+    async with MemoryPartition(gate, transport=transport, max_in_flight=1) as orders:
+        assert list(gate.running) == [b"a"]
+        assert marks(orders)[-1] == (0, mark)
+
+
+# -- what waits -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_came_after_the_suspects_waits_for_them() -> None:
     """Beside them it could end the worker in their stead; once their outcomes are durable it runs as ever."""
+    gate, transport = Gate(), found("g2:old@0-2", *names(4))
+    async with MemoryPartition(gate, transport=transport, concurrency=4) as orders:
+        for name in (b"0", b"1"):
+            assert list(gate.running) == [name]
+            gate.let(name)
+            await orders.settle()
+        assert list(gate.running) == [b"2", b"3"]
+        assert marks(orders)[-1] == (2, "r0")
+
+
+async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable() -> None:
+    """It is not called again. What is after it may be the one that ended its workers: the offset has to move first."""
+    gate, transport = Gate(), found("s3:old@0", b"a", b"b")
+    burying = transport.pause(Step.COMMIT)
+    async with MemoryPartition(gate, transport=transport, concurrency=4) as orders:
+        assert (burying.reached, list(gate.running)) == (True, [])
+        burying.set()
+        await orders.settle()
+        assert list(gate.running) == [b"b"]
+        (letter,) = orders.dead_letters
+        assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 1, 0)
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["first deliveries", "rows"])
+@pytest.mark.parametrize("buried", [False, True], ids=["an outcome", "a burial"])
+async def test_nothing_else_runs_while_a_suspects_outcome_is_refused(rows: bool, buried: bool) -> None:
+    """Its topic does not take it: the lane says so, and the next group starts once it is durable, and not before."""
     gate = Gate()
-    orders = await start(gate, 0, upto=2, concurrency=4)
-    await orders.send(b"a", b"b", b"c", b"d")
-    assert list(gate.running) == [b"a"]
-    assert marks(orders) == [(0, "s1")]
-    gate.let_all()
-    await orders.to_rest()
-    assert gate.done[:2] == [b"a", b"b"]
-    assert sorted(gate.done[2:]) == [b"c", b"d"]
-    assert marks(orders)[-1] == (2, "r0")
+    transport = await with_rows(gate, 4, "1s") if rows else found("", *names(4))
+    sign, first = "", 0
+    if rows:
+        sign, first = "w", int.from_bytes(disk_rows(transport)[0][0][:8], "big")
+    mark = (f"s3:old@{first}.0" if rows else "s3:old@0") if buried else "r2:old"
+    transport.broker.notes[MAIN] = f"{'r0:old ' if rows else ''}{sign}{mark}"
+    refusing = Refusing(transport, b"0")
+    refusing.topics = ".dlq"
+    async with MemoryPartition(gate, "1s", transport=transport, concurrency=4, max_in_flight=4) as orders:
+        if not buried:
+            assert list(gate.running) == names(2)
+            gate.let(b"0", Reject("never"))
+            gate.let(b"1")
+        await orders.settle()
+        await orders.advance(10_000)
+        assert orders.lane.refusal is not None
+        assert (list(gate.running), orders.lane.session) == ([], 1)
+        refusing.prefixes = ()
+        await orders.advance(30_000)
+        assert list(gate.running) == (names(4)[1:] if buried else names(4)[2:])
+        assert [letter.origin.offset for letter in orders.dead_letters] == [0]
 
 
-async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable(start: Start) -> None:
-    """It is not called again. What is behind it may be the one that ended its workers: the offset has to move first."""
-    gate = Gate()
-    orders = await start(gate, 3, upto=1, concurrency=4)
-    burying = orders.transport.pause(Step.COMMIT)
-    await orders.send(b"a", b"b")
-    assert (burying.reached, list(gate.running)) == (True, [])
-    burying.set()
-    await orders.settle()
-    await orders.advance(100)
-    assert list(gate.running) == [b"b"]
-    (letter,) = orders.dead_letters
-    assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 1, 0)
-    assert "3 workers ended while this record ran alone" in letter.error_message
-
-
-async def test_a_skipped_duplicate_is_not_among_the_suspects(start: Start) -> None:
-    """It does not run: the mark may have been its own, and those behind it may have run."""
+async def test_a_skipped_duplicate_is_not_among_the_suspects() -> None:
+    """It does not run; what its mark says is not held against the next one."""
     gate = Gate()
     gate.let_all()
     rule = Deduplicate("header:event-id", window="1h")
@@ -162,13 +211,56 @@ async def test_a_skipped_duplicate_is_not_among_the_suspects(start: Start) -> No
         await orders.send(b"first", headers=(("event-id", b"e"),))
         await orders.advance(1_000)
     gate.open = False
-    orders.transport.append(MAIN, None, b"again", (("event-id", b"e"),))
+    transport = orders.transport
+    transport.append(MAIN, None, b"again", (("event-id", b"e"),))
     for value in (b"a", b"b"):
-        orders.transport.append(MAIN, None, value)
-    orders = await start(gate, 3, concurrency=2, max_in_flight=2, deduplicate=rule, transport=orders.transport)
-    await orders.advance(1_000)
-    assert list(gate.running) == [b"a"]
-    gate.let_all()
-    await orders.advance(1_000)
-    assert (gate.most, gate.done) == (1, [b"first", b"a", b"b"])
-    assert orders.dead_letters == []
+        transport.append(MAIN, None, value)
+    transport.broker.notes[MAIN] = "s3:old@1"
+    async with MemoryPartition(gate, "1s", deduplicate=rule, transport=transport, concurrency=2) as orders:
+        await orders.advance(GATHER_MS)
+        assert list(gate.running) == [b"a", b"b"]
+        assert (marks(orders)[-1], orders.dead_letters) == ((2, "r0"), [])
+
+
+# -- several partitions of a worker -----------------------------------------------------------------------------------
+
+
+def beside(other: MemoryPartition, gate: Callable[[bytes], object], note: str, *values: bytes) -> MemoryPartition:
+    """Return a partition of the same worker as another."""
+    made = MemoryPartition(gate, transport=found(note, *values), clock=other.clock, max_in_flight=4, concurrency=4)  # type: ignore[arg-type]
+    made.engine.context = replace(made.engine.context, alone=other.engine.context.alone)
+    return made
+
+
+async def test_groups_of_several_partitions_run_together_and_one_alone_does_not() -> None:
+    """It would be held responsible for what a group of another partition did. What is not suspect goes on."""
+    gates = first, second, third, healthy = Gate(), Gate(), Gate(), Gate()
+    options = {"max_in_flight": 4, "concurrency": 4}
+    one = MemoryPartition(first, transport=found("r2:old", *names(4)), **options)
+    two, three = beside(one, second, "r2:old", *names(4)), beside(one, third, "s1:old@0", b"a", b"b")
+    async with one, two, three, beside(one, healthy, "", b"c"):
+        assert [list(gate.running) for gate in gates] == [names(2), names(2), [], [b"c"]]
+        for gate, partition in ((first, one), (second, two)):
+            gate.let(b"0")
+            gate.let(b"1")
+            await partition.settle()
+        await three.settle()
+        assert [list(gate.running) for gate in gates] == [[], [], [b"a"], [b"c"]]
+        third.let(b"a")
+        await three.settle()
+        assert [list(gate.running) for gate in gates] == [names(4)[2:], names(4)[2:], [b"b"], [b"c"]]
+
+
+async def test_a_refused_outcome_of_a_record_that_ran_alone_does_not_hold_up_other_partitions() -> None:
+    """It has not ended its worker, and its mark says so before another partition's suspect runs alone."""
+    first, second = Gate(), Gate()
+    async with MemoryPartition(first, transport=found("s1:old@0", *names(2))) as one:
+        refusing = Refusing(one.transport, b"0")
+        async with beside(one, second, "s1:old@0", b"a") as two:
+            assert (list(first.running), list(second.running)) == ([b"0"], [])
+            first.let(b"0", Reject("never"))
+            await one.settle()
+            await two.settle()
+            assert (list(first.running), list(second.running)) == ([], [b"a"])
+            assert without_life(one.transport.broker.notes[MAIN]) == "r0"
+            assert (one.transport.offsets[MAIN], len(refusing.tries) > 0) == (0, True)

@@ -82,6 +82,13 @@ def test_records_that_the_group_has_not_passed_are_not_received(counted, make_cu
     assert [(p.fault, p.offset) for p in before.problems] == [(Fault.AHEAD, 7)]
 
 
+def test_records_that_are_settled_beyond_the_offset_contradict_nothing(counted, make_cut):
+    """They are counted once the offset has passed them; others are still named."""
+    made = counted({7: "T1 W1", 8: "D1"}, offsets=range(5), cut=make_cut(received=5, settled={7}))
+    assert fates(made.balance) == {"received": 5, "done": 5}
+    assert [(p.fault, p.offset) for p in made.problems] == [(Fault.AHEAD, 8)]
+
+
 def test_a_group_without_offsets_is_one_finding(counted, make_cut):
     """Not one for each record."""
     made = counted({7: "T1 W1", 8: "T1"}, offsets=(), cut=make_cut(received=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -67,3 +68,12 @@ async def test_a_rebalance_takes_no_batch_away(
     consumer.app.flow_control.suspend()
     channel.put_now(batch(2))
     await until(lambda: taken == [1, 2])
+
+
+async def test_one_turn_of_the_event_loop_takes_all_that_waits(channel: IntakeChannel, taken: list[int]) -> None:
+    """Faust takes one value in each; with many partitions under load a record would wait for a turn of each of them."""
+    for session in range(10):
+        channel.put_now(batch(session))
+    while not taken:  # noqa: ASYNC110 - it is the turns that count
+        await asyncio.sleep(0)
+    assert taken == [*range(10)]

@@ -19,7 +19,7 @@ from aiokafka.errors import (
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.lane_errors import HandOffRefusedError, TooFewCopiesError
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.runtime.clients.batches import Sent, send_all
 
@@ -110,11 +110,21 @@ async def test_what_a_broker_refuses_for_good_is_noted(
     sent = await producer.send(*publications(destination, 1), ours())
     for answer in producer.answers:
         answer.set_exception(error)
-    with pytest.raises((type(error), HandOffRefusedError)):
+    with pytest.raises((type(error), HandOffRefusedError, TooFewCopiesError)):
         await sent.offsets()
     await told()
     assert destination.fresh(1.0)
     assert destination.problem == problem
+
+
+async def test_a_topic_with_too_few_copies_in_sync_is_named(producer: _Producer) -> None:
+    """The client's own words name neither topic nor remedy."""
+    sent = await producer.send(ours())
+    producer.answers[0].set_exception(NotEnoughReplicasError())
+    with pytest.raises(
+        TooFewCopiesError, match=rf"{OURS}\[1\] takes no records .*min\.insync\.replicas.* brokers that are away"
+    ):
+        await sent.offsets()
 
 
 async def test_a_refusal_names_the_topic_and_the_size_of_the_record(producer: _Producer) -> None:

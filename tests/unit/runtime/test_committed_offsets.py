@@ -10,7 +10,9 @@ from samples import key_of, waiting_row
 
 from retryapp.core import marks
 from retryapp.core.lane_errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
-from retryapp.core.marks import Mark, Suspected, Tally, rows_text
+from retryapp.core.marks import Suspected, Tally, after, place_of
+from retryapp.core.record import Origin
+from retryapp.core.settled import encode_settled
 from retryapp.engine.lane import recovery
 from retryapp.ports import LaneBatch
 from retryapp.runtime.transport import KafkaTransport
@@ -87,8 +89,8 @@ async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(
     ("note", "written", "suspected"),
     [
         ("", [{MAIN: OURS}], None),
-        ("r1:other", [{MAIN: "r2:this"}], Suspected(0, 150)),
-        ("s2:other", [], Suspected(2, 150)),
+        ("r1:other", [{MAIN: "r2:this<150"}], Suspected((120,), (150,))),
+        ("s2:other", [], Suspected((120,), (121,), 1, 2)),
     ],
     ids=["new", "two lives did not get past it", "was running alone"],
 )
@@ -107,18 +109,16 @@ async def test_a_life_marks_where_it_begins(
     assert lane.suspected == suspected
 
 
-def began(ends: int) -> Mark:
-    """Return the mark of this life after so many unclean ends of others."""
-    return Mark(alone=False, count=ends, life="this")
+AT = place_of(key_of(ROW))
 
 
 @pytest.mark.parametrize(
-    ("rows", "found", "written", "crashes"),
+    ("rows", "found", "written", "suspected"),
     [
         (0, None, None, None),
-        (1, began(0), None, None),
-        (2, Mark(alone=False, count=1, life="other"), began(2), 0),
-        (2, Mark(alone=True, count=2, life="other"), None, 2),
+        (1, "wr0:this", None, None),
+        (2, f"wr1:other<{AT[0] + 1}.0", "wr2:this<{}.0", Suspected(AT, (-1, 0))),
+        (2, f"ws2:other@{AT[0]}.{AT[1]}", None, Suspected(AT, after(AT), 1, 2)),
     ],
     ids=["no row", "opens again", "two lives did not get past it", "was running alone"],
 )
@@ -127,19 +127,22 @@ async def test_a_life_marks_the_row_at_which_it_begins(
     topics: Topics,
     noted: list[LaneBatch],
     rows: int,
-    found: Mark | None,
-    written: Mark | None,
-    crashes: int | None,
+    found: str | None,
+    written: str | None,
+    suspected: Suspected | None,
 ) -> None:
     """Before a row is delivered, with the offset where it is; the mark of the main topic's record stays."""
-    topics.notes = {MAIN: NAMED if found is None else f"{OURS} {rows_text(found, key_of(ROW))} c:rows"}
+    topics.notes = {MAIN: NAMED if found is None else f"{OURS} {found} c:rows"}
     for row in (ROW, waiting_row(8, due_at_ms=2))[:rows]:
         topics.put(CHANGELOG, *row[:2])
     await lane.committed()
     await lane.recover()
-    marked = [] if written is None else [({MAIN: 120}, {}, rows_text(written, key_of(ROW)))]
+    after_now = lane.clock.wall_ms() + 1
+    marked = [] if written is None else [({MAIN: 120}, {}, written.format(after_now))]
     assert [(batch.offsets, batch.notes, batch.rows_note) for batch in noted] == marked
-    assert lane.suspected_rows == (None if crashes is None else Suspected(crashes, lane.clock.wall_ms()))
+    if suspected is not None and suspected.end == (-1, 0):
+        suspected = suspected._replace(end=(after_now, 0))  # what is due now
+    assert lane.suspected_rows == suspected
     await lane.close()
 
 
@@ -228,7 +231,7 @@ async def test_a_changelog_whose_records_were_copied_from_another_is_refused(
 
 @pytest.mark.parametrize(
     ("note", "kept"),
-    [("", ""), (OURS, OURS), ("s2:other", "s2:other"), ("r0:other", "r1:this"), (COUNTED.text(120), "")],
+    [("", ""), (OURS, OURS), ("s2:other", "s2:other"), ("r0:other", "r1:this<150"), (COUNTED.text(120), "")],
     ids=["set by hand", "ours", "was running alone", "another life", "counts alone"],
 )
 async def test_an_offset_that_names_no_changelog_counts_for_any(
@@ -258,3 +261,37 @@ async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport
     put_progress(topics, "now", 130, COUNTED.text(130))
     assert (await lane.committed())[MAIN] == 130
     assert lane.tally == COUNTED
+
+
+# -- what was settled beyond it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["beside the offset", "in the changelog"])
+async def test_what_was_settled_beyond_the_offset_is_found_and_kept(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch], where: str
+) -> None:
+    """Also for a group whose offsets have expired; the mark that the opening writes goes beside it."""
+    beyond = {122: True, 125: False}
+    text = encode_settled(beyond, Origin(MAIN.topic, "now", MAIN.partition, 120))
+    if where == "beside the offset":
+        topics.committed[MAIN], topics.notes[MAIN] = 120, f"r0:other {text} c:rows"
+    else:
+        topics.committed = {}
+        value = marks.progress_value({MAIN.topic: 120}, "now", "", "rows", text)
+        topics.put(CHANGELOG, marks.PROGRESS, value)
+    assert (await lane.committed())[MAIN] == 120
+    assert lane.settled == beyond
+    assert lane._beside().noted(LaneBatch()) == text, "a transaction of rows alone writes it down as well"
+    (batch,) = noted
+    assert text in lane._beside().beside(batch)[MAIN].note
+
+
+async def test_what_was_settled_beyond_another_offset_is_not_read(
+    lane: KafkaTransport, topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its records run again, and the log says so."""
+    text = encode_settled({122: True}, Origin(MAIN.topic, "now", MAIN.partition, 119))
+    topics.committed[MAIN], topics.notes[MAIN] = 120, f"r0:other {text} c:rows"
+    await lane.committed()
+    assert lane.settled == {}
+    assert "what was settled beyond it runs again" in caplog.text

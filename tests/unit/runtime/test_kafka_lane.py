@@ -19,7 +19,7 @@ from retryapp.core.deduplicate import IDENTITY_BYTES, Seen, encode_seen
 from retryapp.core.errors import DiskFullError, StoreBrokenError
 from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import FormerRowsError, StoreAheadError
+from retryapp.core.lane_errors import StoreAheadError
 from retryapp.core.record import Headers, failure_id
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.ports import DeadRow, LaneBatch, LaneReceipt, TopicPartition
@@ -120,18 +120,6 @@ async def test_a_store_that_missed_more_than_a_deadline_goes_on_where_it_was(
         await lane.close()
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
     assert counts == {"1m": 50}
-
-
-async def test_rows_of_a_former_build_are_not_passed_over(open_lane: OpenLane, topics: Topics) -> None:
-    """They would wait for ever without a word; those that it has settled count for nothing."""
-    for key, value in ((b"a" * 20, b"row"), (b"b" * 20, b"row"), (b"a" * 20, None)):
-        topics.put(CHANGELOG, key, value)
-    lane = open_lane()
-    with pytest.raises(FormerRowsError, match="1 records wait"):
-        await lane.recover()
-    await lane.close()
-    topics.put(CHANGELOG, b"b" * 20, None)
-    await (await opened(open_lane())).close()
 
 
 async def test_a_store_that_knows_more_than_its_changelog_is_refused(open_lane: OpenLane, topics: Topics) -> None:

@@ -76,10 +76,10 @@ def marking(lane: KafkaTransport) -> KafkaTransport:
 async def test_offsets_say_whose_life_moved_them(marking: KafkaTransport, kafka: Kafka) -> None:
     """A record that starts alone is marked before it does; what is said of rows stays until another is said."""
     await marking.fence()
-    await marking.commit(LaneBatch(offsets={MAIN: 8}, rows_note="wr0:this@place"))
+    await marking.commit(LaneBatch(offsets={MAIN: 8}, rows_note="wr0:this"))
     await marking.commit(LaneBatch(offsets={MAIN: 9}, notes={MAIN: "s1:this"}))
     await marking.commit(LaneBatch(offsets={MAIN: 9}, rows_note=""))
-    notes = ["r0:this wr0:this@place", "s1:this wr0:this@place", "s1:this"]
+    notes = ["r0:this wr0:this", "s1:this wr0:this", "s1:this"]
     assert kafka.notes == [{MAIN.topic: note} for note in notes]
 
 
@@ -100,13 +100,13 @@ async def test_a_lane_that_is_let_go_takes_back_what_it_holds_against_records(
 ) -> None:
     """In one transaction; none when it holds nothing: a worker has hundreds of lanes, and a rebalance waits for all."""
     await marking.fence()
-    for notes, rows in (({MAIN: "s1:this"}, None), ({}, "ws2:this@place"), ({MAIN: "s1:this"}, "wr1:this@place")):
+    for notes, rows in (({MAIN: "s1:this"}, None), ({}, "ws2:this@5.7"), ({MAIN: "g3:this@8-12"}, "wr1:this<5.0")):
         await marking.commit(LaneBatch(offsets={MAIN: 8}, notes=notes, rows_note=rows))
         await marking.rest()
         assert kafka.notes[-1] in ({MAIN.topic: ""}, {MAIN.topic: "r0:this"})
         assert kafka.asked[-2:] == [("app", {MAIN: 8}), "commit"]
     await marking.commit(LaneBatch(offsets={MAIN: 9}, notes={MAIN: "s1:this"}))
-    await marking.commit(LaneBatch(offsets={MAIN: 10}, rows_note="wr0:this@place"))
+    await marking.commit(LaneBatch(offsets={MAIN: 10}, rows_note="wr0:this"))
     asked = len(kafka.asked)
     await marking.rest()
     assert len(kafka.asked) == asked

@@ -22,7 +22,7 @@ from aiokafka.errors import (
 from kafka_fakes import BATCH, DLQ, LOGGED, MAIN, PUBLISHED, RETRY, WRITTEN_DOWN, Kafka, MakeLane, progress
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.lane_errors import HandOffRefusedError, TooFewCopiesError
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
@@ -121,7 +121,7 @@ async def test_nothing_is_committed_before_all_of_it_is_acknowledged(lane: Kafka
     assert "commit" not in kafka.asked
     kafka.refused = NotEnoughReplicasError()
     kafka.acknowledged.set()
-    with pytest.raises(NotEnoughReplicasError):
+    with pytest.raises(TooFewCopiesError):
         await committing
     assert "commit" not in kafka.asked
 

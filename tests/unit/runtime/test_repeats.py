@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from mode.utils.logging import ExtensionFormatter
 
 from retryapp.runtime.observe import repeats
 from retryapp.runtime.observe.repeats import Seldom
@@ -12,13 +13,13 @@ from retryapp.runtime.observe.repeats import Seldom
 
 def test_the_same_line_comes_once_in_a_while_with_its_count() -> None:
     """The first at once, the next after the interval; other lines are not held back by it."""
-    now_s = 0.0
+    now_s, formatter = 0.0, ExtensionFormatter(fmt="%(message)s")  # that of a worker
     seldom, shown = Seldom(30.0, lambda: now_s), []
 
     def say(topic: str) -> None:
         line = logging.LogRecord("aiokafka.cluster", logging.ERROR, "", 0, "Topic %s not found", (topic,), None)
         if seldom.filter(line):
-            shown.append(line.getMessage())
+            shown.append(formatter.format(line))
 
     for _ in range(5):
         say("a")

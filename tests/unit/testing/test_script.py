@@ -1,4 +1,4 @@
-"""Scripted handlers, time that runs to rest, and the fixture."""
+"""Scripted handlers, and time that runs to rest."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from retryapp import RetryPolicy, testing
 from retryapp.core.errors import InvalidDurationError
 from retryapp.engine.handler.handler import Delivery
 from retryapp.testing import MemoryPartition, Script
-from retryapp.testing.fixtures import StartPartition, start_partition
-
-__all__ = ["start_partition"]
 
 
 def told(script: Script) -> list[tuple[int, int, str]]:
@@ -18,7 +15,7 @@ def told(script: Script) -> list[tuple[int, int, str]]:
     return [(seen.attempt, seen.at_ms, seen.came_to) for seen in script.calls]
 
 
-async def test_a_script_is_followed_attempt_by_attempt(start_partition: StartPartition) -> None:
+async def test_a_script_is_followed_attempt_by_attempt() -> None:
     """Each step at its time, then the handler."""
     called: list[bytes] = []
 
@@ -26,9 +23,9 @@ async def test_a_script_is_followed_attempt_by_attempt(start_partition: StartPar
         called.append(value)
 
     script = Script("fail", "hang", "later 90s", ValueError("odd"), then=handler)
-    orders = await start_partition(script, RetryPolicy("5m*4", timeout="30s"))
-    await orders.send(b"order 1")
-    took_ms = await orders.to_rest()
+    async with MemoryPartition(script, RetryPolicy("5m*4", timeout="30s")) as orders:
+        await orders.send(b"order 1")
+        took_ms = await orders.to_rest()
     assert told(script) == [
         (1, 0, "ConnectionError"),
         (2, 300_000, "stopped"),
@@ -41,21 +38,21 @@ async def test_a_script_is_followed_attempt_by_attempt(start_partition: StartPar
     assert orders.dead_letters == []
 
 
-async def test_each_record_has_its_own_attempts(start_partition: StartPartition) -> None:
+async def test_each_record_has_its_own_attempts() -> None:
     """And its own calls."""
     script = Script("fail")
-    orders = await start_partition(script, "1s")
-    await orders.send(b"a", b"b")
-    await orders.to_rest()
+    async with MemoryPartition(script, "1s") as orders:
+        await orders.send(b"a", b"b")
+        await orders.to_rest()
     assert [(seen.value, seen.attempt) for seen in script.calls] == [(b"a", 1), (b"b", 1), (b"a", 2), (b"b", 2)]
 
 
-async def test_what_is_rejected_is_dead(start_partition: StartPartition) -> None:
+async def test_what_is_rejected_is_dead() -> None:
     """At once, and nothing waits."""
-    orders = await start_partition(Script("reject"), "5m")
-    await orders.send(b"order 1")
-    assert [letter.reason for letter in orders.dead_letters] == ["rejected"]
-    assert await orders.to_rest() == 0
+    async with MemoryPartition(Script("reject"), "5m") as orders:
+        await orders.send(b"order 1")
+        assert [letter.reason for letter in orders.dead_letters] == ["rejected"]
+        assert await orders.to_rest() == 0
 
 
 async def test_what_never_ends_is_told() -> None:

@@ -1,0 +1,58 @@
+"""Too few copies in sync: brokers refuse writes. Workers say so, lose and repeat nothing, and go on afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acceptance.load import under_load
+from confluent_kafka import KafkaError, Producer
+from harness import Stage, Worker, wait_for
+from harness.three_brokers import ThreeBrokers, three_brokers
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def brokers(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
+    """Three brokers, of which the first alone keeps the metadata: they go on when the two others are away."""
+    with three_brokers(cache_dir, tmp_path_factory.mktemp("three-brokers"), controllers=(1,)) as started:
+        yield started
+
+
+@pytest.fixture
+def bootstrap(brokers: ThreeBrokers) -> str:
+    """Of the brokers of these tests, which all run when a test begins."""
+    brokers.start()
+    brokers.wait_in_sync()
+    return brokers.bootstrap
+
+
+def test_two_of_three_are_killed(stage: Stage, brokers: ThreeBrokers) -> None:
+    """The third leads everything and takes nothing; not even the group can give its workers partitions."""
+    with under_load(stage, brokers) as flow:
+        brokers.kill(2, 3)
+        brokers.wait_left_out(2, 3)
+        assert {*brokers.leaders(flow.topic).values()} == {1}
+        assert refusal(stage, flow.topic) == "NOT_ENOUGH_REPLICAS"
+        for worker in stage.workers:
+            not_ready(worker)
+        brokers.start()
+        brokers.wait_in_sync()
+
+
+def not_ready(worker: Worker) -> None:
+    """Wait until a worker says that it is not ready."""
+    wait_for(lambda: worker.get("/retries/ready")[0] == 503, f"{worker.name} is not ready", timeout_s=60, every_s=0.2)
+
+
+def refusal(stage: Stage, topic: str) -> str:
+    """Publish a record without trying again; return the name of the broker's refusal."""
+    answers: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "retries": 0, "log_level": 0})
+    producer.produce(topic, b"", on_delivery=lambda error, _: answers.append(error))
+    assert producer.flush(30) == 0
+    (error,) = answers
+    assert error is not None, "it was taken"
+    return error.name()

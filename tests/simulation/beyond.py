@@ -1,0 +1,74 @@
+"""What stands beside committed offsets about the records beyond them, judged by what became of those (I6).
+
+Whatever a note names has a fate by then, it is named until the offset has passed it, and it does not run again. Like
+the oracle this reads the bytes by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode
+from collections import defaultdict
+from collections.abc import Mapping
+
+from simulation.story import Origin, Story, Violation
+
+_NOTE = re.compile(r"(?:^| )b1:(\d+):([^:]+):")
+
+
+class Notes:
+    """The notes of all partitions, in the order of their commits."""
+
+    def __init__(self, stories: Mapping[Origin, Story]) -> None:
+        self.named = 0
+        """Records that notes have named."""
+        self._stories = stories
+        self._open: defaultdict[int, set[int]] = defaultdict(set)
+
+    def committed(self, number: int, offset: int, note: str, now_ms: float) -> None:
+        """Judge what is committed for a partition.
+
+        Raises:
+            Violation: it names a record without a fate, or none that there is, or no longer one that it named.
+        """
+        told = read_note(note, offset)
+        for at in self._open[number]:
+            _must(at in told or at < offset, number, at, f"no longer named beside {offset}, and not passed")
+        for at, fine in told.items():
+            story = self._stories.get((number, at))
+            if story is None:
+                raise Violation(f"I6 {number}/{at}: named beside {offset}, and nobody sent it")
+            succeeded = any(call.fine for call in story.calls[1]) and not story.copies[1]
+            failed = bool(story.copies[1] or story.fates)
+            _must(succeeded if fine else failed, number, at, f"named beside {offset} without a fate ({fine})")
+            story.settled_ms.setdefault(0 if fine else 1, now_ms)
+            self.named += at not in self._open[number]
+        self._open[number] = set(told)
+
+
+def read_note(note: str, offset: int) -> dict[int, bool]:
+    """Return whether each record succeeded that a note names, by offset.
+
+    Raises:
+        Violation: it is of another offset.
+    """
+    found = _NOTE.search(note)
+    if found is None:
+        return {}
+    if int(found[1]) != offset:
+        raise Violation(f"I6: the note of offset {found[1]} stands beside {offset}")
+    told: dict[int, bool] = {}
+    number = scale = 0
+    for byte in urlsafe_b64decode(found[2]):
+        number += byte % 128 << scale
+        scale += 7
+        if byte < 128:
+            offset += number // 2
+            told[offset] = number % 2 == 0
+            offset, number, scale = offset + 1, 0, 0
+    return told
+
+
+def _must(holds: bool, number: int, offset: int, what: str) -> None:
+    if not holds:
+        raise Violation(f"I6 {number}/{offset}: {what}")

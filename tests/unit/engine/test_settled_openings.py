@@ -1,0 +1,106 @@
+"""What the next life makes of records that were settled beyond the offset, where the topic has changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from doubles import MAIN, BankDownError, Gate
+from test_beyond import HUNG, looks, noted
+
+from retryapp.core.hops import Outgoing
+from retryapp.core.marks import split_note
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.record import Damage, Record
+from retryapp.testing import MemoryLaneTransport, MemoryPartition
+
+NEW = (b"new 2", b"new 3", b"new 4")
+
+
+async def behind_a_hung_one(*values: bytes) -> MemoryLaneTransport:
+    """Settle records behind one that hangs, and end the life; return what is left."""
+    gate = Gate()
+    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
+        await orders.send(b"hung", *values)
+        for value in values:
+            gate.let(value)
+        await looks(orders)
+    return orders.transport
+
+
+def lose_the_end(transport: MemoryLaneTransport, end: int) -> None:
+    """Have the main topic end earlier, as after an election of a leader that lacks the last records."""
+    log = transport.broker.logs[MAIN]
+    del log.entries[end:]
+    log.end = end
+
+
+async def test_new_records_in_place_of_lost_ones_run() -> None:
+    """A note about records that the topic has lost says nothing of those that have their offsets now."""
+    transport = await behind_a_hung_one(b"a", b"b", b"c")
+    assert noted(transport) == {1: True, 2: True, 3: True}
+    lose_the_end(transport, 2)
+    gate = Gate()
+    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
+        await orders.send(*NEW)
+        await orders.settle()
+        assert sorted(gate.running) == [b"hung", *NEW]
+
+
+async def test_a_note_about_lost_records_is_corrected_before_any_record_runs() -> None:
+    """The life that sees the shorter topic may end before it commits anything else."""
+    transport = await behind_a_hung_one(b"a", b"b", b"c")
+    lose_the_end(transport, 2)
+    async with MemoryPartition(Gate(), HUNG, transport=transport):
+        pass
+    for value in NEW:
+        transport.broker.append(MAIN, Outgoing(*MAIN, None, value, ()))
+    gate = Gate()
+    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
+        await looks(orders)
+        gate.open = True
+        for value in list(gate.running):  # suspects: two lives ended here
+            gate.let(value)
+        await looks(orders)
+        assert sorted(gate.started) == [b"hung", *NEW]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+async def test_a_settled_record_counts_though_compaction_has_removed_it(compacted: bool) -> None:
+    """The offset passes it like the others: received, and failed."""
+    gate = Gate()
+    async with MemoryPartition(gate, RetryPolicy("1h", timeout="30s"), concurrency=8) as orders:
+        await orders.send(b"hung", b"fails", b"fine")
+        gate.let(b"fails", BankDownError())
+        gate.let(b"fine")
+        await looks(orders)
+    transport = orders.transport
+    if compacted:
+        del transport.broker.logs[MAIN].entries[1]
+    gate = Gate()
+    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
+        gate.let(b"hung")
+        await looks(orders)
+        assert transport.offsets[MAIN] == 3
+        assert split_note(transport.broker.notes[MAIN]).tally.endswith(":3,2,0")
+
+
+async def test_what_cannot_be_read_waits_for_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read again it may be a longer range, which would get a dead letter beside the first one."""
+    gate = Gate()
+    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
+        real = orders.transport.broker.read
+
+        def read(*arguments: object, **options: object) -> tuple[list[Record], int]:
+            records, position = real(*arguments, **options)  # type: ignore[arg-type]
+            damage = Damage(1, "a bad checksum")
+            return [replace(each, damage=damage) if each.offset == 1 else each for each in records], position
+
+        monkeypatch.setattr(orders.transport.broker, "read", read)
+        await orders.send(b"hung", b"damaged", b"fine")
+        gate.let(b"fine")
+        await looks(orders)
+        assert (noted(orders.transport), orders.dead_letters) == ({2: True}, [])
+        gate.let(b"hung")
+        await looks(orders)
+        assert [letter.reason for letter in orders.dead_letters] == ["damaged"]

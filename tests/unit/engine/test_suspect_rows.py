@@ -1,0 +1,105 @@
+"""Due rows that may have killed a worker: in groups as first deliveries, and whatever else makes progress."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import pytest
+from doubles import MAIN, Gate
+from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, names, rows_marks, with_rows
+
+from retryapp.testing import MemoryPartition, Step
+
+
+async def test_suspect_rows_run_in_groups_in_due_order() -> None:
+    """Two lives ended while the same rows were due."""
+    gate = Gate()
+    transport = await with_rows(gate, 8)
+    for _ in range(ENDS):
+        async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8):
+            assert list(gate.running) == names(8)
+        gate.running.clear()
+    del transport.batches[:]
+    gate.most = 0
+    async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8, max_in_flight=8) as orders:
+        assert list(gate.running) == names(4)
+        gate.let_all()
+        await orders.advance(100)
+        assert (gate.most, gate.done, orders.waiting) == (4, names(8), {})
+        assert rows_marks(transport) == ["wr2", "wg4", "wg4", "wr0"]
+
+
+@pytest.mark.parametrize("at", range(8))
+async def test_a_row_that_kills_is_found_with_traffic_on_the_main_topic(at: int) -> None:
+    """No progress of first deliveries or of other rows takes its marks back; others are done, each in its time."""
+    killer = Killer(b"%d" % at, fails=1)
+    transport = found("", *names(8))
+    ends = 0
+    while ends < 20 and await killer.ends_a_life(transport, ends, concurrency=8, max_in_flight=8, max_crashes=2):
+        ends += 1
+    # without a mark, for the table was empty; two that make suspect; groups of 4 and 2; alone
+    assert ends <= 1 + ENDS + 2 + 2
+    assert {name for name in killer.done if not name.startswith(b"main")} == {*names(8)} - {killer.poison}
+    async with MemoryPartition(killer, "1s 1h", transport=transport) as orders:
+        (letter,) = orders.dead_letters
+        assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 2, at)
+        assert orders.waiting == {}
+
+
+async def test_other_rows_that_are_done_do_not_take_unclean_ends_back() -> None:
+    """A row that is due in each life counts, whichever was due first."""
+    gate = Gate()
+    transport = await with_rows(gate, 4)
+    for name in (b"0", b"1"):
+        async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8) as orders:
+            gate.let(name)
+            await orders.settle()
+        gate.running.clear()
+    async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8, max_in_flight=2) as orders:
+        await orders.settle()
+        assert list(gate.running) == [b"2"]
+        assert rows_marks(transport)[-1] == "ws1"
+
+
+async def test_a_row_that_was_not_due_after_all_keeps_its_count() -> None:
+    """It is claimed again later; what it was held responsible for is not forgotten."""
+    gate = Gate()
+    transport = await with_rows(gate, 1)
+    (key, _), *_ = disk_rows(transport)
+    due_ms = int.from_bytes(key[:8], "big")
+    transport.broker.notes[MAIN] = f"r0:old ws2:old@{due_ms}.0"
+    marking = transport.pause(Step.COMMIT)
+    async with MemoryPartition(gate, "1s 1h", transport=transport) as orders:
+        assert marking.reached
+        orders.clock.trusted = False
+        marking.set()
+        await orders.settle()
+        assert gate.running == {}
+        orders.clock.trusted = True
+        await orders.advance(1_000)
+        assert list(gate.running) == [b"0"]
+        assert rows_marks(transport)[-1] == "ws3"
+
+
+async def test_a_mark_of_an_older_build_about_a_row_counts() -> None:
+    """It names the row by a hash."""
+    gate = Gate()
+    transport = await with_rows(gate, 2)
+    key = disk_rows(transport)[0][0]
+    transport.broker.notes[MAIN] = f"r0:old ws2:old@{blake2b(key, digest_size=8).hexdigest()}"
+    async with MemoryPartition(gate, "1s 1h", transport=transport):
+        assert list(gate.running) == [b"0"]
+        assert rows_marks(transport)[-1] == "ws3"
+
+
+async def test_suspects_that_are_settled_hold_nothing_up() -> None:
+    """Their worker died before it had taken the mark back; that is done before another record runs."""
+    gate = Gate()
+    transport = await with_rows(gate, 2)
+    due_ms = int.from_bytes(disk_rows(transport)[0][0][:8], "big")
+    transport.broker.notes[MAIN] = f"r0:old wg3:old@{due_ms + 1}.0-{due_ms + 1}.9"
+    async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=2) as orders:
+        assert list(gate.running) == []
+        await orders.advance(GATHER_MS)
+        assert list(gate.running) == names(2)
+        assert rows_marks(transport)[-1] == "wr0"
