@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +17,6 @@ from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
     cancelled_by,
-    format_option,
     group_option,
     interruptible,
     lake_options,
@@ -59,7 +57,6 @@ DAY_MS: Final = 86_400_000
     help="Write the page too, as 'retryapp pipeline report' does.",
 )  # fmt: skip
 @wait_option("10m", "How long to wait for a running 'archive' of the same group; others are waited for at least 10m.")
-@format_option
 @lake_options
 @json_option
 def analyse(
@@ -70,7 +67,6 @@ def analyse(
     compare_ledger: bool,
     page: Path | None,
     wait_s: float,
-    table_format: str | None,
     lake: str,
     session: SessionOptions,
     as_json: bool,
@@ -95,17 +91,15 @@ def analyse(
             from retryapp.pipeline.lake import open_lake
             from retryapp.pipeline.report.facts import collect
 
-            opened = open_lake(spark, lake, wanted=table_format)
+            opened = open_lake(spark, lake)
             job, admin = Analysis(spark, opened, now_ms=now_ms), KafkaAdmin(connection)
             archives = [Archive(spark, connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
-            with job.hold() as held:
+            with job.hold():
                 taken = [take_cut(admin, archive.group) for archive in archives]
-                archived = _archive(archives, taken, wait_s, stopped)
-                with cancelled_by(stopped, spark), unchanged(opened, archives, wait_s, stopped):
+                archived = _archive(archives, wait_s, stopped)
+                with cancelled_by(stopped, spark):
                     _show("analysing")
-                    held.check("analyse")
                     analysed = job.run(taken, full=full)
-                    held.check("analyse")
                     if compare_ledger:
                         compared = _compare(spark, opened, connection, taken)
                     if page is not None:
@@ -120,7 +114,7 @@ def analyse(
         f"{analysed.journeys:,} journeys, {made}, in {analysed.elapsed_ms / 1_000:.1f} s",
         _checks(analysed.verdicts),
     ]
-    names = ("group", "rows", "by_another")
+    names = ("group", "rows")
     facts = {"lake": opened.uri, **asdict(analysed), "sound": analysed.is_sound}
     facts["archived"] = [{name: getattr(result, name) for name in names} for result in archived]
     if compared is not None:
@@ -129,10 +123,7 @@ def analyse(
     if page is not None and shown is not None:
         parts.append(_write(page, shown))
         facts["report"] = {"path": page.absolute(), "headline": shown["headline"], "totals": shown["totals"]}
-    waited = [
-        f"{run.group}: archived by another run, {run.by_another}" for run in archived if run.by_another is not None
-    ]
-    emit(facts, "\n".join([*waited, "\n\n".join(parts)]), as_json=as_json)
+    emit(facts, "\n\n".join(parts), as_json=as_json)
     differs = compared is not None and compared.at_rest and bool(compared.differences)
     return ExitCode.FINE if analysed.is_sound and not differs else ExitCode.FINDING
 
@@ -165,15 +156,13 @@ def report(*, out: Path, within_ms: int, lake: str, session: SessionOptions, as_
     return ExitCode.FINDING if failed else ExitCode.FINE
 
 
-def _archive(
-    archives: Sequence[Archive], taken: Sequence[TakenCut], wait_s: float, stopped: threading.Event
-) -> list[Archived]:
-    """Archive up to the cuts; where another run is at work, wait for it and take what it has archived."""
+def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> list[Archived]:
+    """Archive what is there, and so all before the cuts; where another run is at work, wait for it."""
     results = []
-    for archive, cut in zip(archives, taken, strict=True):
+    for archive in archives:
         _show(f"{archive.group}: archiving")
         try:
-            result = archive.run_once(stopped=stopped, wait_s=wait_s, on_wait=print_waiting, enough=cut.ends)
+            result = archive.run_once(stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
         except HeldError:
             if stopped.is_set():
                 raise KeyboardInterrupt from None
@@ -182,16 +171,6 @@ def _archive(
             raise KeyboardInterrupt
         results.append(result)
     return results
-
-
-@contextmanager
-def unchanged(lake: Lake, archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> Iterator[None]:
-    """Keep the archive unchanged while the body reads it: Delta has versions, Parquet has not."""
-    with ExitStack() as stack:
-        if lake.format != "delta":
-            for archive in archives:
-                stack.enter_context(archive.hold(wait_s=wait_s, on_wait=print_waiting, stopped=stopped))
-        yield
 
 
 def _write(out: Path, facts: Mapping[str, Any]) -> str:

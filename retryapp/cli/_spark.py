@@ -43,12 +43,6 @@ group_option = click.option(
     multiple=True,
     help="Consumer group = the Faust app's id; may be repeated.",
 )
-format_option = click.option(
-    "--format",
-    "table_format",
-    type=click.Choice(["delta", "parquet"]),
-    help="Format of a new lake; parquet needs no Delta jars and has no upkeep and no erase. [default: delta]",
-)
 
 
 def wait_option(default: str | None, text: str) -> Decorator:

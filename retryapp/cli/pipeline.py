@@ -15,7 +15,6 @@ from retryapp.cli._options import Length, json_option
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
     broker_options,
-    format_option,
     group_option,
     interruptible,
     lake_options,
@@ -28,7 +27,7 @@ from retryapp.cli._upkeep import compact, erase, expire, rebuild, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.jvm import ensure_jars, spark_jars
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
+from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
@@ -53,7 +52,7 @@ def command() -> None:
     \b
     Examples:
       retryapp pipeline archive --broker localhost:9092 --group billing
-      retryapp pipeline archive --broker localhost:9092 --group billing --lake s3a://lake/retries --every 1m
+      retryapp pipeline archive --broker localhost:9092 --group billing --lake s3a://lake/retries
       retryapp pipeline archive --broker localhost:9092 --group billing --every 1m --metrics-port 6080
       retryapp pipeline analyse --broker localhost:9092 --group billing
       retryapp pipeline report --out report.html
@@ -70,7 +69,6 @@ for _other in (analyse, report, compact, expire, vacuum, rebuild, erase):
 @broker_options
 @group_option
 @click.option("--every", metavar="LENGTH", type=Length(), help="Keep running, one round per interval ('1m').")
-@format_option
 @click.option(
     "--rows-per-batch", type=click.IntRange(min=1), default=200_000, show_default=True,
     help="Maximum number of offsets in one batch.",
@@ -91,7 +89,6 @@ def archive(
     connection: KafkaConnection,
     groups: tuple[str, ...],
     every: int | None,
-    table_format: str | None,
     rows_per_batch: int,
     wait_s: float | None,
     metrics_port: int | None,
@@ -105,8 +102,9 @@ def archive(
     Reads what is there now and ends; run it again for new records. It may be killed at any moment: a rerun continues,
     and no record is archived twice. Records that were deleted before they were read are reported (exit code 1). A
     second run of the same group is refused, or waits as --wait says; runs of other groups and the lake's upkeep are
-    waited for, at least ten minutes. With --every there is no limit unless --wait sets one, and each round prints its
-    result, with --json as one object a line. With --metrics-port the run serves metrics for Prometheus.
+    waited for, at least ten minutes. Only a lake on a path keeps runs apart: elsewhere run one at a time. With --every
+    there is no limit unless --wait sets one, and each round prints its result, with --json as one object a line. With
+    --metrics-port the run serves metrics for Prometheus.
 
     \b
     Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
@@ -118,12 +116,10 @@ def archive(
         metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
         spark = stack.enter_context(spark_session(session))
         stopped = stack.enter_context(stopped_by_signals())
-        if metrics is not None:
-            stack.enter_context(metrics.heard(spark))
         from retryapp.pipeline.archive import Archive
         from retryapp.pipeline.lake import open_lake
 
-        opened = open_lake(spark, lake, wanted=table_format)
+        opened = open_lake(spark, lake)
         jobs = [
             Archive(spark, connection, opened, group, now_ms=now_ms, rows_per_batch=rows_per_batch)
             for group in sorted(set(groups))
@@ -219,10 +215,9 @@ def _record_round(
         result.group,
         began_ms=began_ms,
         ended_ms=ended_ms,
-        read=result.cut,
-        ends=Positions(connection).ends(list(result.cut)),
-        retention_ms=retention_of(KafkaAdmin(connection), {topic for topic, _ in result.cut}),
+        rows=result.rows,
         gaps=len(result.gaps),
+        retention_ms=retention_of(KafkaAdmin(connection), {topic for topic, _ in result.cut}),
     )
 
 

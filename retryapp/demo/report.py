@@ -124,7 +124,6 @@ def _command(folder: Path, broker: str, page: Path) -> list[str]:
         "--broker": broker,
         "--group": DEFAULT_GROUP,
         "--lake": str(folder / "lake"),
-        "--format": "parquet",  # it goes away with the run, and Delta's log costs as much as all the rest
         "--report": str(page),
         "--memory": _MEMORY,
     }

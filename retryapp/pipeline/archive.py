@@ -30,7 +30,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
 from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Held, Holds, OnWait
+from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
 from retryapp.pipeline.read import read_stream
@@ -53,14 +53,13 @@ class Archived:
     group: str
     topics: int
     cut: Mapping[tuple[str, int], int]  # topic and partition → next offset: all before it is archived
-    run_id: str = ""
-    rows: int = 0
-    batches: int = 0
-    elapsed_ms: int = 0
-    gaps: tuple[Gap, ...] = ()
-    new_lives: tuple[Life, ...] = ()  # seen for the first time; an epoch over 1 is a re-creation
-    interrupted: bool = False
-    by_another: str | None = None  # the run that had archived enough, so that this one did nothing
+    run_id: str
+    rows: int
+    batches: int
+    elapsed_ms: int
+    gaps: tuple[Gap, ...]
+    new_lives: tuple[Life, ...]  # seen for the first time; an epoch over 1 is a re-creation
+    interrupted: bool
 
     @property
     def rows_per_s(self) -> float:
@@ -91,14 +90,7 @@ class Archive:
         self._admin = KafkaAdmin(connection)
         self._facts = Facts(spark, lake)
         self._runs = RunLog(self._facts, now_ms)
-        self._holds = Holds(spark, lake, now_ms)
-
-    def hold(
-        self, *, wait_s: float = 0.0, on_wait: OnWait | None = None, stopped: threading.Event | None = None
-    ) -> AbstractContextManager[Held]:
-        """Keep other runs of the group from writing to the lake while the body runs; a run does so by itself."""
-        name = f"{JOB} {self._admin.cluster_id()} {self.group}"
-        return self._holds.take(JOB, name, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
+        self._holds = Holds(spark, lake)
 
     def run_once(
         self,
@@ -107,39 +99,25 @@ class Archive:
         stopped: threading.Event | None = None,
         wait_s: float = 0.0,
         on_wait: OnWait | None = None,
-        enough: Mapping[tuple[str, int], int] | None = None,
     ) -> Archived:
         """Archive what is there now.
 
-        Waits ``wait_s`` for another run of the group, at least ``TURN_S`` for others that write to the table. Does
-        nothing if that run has published the offsets ``enough``. After an error what was committed stays.
+        Waits ``wait_s`` for another run of the group, at least ``TURN_S`` for others that write to the table. After an
+        error what was committed stays.
         """
         sources = find_sources(self._admin, self.group)
-        with self.hold(wait_s=wait_s, on_wait=on_wait, stopped=stopped) as held:
+        take = partial(self._holds.take, JOB, on_wait=on_wait, stopped=stopped)
+        with take(f"{JOB} {sources.cluster_id} {self.group}", wait_s=wait_s):
             last = self._runs.last(JOB, sources)
-            if held.waited_for is not None and enough is not None and last is not None:
-                done = self._published(sources, last, enough, held.waited_for)
-                if done is not None:
-                    return done
-            turn = self._holds.take(JOB, RECORDS_HOLD, wait_s=max(wait_s, TURN_S), on_wait=on_wait, stopped=stopped)
+            turn = take(RECORDS_HOLD, wait_s=max(wait_s, TURN_S))
             watch = partial(drive, job=JOB, on_progress=on_progress, stopped=stopped)
-            return self._run(sources, last, held, turn, watch)
-
-    def _published(
-        self, sources: Sources, last: LastRun, enough: Mapping[tuple[str, int], int], by: str
-    ) -> Archived | None:
-        ids = {source.topic: source.topic_id for source in sources.topics}
-        if any(last.cut.get((ids.get(topic, ""), number), 0) < end for (topic, number), end in enough.items()):
-            return None
-        cut = {(topic, number): last.cut.get((ids[topic], number), 0) for topic, number in sources.places}
-        return Archived(group=sources.group, topics=len(sources.topics), cut=cut, by_another=by)
+            return self._run(sources, last, turn, watch)
 
     def _run(
         self,
         sources: Sources,
         last: LastRun | None,
-        held: Held,
-        turn: AbstractContextManager[Held],
+        turn: AbstractContextManager[str | None],
         watch: Callable[..., Driven],
     ) -> Archived:
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
@@ -147,8 +125,8 @@ class Archive:
         start = find_start(self._tables, self._admin, sources, lives, last)
         if last is not None and last.state == FINISHED and not (start.gaps or lives.fresh) and self._is_all(start):
             return self._result(run_id, began_ms, sources, lives, start, Driven())
-        with turn as alone:
-            if alone.waited_for is not None:  # the first look may be long ago
+        with turn as waited_for:
+            if waited_for is not None:  # the first look may be long ago
                 lives = find_lives(self._facts, sources, began_ms)
                 start = find_start(self._tables, self._admin, sources, lives, last)
             self._tables.ensure_records()
@@ -157,11 +135,8 @@ class Archive:
                 self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", asdict(life))
             run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
             try:
-                lost = [event for event in (held.lost, alone.lost) if event is not None]
                 query = self._start(sources, lives, start, run)
-                driven = watch(query, resumed=start.checkpoint is not None, lost=lost)
-                held.check(JOB)
-                alone.check_turn(JOB, self._lake.uri)
+                driven = watch(query, resumed=start.checkpoint is not None)
                 self._check_unchanged(lives, run_id, driven)
             except OtherRunError:
                 self._runs.end(run, REFUSED, rows=0, cut={})
@@ -201,7 +176,9 @@ class Archive:
             records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()
         )
         checkpoint = self._lake.checkpoint(JOB, run.checkpoint)
-        return append_stream(rows, self._lake, RECORDS_TABLE, checkpoint=checkpoint, name=f"{JOB}:{sources.group}")
+        writer = rows.writeStream.format("delta").outputMode("append").trigger(availableNow=True)
+        writer = writer.queryName(f"{JOB}:{sources.group}").option("checkpointLocation", checkpoint)
+        return writer.start(self._lake.table(RECORDS_TABLE))  # its commits name query and batch: none comes twice
 
     def _erased(self) -> DataFrame | None:
         """Return the keys whose records are not kept; None where there are none, which is faster."""
@@ -229,20 +206,3 @@ class Archive:
             doubts = [Gap(life, partition, None, end, IN_DOUBT) for partition, end in ends]
             self._note_gaps(doubts, run_id, self._now_ms())
             raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)
-
-
-def append_stream(rows: DataFrame, lake: Lake, table: str, *, checkpoint: str, name: str) -> StreamingQuery:
-    """Start a query that appends all that is there now to a table, and ends.
-
-    A repeated batch changes nothing: Delta's commit has the query's id and the batch's number; in Parquet a batch is a
-    folder, which a repetition overwrites.
-    """
-    writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True).queryName(name)
-    if lake.format == "delta":
-        return writer.format("delta").outputMode("append").start(lake.table(table))
-    folder = checkpoint.rsplit("/", 1)[-1]
-
-    def write(batch: DataFrame, number: int) -> None:
-        batch.write.mode("overwrite").parquet(f"{lake.table(table)}/batch={folder}-{number:09d}")
-
-    return writer.foreachBatch(write).start()

@@ -63,16 +63,6 @@ class OtherRunError(EnvironmentFault):
         )
 
 
-class TurnLostError(EnvironmentFault):
-    """The job's lease on the table expired and another job took it. Operator action: run it again."""
-
-    def __init__(self, job: str, lake: str) -> None:
-        super().__init__(
-            f"the {job} run did not renew its lease in time (a suspended machine, a store that did not answer), and "
-            f"another job has begun to write to the lake {lake}. What was committed stays; a rerun continues"
-        )
-
-
 class HeldError(EnvironmentFault):
     """Another run holds the same part of the lake. Operator action: wait, or stop it."""
 

@@ -22,15 +22,12 @@ class Facts:
         self._lake = lake
         self._files = Files(spark, lake.uri)
 
-    def put(self, table: str, name: str, row: Mapping[str, Any]) -> bool:
-        """Write a fact; False where it is known already."""
+    def put(self, table: str, name: str, row: Mapping[str, Any]) -> None:
+        """Write a fact, unless it is known already."""
         place, text = self._place(table, name), json.dumps(row, ensure_ascii=False)
-        if self._files.create(place, text):
-            return True
-        if self.get(table, fact_name(name)):
-            return False
-        self._files.remove(place)  # half written
-        return self._files.create(place, text)
+        if not self._files.create(place, text) and not self.get(table, fact_name(name)):
+            self._files.remove(place)  # half written
+            self._files.create(place, text)
 
     def names(self, table: str) -> list[str]:
         """Return the names of all facts of a table, sorted."""

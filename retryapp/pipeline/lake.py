@@ -18,11 +18,9 @@ from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
+_TABLES: Final = "delta"
+_CONDITIONAL: Final = "fs.option.create.conditional.overwrite"  # for S3 (Hadoop 3.4.2); others refuse by themselves
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
-"""Makes S3 refuse a file that was created meanwhile (Hadoop's S3A, from 3.4.2); other stores do so by themselves."""
-_THERE_ALREADY: Final = ("AlreadyExists", "RemoteFileChanged")
-"""Hadoop's errors for a file that is there: before it is written, and S3's answer (412) when it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,6 @@ class Lake:
     """An opened lake."""
 
     uri: str  # without a slash at its end
-    format: str  # `delta` or `parquet`
     salt: str  # put before each key that is hashed; hex
 
     def table(self, name: str) -> str:
@@ -51,31 +48,31 @@ def lake_uri(text: str) -> str:
     return f"file://{Path(text).absolute()}".rstrip("/")  # as it is: Hadoop's paths decode nothing
 
 
-def open_lake(spark: SparkSession, text: str, *, wanted: str | None = None) -> Lake:
-    """Open a lake, or make one; ``wanted`` is the format of a new one, and must be that of an existing one."""
+def open_lake(spark: SparkSession, text: str) -> Lake:
+    """Open a lake, or make one."""
     uri = lake_uri(text)
     files = Files(spark, uri)
     mark = files.read(f"{uri}/{MARK}")
     if mark is None:
         salt = secrets.token_hex(32)
-        facts: dict[str, Any] = {"format": SCHEMA_VERSION, "tables": wanted or "delta", "salt": salt}
+        facts: dict[str, Any] = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": salt}
         if not files.create(f"{uri}/{MARK}", json.dumps(facts)):  # another process made it meanwhile
-            return open_lake(spark, text, wanted=wanted)
+            return open_lake(spark, text)
     else:
         facts = _facts(uri, mark)
-    if wanted is not None and facts["tables"] != wanted:
-        raise LakeUnusableError(uri, f"its tables are {facts['tables']}, not {wanted}")
-    return Lake(uri, facts["tables"], facts["salt"])
+    return Lake(uri, facts["salt"])
 
 
 def _facts(uri: str, mark: str) -> dict[str, Any]:
     try:
         facts = json.loads(mark)
-        version, _ = int(facts["format"]), (facts["tables"], facts["salt"])
+        version, tables, _ = int(facts["format"]), facts["tables"], facts["salt"]
     except (ValueError, KeyError, TypeError) as error:
         raise LakeUnusableError(uri, f"{MARK} in it is not readable ({error})") from error
     if version > SCHEMA_VERSION:
         raise NewerLakeError(f"the lake {uri}", version, SCHEMA_VERSION)
+    if tables != _TABLES:
+        raise LakeUnusableError(uri, f"its tables are {tables}, and only Delta tables are read: begin a new lake")
     return dict(facts)
 
 
@@ -100,7 +97,7 @@ class Files:
         except Py4JJavaError as error:
             kind = error.java_exception.getClass().getName()
             if not any(word in kind for word in passed):
-                raise LakeUnusableError(self._uri, _java_message(error)) from error
+                raise LakeUnusableError(self._uri, java_message(error)) from error
 
     def read(self, uri: str) -> str | None:
         """Return a small file's text; None where there is none."""
@@ -114,17 +111,16 @@ class Files:
                 stream.close()
 
     def create(self, uri: str, text: str) -> bool:
-        """Create a file; False where it exists. Of concurrent callers one succeeds.
-
-        S3 repeats a request whose answer was lost: then the one that succeeded gets False.
-        """
+        """Create a file; False where it exists (or S3 repeated the request). Of concurrent callers one succeeds."""
         place = self.local_folder(uri)
         if place is not None:  # Hadoop would look first and then write
             return self._create_local(place, text)
         created = False
-        with self._errors_named(*_THERE_ALREADY):
+        with self._errors_named("AlreadyExists", "RemoteFileChanged"):  # the second is S3's answer (412) at the close
             builder = self._system.createFile(self._path(uri)).recursive().overwrite(False)
-            self._write(builder.opt(_CONDITIONAL, True).build(), text)
+            stream = builder.opt(_CONDITIONAL, True).build()
+            stream.write(bytearray(text.encode("utf-8")))
+            stream.close()
             created = True
         return created  # noqa: RET504 - the error may be suppressed
 
@@ -138,22 +134,6 @@ class Files:
         except OSError as error:
             raise LakeUnusableError(self._uri, error.strerror or str(error)) from error
         return True
-
-    def _write(self, stream: Any, text: str) -> None:
-        stream.write(bytearray(text.encode("utf-8")))
-        stream.close()
-
-    def replace(self, uri: str, text: str) -> None:
-        """Write a file, over the one that exists."""
-        with self._errors_named():
-            self._write(self._system.create(self._path(uri), True), text)
-
-    def modified_ms(self, uri: str) -> int | None:
-        """Return when a file was last written, epoch milliseconds; None where there is none."""
-        modified_ms = None
-        with self._errors_named("FileNotFound"):
-            modified_ms = int(self._system.getFileStatus(self._path(uri)).getModificationTime())
-        return modified_ms  # noqa: RET504 - the error may be suppressed
 
     def local_folder(self, uri: str) -> Path | None:
         """Return the folder of this machine that a URI names; None where it is on another file system."""
@@ -178,7 +158,8 @@ class Files:
         return names  # noqa: RET504 - the error may be suppressed
 
 
-def _java_message(error: Any) -> str:
+def java_message(error: Py4JJavaError) -> str:
+    """Return the innermost message of an error in Java, on one line."""
     cause = error.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,24 +40,21 @@ def drive(
     resumed: bool = False,
     on_progress: OnProgress | None = None,
     stopped: threading.Event | None = None,
-    lost: Sequence[threading.Event] = (),
 ) -> Driven:
     """Wait for a query that ends by itself, or stop it.
 
     After ``stopped`` a quick batch is finished, and a failure counts as a stop: a supervisor ends Python workers too.
-    After one of ``lost`` nothing more is written.
     """
     from pyspark.errors import PySparkException
 
-    seen, done, at_once = -1, Driven(), False
+    seen, done = -1, Driven()
     try:
         while True:
             ended = query.awaitTermination(POLL_S)  # type: ignore[arg-type]  # takes parts of a second
             seen = _take(query, seen, done, on_progress)
             if ended:
                 return done
-            at_once = any(event.is_set() for event in lost)
-            if at_once or (stopped is not None and stopped.is_set()):
+            if stopped is not None and stopped.is_set():
                 break
     except PySparkException as error:
         _take(query, seen, done, on_progress)
@@ -67,10 +64,7 @@ def drive(
         raise named_failure(error, job=job, stuck=resumed and not done.batches) from error
     except KeyboardInterrupt:
         pass
-    if at_once:
-        query.stop()
-    else:
-        _stop(query)
+    _stop(query)
     _take(query, seen, done, on_progress)
     done.interrupted = True
     return done
@@ -102,7 +96,7 @@ def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgres
         done.rows += int(progress["numInputRows"])
         done.batches += 1
         done.rows_per_s = float(progress.get("processedRowsPerSecond") or 0.0)
-        done.ends.update(offsets_of(source.get("endOffset")))
+        done.ends.update(_offsets_of(source.get("endOffset")))
         behind = (source.get("metrics") or {}).get("avgOffsetsBehindLatest")
         done.behind = None if behind is None else round(float(behind) * len(done.ends))
         if on_progress is not None:
@@ -110,7 +104,7 @@ def _take(query: StreamingQuery, seen: int, done: Driven, on_progress: OnProgres
     return seen
 
 
-def offsets_of(end: Any) -> dict[tuple[str, int], int]:
+def _offsets_of(end: Any) -> dict[tuple[str, int], int]:
     """Return offsets by topic and partition, from the JSON of a Kafka source."""
     nested = json.loads(end) if isinstance(end, str) else end or {}
     return {

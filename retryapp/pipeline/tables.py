@@ -1,4 +1,4 @@
-"""The lake's tables: ``records`` in Delta, or in Parquet where Delta's jars are not there; small facts in JSON.
+"""The lake's tables: ``records`` in Delta, small facts in JSON.
 
 The Delta table keeps statistics of numbers only: text in the statistics of a log would outlive the erasure of its row.
 """
@@ -38,22 +38,21 @@ class Tables:
 
     def ensure_records(self) -> None:
         """Make the archive's table where there is none."""
-        if self.lake.format == "delta" and not self.exists(RECORDS_TABLE):
+        if not self.exists(RECORDS_TABLE):
             self.spark.sql(_create_records(self.lake.table(RECORDS_TABLE)))
 
     def exists(self, name: str) -> bool:
         """Tell whether a table exists."""
-        is_delta = name == RECORDS_TABLE and self.lake.format == "delta"
-        return self.files.exists(self.lake.table(name) + ("/_delta_log" if is_delta else ""))
+        return self.files.exists(self.lake.table(name) + ("/_delta_log" if name == RECORDS_TABLE else ""))
 
     def read(self, name: str) -> DataFrame:
         """Return ``records``, ``gaps`` or ``erasures``; empty where the table does not exist yet."""
         schema, place = _SCHEMAS[name], self.lake.table(name)
         if not self.exists(name):
             return self.spark.createDataFrame([], schema)
-        if name == RECORDS_TABLE and self.lake.format == "delta":
+        if name == RECORDS_TABLE:
             return self.spark.read.format("delta").load(place).select(*schema.fieldNames())
-        return self.spark.read.format("parquet" if name == RECORDS_TABLE else "json").schema(schema).load(place)
+        return self.spark.read.format("json").schema(schema).load(place)
 
 
 def quoted(place: str) -> str:

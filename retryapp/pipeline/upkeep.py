@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -24,9 +23,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.erasures import Erasure, Erasures
-from retryapp.pipeline.errors import LakeUnusableError, TableMissingError
+from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds, OnWait
+from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.session import setting
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
@@ -44,7 +43,7 @@ class Erased:
 
 
 class Upkeep:
-    """The commands on one lake with Delta tables."""
+    """The commands on one lake."""
 
     def __init__(
         self,
@@ -60,10 +59,8 @@ class Upkeep:
         self._lake = lake
         self._now_ms = now_ms
         self._erasures = Erasures(Facts(spark, lake))
-        self._take = partial(Holds(spark, lake, now_ms).take, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
+        self._take = partial(Holds(spark, lake).take, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
         self._tables = Tables(spark, lake)
-        if lake.format != "delta":
-            raise LakeUnusableError(lake.uri, f"this command needs Delta tables, and these are {lake.format}")
         if not self._tables.exists(RECORDS_TABLE):
             raise TableMissingError(lake.uri)
         self._records = quoted(lake.table(RECORDS_TABLE))
@@ -71,19 +68,19 @@ class Upkeep:
     def compact(self, since: date | None = None) -> dict[str, int]:
         """Join small files, of days from ``since`` on or all; return the numbers of ``removed`` and ``added`` files."""
         where = "" if since is None else f" WHERE date >= '{since.isoformat()}'"
-        with self._turn("compact"):
+        with self._take("compact", RECORDS_HOLD):
             metrics = self._spark.sql(f"OPTIMIZE {self._records}{where}").collect()[0]["metrics"]
         return {"removed": int(metrics["numFilesRemoved"]), "added": int(metrics["numFilesAdded"])}
 
     def expire(self, before: date) -> int:
         """Delete the rows of days before one; return how many. Their files go with the next vacuum."""
-        with self._turn("expire"):
+        with self._take("expire", RECORDS_HOLD):
             return self._delete(f"date < '{before.isoformat()}'")
 
     def vacuum(self, hours: int) -> None:
         """Remove files that left the table this long ago; readers of older versions then fail."""
-        with self._turn("vacuum") as alone:
-            self._vacuum(hours, "vacuum", alone)
+        with self._take("vacuum", RECORDS_HOLD):
+            self._vacuum(hours)
 
     def erase(self, key: bytes) -> Erased:
         """Erase all records of a key that have arrived until now; waits for a running analysis, which has read them."""
@@ -101,15 +98,14 @@ class Upkeep:
 
     def _erase(self, which: Callable[[], Sequence[Erasure]]) -> tuple[Erased, ...]:
         """Erase; ``which`` is called under the hold, because another process may have finished some meanwhile."""
-        with self._turn("erase", ANALYSIS_HOLD) as no_analysis, self._turn("erase") as alone:
+        with self._take("erase", ANALYSIS_HOLD), self._take("erase", RECORDS_HOLD):
             erasures = which()
             for each in erasures:
                 self._erasures.begin(each)
             predicate = "key_hash = '{0.key_hash}' AND timestamp_ms <= {0.erased_ms}".format
             erased = tuple(Erased(each.key_hash, self._delete(predicate(each))) for each in erasures)
             if erasures:
-                self._vacuum(0, "erase", alone)
-                no_analysis.check_turn("erase", self._lake.uri)
+                self._vacuum(0)
                 self._tables.files.remove(self._lake.table(DERIVED))
             for each in erasures:
                 self._erasures.end(each, self._now_ms())
@@ -117,7 +113,7 @@ class Upkeep:
 
     def rebuild(self, since: date) -> int:
         """Decode the rows of days from ``since`` on again, as an older retryapp may have found them unreadable."""
-        with self._turn("rebuild"):
+        with self._take("rebuild", RECORDS_HOLD):
             rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
             count = rows.count()
             options = {"replaceWhere": f"date >= '{since.isoformat()}'", "mergeSchema": "true"}
@@ -125,11 +121,7 @@ class Upkeep:
             writer.save(self._lake.table(RECORDS_TABLE))
         return count
 
-    def _turn(self, job: str, name: str = RECORDS_HOLD) -> AbstractContextManager[Held]:
-        return self._take(job, name)
-
-    def _vacuum(self, hours: int, job: str, alone: Held) -> None:
-        alone.check_turn(job, self._lake.uri)  # it would remove what another one writes
+    def _vacuum(self, hours: int) -> None:
         with setting(self._spark, _CHECK, "false"):
             self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
 

@@ -45,6 +45,7 @@ from retryapp.runtime.clients.lifecycle import (
     end,
     give_up_on_few_copies,
     reconnect_slowly,
+    send_nothing_unannounced,
 )
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.machine.clock import counted_s
@@ -138,6 +139,7 @@ class KafkaTransport(LaneProtocol):
         reconnect_slowly(producer)
         begin_promptly(producer)
         give_up_on_few_copies(producer)
+        send_nothing_unannounced(producer)
         self._producer = producer
         await producer.start()
 

@@ -9,6 +9,7 @@ import pytest
 from acceptance.load import under_load
 from confluent_kafka import KafkaError, Producer
 from harness import Stage, Worker, wait_for
+from harness.operator import Operator
 from harness.three_brokers import ThreeBrokers, three_brokers
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
@@ -42,9 +43,28 @@ def test_two_of_three_are_killed(stage: Stage, brokers: ThreeBrokers) -> None:
         brokers.wait_in_sync()
 
 
-def not_ready(worker: Worker) -> None:
-    """Wait until a worker says that it is not ready."""
-    wait_for(lambda: worker.get("/retries/ready")[0] == 503, f"{worker.name} is not ready", timeout_s=60, every_s=0.2)
+def test_one_is_away_and_the_changelog_asks_for_all(stage: Stage, brokers: ThreeBrokers) -> None:
+    """All else goes on: log and page name the cause and the remedy."""
+    with under_load(stage, brokers) as flow:
+        brokers.stop(2)
+        brokers.wait_left_out(2)
+        changelog = stage.topology(flow.topic).pending_changelog
+        Operator(stage.bootstrap).configure(changelog, "min.insync.replicas", "3")
+        for worker in stage.workers:  # a lane learns of it by a refusal, or because its last transaction does not end
+            worker.wait_for_line(r"retryapp\.lane_failed .* error_type=(TooFewCopies|MarkersLate)Error")
+            not_ready(worker, "Bring back the brokers that are away")
+        brokers.start(2)
+        brokers.wait_in_sync()
+
+
+def not_ready(worker: Worker, why: str = "") -> None:
+    """Wait until a worker says that it is not ready, and why."""
+
+    def said() -> bool:
+        status, body = worker.get("/retries/ready")
+        return status == 503 and why in body
+
+    wait_for(said, f"{worker.name} is not ready: {why}", timeout_s=60, every_s=0.2)
 
 
 def refusal(stage: Stage, topic: str) -> str:

@@ -27,7 +27,7 @@ class Flow:
     count: int = 0
     refused: list[KafkaError] = field(default_factory=list)
 
-    def goes_on(self, more: int = 20, timeout_s: float = 60.0) -> None:
+    def goes_on(self, more: int = 8, timeout_s: float = 60.0) -> None:
         """Wait until so many more records are done at their first attempt, and so many after a failure."""
         before = self._done()
 
@@ -46,7 +46,7 @@ class Flow:
         producer = Producer(
             {
                 "bootstrap.servers": self.stage.bootstrap,
-                "enable.idempotence": True,  # it tries again for as long as it takes, and makes no copies
+                "enable.idempotence": True,  # copies are rare: after some faults it begins a new epoch, and sends again
                 "linger.ms": 5,
                 "log_level": 0,
             }

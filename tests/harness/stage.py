@@ -158,11 +158,13 @@ class Stage:
             assert taken.problems == (), taken.problems
 
     def close(self) -> None:
-        """End every process; print their logs (pytest shows them when the test fails)."""
+        """End every process; print their logs' ends and the lives of lanes (pytest shows them when the test fails)."""
         for worker in self.workers:
             worker.kill()
         for file in {worker.log_file for worker in self.workers}:
-            print(f"----- {file.name} -----\n{file.read_text(errors='replace')[-8000:]}")  # noqa: T201 - for the report
+            log = file.read_text(errors="replace")
+            lanes = "\n".join(line for line in log[:-8000].splitlines() if "retryapp.lane_" in line)
+            print(f"----- {file.name} -----\n{lanes}\n...\n{log[-8000:]}")  # noqa: T201 - for the report
 
 
 @contextmanager

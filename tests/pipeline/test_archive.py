@@ -37,9 +37,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lake(spark: SparkSession, folder: Path, request: pytest.FixtureRequest) -> Lake:
-    """An empty lake, of Delta unless the test says otherwise."""
-    return open_lake(spark, str(folder), wanted=getattr(request, "param", "delta"))
+def lake(spark: SparkSession, folder: Path) -> Lake:
+    """An empty lake."""
+    return open_lake(spark, str(folder))
 
 
 @pytest.fixture
@@ -96,7 +96,6 @@ def test_each_record_once_with_its_bytes(
     assert cut[group.topology.dlq, 0] == 4
 
 
-@pytest.mark.parametrize("lake", ["parquet"], indirect=True)
 def test_gaps_and_epochs(spark: SparkSession, group: Group, lake: Lake, rows: Rows) -> None:
     """What retention took first is reported once; a topic made again is no continuation of the former one."""
     job = group.archive(spark, lake)
@@ -127,7 +126,6 @@ def test_gaps_and_epochs(spark: SparkSession, group: Group, lake: Lake, rows: Ro
     assert {row["epoch"] for row in facts.rows(TOPICS_TABLE) if row["topic"] == group.topology.dlq} == {1, 2}
 
 
-@pytest.mark.parametrize("lake", ["parquet"], indirect=True)
 def test_a_stopped_job_ends_between_batches_and_continues_later(
     spark: SparkSession, group: Group, lake: Lake, rows: Rows
 ) -> None:

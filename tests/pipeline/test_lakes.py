@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 
 
 def test_a_lake_is_opened_as_it_was_made(spark: SparkSession, tmp_path: Path) -> None:
-    """Its salt stays; its format cannot be changed by an option."""
-    made = open_lake(spark, str(tmp_path), wanted="parquet")
-    assert open_lake(spark, str(tmp_path)) == made
-    with pytest.raises(LakeUnusableError, match="parquet, not delta"):
-        open_lake(spark, str(tmp_path), wanted="delta")
+    """Its salt stays."""
+    assert open_lake(spark, str(tmp_path)) == open_lake(spark, str(tmp_path))
+
+
+def test_a_lake_that_is_not_delta_is_refused_and_not_changed(spark: SparkSession, tmp_path: Path) -> None:
+    """Earlier versions made lakes of Parquet files."""
+    mark = tmp_path / "lake.json"
+    mark.write_text(json.dumps({"format": 1, "tables": "parquet", "salt": "00"}))
+    with pytest.raises(LakeUnusableError, match="its tables are parquet, and only Delta"):
+        open_lake(spark, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["lake.json"]
 
 
 def test_a_newer_lake_is_refused_and_not_changed(spark: SparkSession, tmp_path: Path) -> None:
@@ -36,14 +42,14 @@ def test_a_newer_lake_is_refused_and_not_changed(spark: SparkSession, tmp_path: 
 def test_a_fact_that_is_half_written_is_written_again(spark: SparkSession, tmp_path: Path) -> None:
     """A full disk, or kill -9 between opening and closing its file, leaves it empty or cut off."""
     facts = Facts(spark, open_lake(spark, str(tmp_path)))
-    assert facts.put("runs", "one", {"state": "started"})
+    facts.put("runs", "one", {"state": "started"})
     for left in ("", '{"state": "fin'):
         place = tmp_path / "runs" / "two.json"
         place.write_text(left)
         (tmp_path / "runs" / ".two.json.crc").unlink(missing_ok=True)
         assert facts.rows("runs") == [{"state": "started"}]
-        assert facts.put("runs", "two", {"state": "finished"})
-        assert not facts.put("runs", "two", {"state": "failed"})
+        facts.put("runs", "two", {"state": "finished"})
+        facts.put("runs", "two", {"state": "failed"})
         assert facts.rows("runs") == [{"state": "started"}, {"state": "finished"}]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from history import Group, tick
+from history import Group
 from lives import Archive as Rows
 from samples import dead
 
@@ -21,9 +21,9 @@ from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run as retryapp
 from retryapp.kafka import read_topic
 from retryapp.pipeline.erasures import Erasure, Erasures
-from retryapp.pipeline.errors import HeldError, TurnLostError
+from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Held, Holds
+from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.tables import DERIVED, ERASURES_TABLE, RECORDS_TABLE, Tables, quoted
@@ -231,12 +231,11 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     lake: Lake,
     append: Callable[[], None],
     upkeep: Callable[..., Upkeep],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A vacuum would take a running batch's files, S3 one of two commits, and an erasure would miss what is written."""
+    """A vacuum would take a running batch's files, and an erasure would miss what is written."""
     append()
-    holds, job = Holds(spark, lake, tick), upkeep(wait_s=0.0)
+    holds, job = Holds(spark, lake), upkeep(wait_s=0.0)
     commands: dict[str, Callable[[], object]] = {
         "compact": job.compact,
         "expire": lambda: job.expire(DAY),
@@ -251,10 +250,6 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
                 command()
     with holds.take("analyse", ANALYSIS_HOLD), pytest.raises(HeldError, match=r"the erase run cannot .*: analyse"):
         job.erase(ADDRESS)
-    with monkeypatch.context() as lost:
-        lost.setattr(Held, "is_lost", True)
-        with pytest.raises(TurnLostError, match="the vacuum run"):
-            job.vacuum(0)
     assert spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count() == version
 
     group.dead(1, dead(1))

@@ -163,7 +163,6 @@ class PartitionEngine(RunOwner):
         for run in list(self._running):
             run.abort()
         self._end_tasks()
-
         if self._look_timer is not None:
             self._look_timer.cancel()
             self._look_timer = None

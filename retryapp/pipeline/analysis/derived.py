@@ -37,7 +37,6 @@ class Derived:
         self._spark = spark
         self._lake = lake
         self._files = Files(spark, lake.uri)
-        self._delta = lake.format == "delta"
 
     def _place(self, name: str) -> str:
         return self._lake.table(f"{DERIVED}/{name}")
@@ -47,8 +46,7 @@ class Derived:
         schema = DERIVED_TABLES[name]
         if not self._files.exists(self._place(name)):
             raise TableMissingError(self._lake.uri)
-        reader = self._spark.read.format(self._lake.format)
-        return (reader if self._delta else reader.schema(schema)).load(self._place(name)).select(*schema.fieldNames())
+        return self._spark.read.format("delta").load(self._place(name)).select(*schema.fieldNames())
 
     def put(self, name: str, frame: DataFrame) -> None:
         """Replace a table."""
@@ -56,8 +54,8 @@ class Derived:
         columns = [
             F.col(field.name).cast(field.dataType).alias(field.name, metadata=dict(field.metadata)) for field in schema
         ]
-        writer = frame.select(*columns).write.format(self._lake.format).mode("overwrite")
-        (writer.options(**_DELTA_OPTIONS) if self._delta else writer).save(self._place(name))
+        writer = frame.select(*columns).write.format("delta").mode("overwrite")
+        writer.options(**_DELTA_OPTIONS).save(self._place(name))
 
     def put_all(self, makers: Mapping[str, Callable[[], DataFrame]]) -> None:
         """Replace tables that do not need each other, some at a time; after an error nothing new is begun."""
@@ -84,7 +82,7 @@ class Derived:
     def put_journeys(self, fresh: DataFrame, *, whole: bool) -> int | None:
         """Replace all journeys, or those that are given; return how many were, None where all."""
         with setting(self._spark, _BY_HASH, "false", required=False):
-            if whole or not self._delta:
+            if whole:
                 self.put(JOURNEYS_TABLE, fresh)
                 return None
             fresh.createOrReplaceTempView(_FRESH)
@@ -113,13 +111,10 @@ class Derived:
         """Note the state of a finished run."""
         self._files.create(self._place(STATE), json.dumps(state))
 
-    def records(self) -> tuple[DataFrame, int | None]:
+    def records(self) -> tuple[DataFrame, int]:
         """Return the archive's records at their present version, and the version."""
-        tables = LakeTables(self._spark, self._lake)
-        if not tables.exists(RECORDS_TABLE):
+        if not LakeTables(self._spark, self._lake).exists(RECORDS_TABLE):
             raise TableMissingError(self._lake.uri)
-        if not self._delta:
-            return tables.read(RECORDS_TABLE), None
         place = self._lake.table(RECORDS_TABLE)
         version = int(self._history(1)[0]["version"])
         return self._spark.read.format("delta").option("versionAsOf", version).load(place), version

@@ -17,7 +17,7 @@ from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
-from retryapp.pipeline.hold import ANALYSIS_HOLD, Held, Holds
+from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.tables import GAPS_TABLE, Tables
 
@@ -55,9 +55,9 @@ class Analysis:
         self._tables = Tables(spark, lake)
         self._derived = Derived(spark, lake)
         self._now_ms = now_ms
-        self._holds = Holds(spark, lake, now_ms)
+        self._holds = Holds(spark, lake)
 
-    def hold(self) -> AbstractContextManager[Held]:
+    def hold(self) -> AbstractContextManager[object]:
         """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
@@ -69,7 +69,7 @@ class Analysis:
         records = table.where(F.col("group").isin(*groups))
         cut = self._spark.createDataFrame([row for each in taken for row in each.rows], CUT).cache()
         state = self._state(taken, records, version)
-        former = None if full or version is None else self._derived.state()  # Parquet cannot merge
+        former = None if full else self._derived.state()
         if former is not None and not self._can_go_on(former, state):
             former = None
         traces = traces_of(records)
@@ -131,7 +131,7 @@ class Analysis:
         joined = records.join(F.broadcast(known), on=["cluster_id", "topic_id", "partition"], how="left")
         return joined.where(F.col("next").isNull() | (F.col("offset") >= F.col("next"))).select(*records.columns)
 
-    def _state(self, taken: Sequence[TakenCut], records: DataFrame, version: int | None) -> dict[str, Any]:
+    def _state(self, taken: Sequence[TakenCut], records: DataFrame, version: int) -> dict[str, Any]:
         positions = records.groupBy("cluster_id", "topic_id", "partition").agg((F.max("offset") + 1).alias("next"))
         return {
             "version": ANALYSIS_VERSION,

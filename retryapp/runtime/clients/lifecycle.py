@@ -142,6 +142,22 @@ def give_up_on_few_copies(producer: AIOKafkaProducer) -> None:
     sender._send_produce_req = send
 
 
+def send_nothing_unannounced(producer: AIOKafkaProducer) -> None:
+    """Never send records for partitions that a failed transaction has not announced.
+
+    The client library releases them when the transaction fails. Where the markers of the former transaction are not
+    written yet, a broker takes them for records of that one, and they are committed with it.
+    """
+    sender, manager = producer._sender, producer._txn_manager
+    fail = manager.error_transaction
+
+    def error_transaction(exc: Exception) -> None:
+        sender._muted_partitions.update(manager.partitions_to_add())
+        fail(exc)
+
+    manager.error_transaction = error_transaction
+
+
 def end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> asyncio.Task[None]:
     """Start a task that ends a client, whatever its state.
 

@@ -34,7 +34,7 @@ from mode.utils.logging import get_logger
 from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients import unreadable
-from retryapp.runtime.faust.consumer_thread import RetryConsumerThread, listen, look_for_topics
+from retryapp.runtime.faust.consumer_thread import RetryConsumerThread, listen, look_for_topics, refuse_no_answer
 from retryapp.runtime.machine.clock import counted_s
 
 logger = get_logger(__name__)
@@ -92,6 +92,7 @@ class RetryConsumer(Consumer):
         def member(consumer: aiokafka.AIOKafkaConsumer) -> tuple[int, str]:
             coordinator = consumer._coordinator
             listen(coordinator, self.heard)
+            refuse_no_answer(coordinator)
             self.heard(counted_s())
             return coordinator.generation, coordinator.member_id
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiokafka
-from aiokafka.errors import TopicAuthorizationFailedError
+from aiokafka.errors import NoError, NotCoordinatorForGroupError, TopicAuthorizationFailedError, for_code
+from aiokafka.protocol.commit import OffsetFetchRequest
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 from mode.utils.logging import get_logger
@@ -37,6 +38,27 @@ def listen(coordinator: Any, heard: Callable[[float], None]) -> None:
 
     heartbeat.reported = True  # type: ignore[attr-defined]
     coordinator._do_heartbeat = heartbeat
+
+
+def refuse_no_answer(coordinator: Any) -> None:
+    """Raise the error of a broker that does not tell a group's offsets, as while the coordinator moves.
+
+    The client library overlooks it, and takes the answer for that of a group without offsets.
+    """
+    send = coordinator._send_req
+    if hasattr(send, "refusing"):
+        return
+
+    async def ask(request: Any) -> Any:
+        response = await send(request)
+        if isinstance(request, OffsetFetchRequest) and (error := for_code(response.error_code)) is not NoError:
+            if error is NotCoordinatorForGroupError:
+                coordinator.coordinator_dead()  # the next question goes to another broker
+            raise error
+        return response
+
+    ask.refusing = True  # type: ignore[attr-defined]
+    coordinator._send_req = ask
 
 
 async def look_for_topics(consumer: aiokafka.AIOKafkaConsumer) -> list[str]:

@@ -113,7 +113,7 @@ class Producer:
         self.started = False
         self.client = SimpleNamespace(_get_conn=None)
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: self.over)
+        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: self.over, error_transaction=None)
         self._sender = SimpleNamespace()
         self._kafka = kafka
         kafka.producers.append(self)
@@ -257,11 +257,20 @@ class ScriptedClient:
     """Topics that the client does not know: now, and after each further look at the broker."""
     looked: int = 0
     member: bool = True
+    answers: list[Any] = field(default_factory=list)
+    """What the group's coordinator answers next."""
+    lost_coordinators: int = 0
     answered: dict[Any, Any] = field(default_factory=lambda: {1: SimpleNamespace(_last_action=inf)})
     """Connections with the time of their last answer; at first one that answers all the time."""
 
     async def _do_heartbeat(self) -> bool:
         return self.member
+
+    async def _send_req(self, _request: object) -> Any:
+        return self.answers.pop(0)
+
+    def coordinator_dead(self) -> None:
+        self.lost_coordinators += 1
 
     def subscription(self) -> set[str]:
         return {"orders", "clicks"}

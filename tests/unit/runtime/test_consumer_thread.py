@@ -7,11 +7,16 @@ import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiokafka
 import pytest
 from aiokafka.consumer.fetcher import OffsetResetStrategy
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
+from aiokafka.structs import OffsetAndMetadata
+from aiokafka.structs import TopicPartition as TopicPartitionOfClient
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
@@ -188,6 +193,27 @@ async def test_membership_lapses_when_the_coordinator_is_silent_for_a_session(
     assert consumer.lapsed()
     consumer.heard(now_s[0] - session_s)
     assert not consumer.lapsed()
+
+
+@pytest.mark.usefixtures("no_fausts_part")
+@pytest.mark.parametrize(("refusal", "moved"), [(14, 0), (16, 1)], ids=["it loads", "it has moved"])
+async def test_a_coordinator_that_tells_no_offsets_is_asked_again(
+    consumer: RetryConsumer, client: Any, monkeypatch: pytest.MonkeyPatch, refusal: int, moved: int
+) -> None:
+    """Its answer has an error and no topics: the client library takes it for a group that has committed nothing."""
+    monkeypatch.setattr(consumer.app.assignor, "assigned_actives", set)
+    await consumer.on_partitions_assigned({MAIN}, 3)
+    await consumer.on_partitions_assigned({MAIN}, 4)
+    client.answers = [
+        OffsetFetchResponse_v3(0, [], refusal),
+        OffsetFetchResponse_v3(0, [("orders", [(0, 7, "note", 0)])], 0),
+    ]
+    coordinator = GroupCoordinator.__new__(GroupCoordinator)
+    coordinator.group_id, coordinator._retry_backoff_ms = "app", 0
+    coordinator._send_req, coordinator.ensure_coordinator_known = client._send_req, AsyncMock()
+    place = TopicPartitionOfClient(*MAIN)
+    assert await coordinator.fetch_committed_offsets([place]) == {place: OffsetAndMetadata(7, "note")}
+    assert (client.lost_coordinators, client.answers) == (moved, [])
 
 
 async def test_no_setting_is_read_for_a_record(consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ async def test_every_opening_has_a_new_producer_with_the_lanes_own_id(lane: Kafk
         "max_batch_size": 5_678,
         "max_request_size": 9_012,
     }.items() <= first.items()
+    assert all(producer._txn_manager.error_transaction for producer in kafka.producers)
     await lane.commit(LaneBatch())
     assert lane._producer is kafka.producers[1]
 
