@@ -137,7 +137,7 @@ def burst_run(stage: Stage, side: str, *, count_records: bool = False) -> Run:
             stage.fill(topic, failing_once(count, first=warm))
             stage.wait(worker, lambda: ledger.done >= warm + count, f"all {count} records were done")
             used = worker.used() - began
-        sent, offsets = stage.broker_records(group, but=topic) if count_records else (0, 0)
+        sent = stage.broker_records(group, but=topic) if count_records else None
         first_ns, last_ns = [ledger.first_ns(n) for n in burst], [ledger.last_ns(n) for n in burst]
         late_ms = [ledger.lateness_ms(n, delay_ms) for n in burst]
         done_s = (max(last_ns) - min(first_ns)) / 1e9
@@ -147,10 +147,11 @@ def burst_run(stage: Stage, side: str, *, count_records: bool = False) -> Run:
             "seconds": done_s,
             "p50": percentile(late_ms, 0.5),
             "p99": percentile(late_ms, 0.99),
-            "records a retry": sent / (warm + count),
-            "offsets a retry": offsets / (warm + count),
             **_costs(used, count, worker.peak_rss),
         }
+        if sent is not None:
+            records, offsets = sent
+            figures |= {"records a retry": records / (warm + count), "offsets a retry": offsets / (warm + count)}
         balance = ledger.balance(dict.fromkeys(burst, delay_ms), runs=2)
         return Run(figures, balance, _series(ledger, burst, delay_ms))
 

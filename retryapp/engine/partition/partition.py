@@ -349,9 +349,7 @@ class PartitionEngine(RunOwner):
         return self._noted([turn for part in parts for turn in in_order(self._main, part)])
 
     def _turns_ahead(self) -> list[Turn]:
-        if self._duplicates is None:
-            return self._beyond.turns(self._window)
-        return self._noted(self._beyond.turns(self._window, TURN_ROWS))
+        return self._noted(self._beyond.turns(self._window, None if self._duplicates is None else TURN_ROWS))
 
     def _noted(self, turns: list[Turn]) -> list[Turn]:
         """Have events known as seen with the turns of their first records."""

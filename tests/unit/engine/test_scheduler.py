@@ -70,16 +70,21 @@ async def test_claims_end_with_their_session() -> None:
         assert (orders.waiting, orders.engine.scheduler.claimed, orders.engine.scheduler.claimed_bytes) == ({}, {}, 0)
 
 
+async def one_runs_and_one_is_claimed(orders: MemoryPartition, gate: Gate) -> None:
+    """Have two rows due, `a` and `b`, and a runner for the first."""
+    for name in (b"a", b"b"):
+        await orders.send(name)
+        gate.let(name, BankDownError())
+        await orders.settle()
+    await orders.advance(1_000)
+    assert (list(gate.running), len(orders.engine.scheduler.claimed)) == ([b"a"], 2)
+
+
 async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
     """The clock was set back since it was claimed; no runner sleeps meanwhile."""
     gate = Gate()
     async with MemoryPartition(gate, "1s", concurrency=1) as orders:
-        for name in (b"a", b"b"):
-            await orders.send(name)
-            gate.let(name, BankDownError())
-            await orders.settle()
-        await orders.advance(1_000)
-        assert (list(gate.running), len(orders.engine.scheduler.claimed)) == ([b"a"], 2)
+        await one_runs_and_one_is_claimed(orders, gate)
         orders.clock.jump_wall(-5_000)
         gate.let(b"a")
         await orders.settle()
@@ -94,12 +99,7 @@ async def test_a_row_that_was_claimed_before_the_clock_was_doubted_waits_on() ->
     """It is claimed again once the clock is trusted, and not once more meanwhile."""
     gate = Gate()
     async with MemoryPartition(gate, "1s", concurrency=1) as orders:
-        for name in (b"a", b"b"):
-            await orders.send(name)
-            gate.let(name, BankDownError())
-            await orders.settle()
-        await orders.advance(1_000)
-        assert (list(gate.running), len(orders.engine.scheduler.claimed)) == ([b"a"], 2)
+        await one_runs_and_one_is_claimed(orders, gate)
         orders.clock.trusted = False
         gate.let(b"a")
         await orders.advance(5_000)
