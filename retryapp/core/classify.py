@@ -119,8 +119,6 @@ class Failure:
     """Why the record is dead now, whatever the attempts; None when it may be retried."""
     retry_after_ms: int | None
     """Wait that the handler asked for; None: the schedule's."""
-    trace: str | None
-    """Shortened traceback; None where there is none."""
     fingerprint: str
     place: str | None = None
     """Where it was raised in the user's code."""
@@ -156,10 +154,14 @@ def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
         error_class=ErrorClass.RETRYABLE if verdict is None or verdict.reason is None else ErrorClass.NON_RETRYABLE,
         reason_if_dead=None if verdict is None else verdict.reason,
         retry_after_ms=None if verdict is None else verdict.retry_after_ms,
-        trace=shorten_trace(error, _text_of),
         fingerprint=fingerprint_of(error),
         place=place_of(shown),
     )
+
+
+def trace_of(error: BaseException) -> str | None:
+    """Return the shortened traceback that a dead letter carries; None where there is none."""
+    return shorten_trace(error, _text_of)
 
 
 class _Budget:

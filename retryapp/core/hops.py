@@ -227,7 +227,7 @@ def after_failure(
     failure: Failure,
     decision: Decision,
 ) -> RetryMetadata:
-    """Return the metadata after a failed attempt, clamped so that it can always be encoded."""
+    """Return the metadata after a failed attempt, without its traceback, clamped so that it can always be encoded."""
     attempt, failed_ms = min(attempt, MAX_COUNT), clamped(failed_ms)
     error_type = failure.error_type or NAMELESS
     entry = HistoryEntry(attempt, failed_ms, cut_text(error_type, MAX_HISTORY_TYPE_BYTES))
@@ -246,7 +246,6 @@ def after_failure(
         last_failed_ms=failed_ms,
         error_type=error_type,
         error_message=failure.message,
-        error_trace=None if dead is None else failure.trace,
         reason=dead,
         fingerprint=failure.fingerprint,
         history=(*(() if previous is None else previous.history), entry)[-MAX_HISTORY:],

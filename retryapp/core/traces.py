@@ -60,20 +60,26 @@ def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str])
 def place_of(error: BaseException) -> str | None:
     """Return where an error was raised: the last frame of the user's own, else the last one; None without any."""
     frames = _frames(error.__traceback__)
-    own = [at for at in frames if not _is_machinery(_module(at[0])) and not _is_installed(at[0])]
-    for frame, line in (own or frames)[-1:]:
-        return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
-    return None
+    if not frames:
+        return None
+    users = (at for at in reversed(frames) if _is_users(_module(at[0]), at[0].f_code.co_filename))
+    frame, line = next(users, frames[-1])
+    return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
 
 
 def fingerprint_of(error: BaseException) -> str:
     """Return a stable hash of an error's cause: ``FINGERPRINT_CHARS`` hex digits."""
     chain = tuple(_chain(error))
     frames = [frame for each in chain for frame, _ in _frames(each.__traceback__)]
-    own = [frame for frame in frames if not _is_machinery(_module(frame))]
-    users = [frame for frame in own if not _is_installed(frame)] or own
-    lines = [qualified_name(type(each)) for each in chain]
-    lines += [f"{_file(frame.f_code.co_filename)}:{frame.f_code.co_qualname}" for frame in users]
+    places = [(_module(frame), frame.f_code.co_filename, frame.f_code.co_qualname) for frame in frames]
+    return _fingerprint(tuple(map(type, chain)), tuple(places))
+
+
+@lru_cache(maxsize=1024)  # failures of one cause come by the thousand
+def _fingerprint(types: tuple[type, ...], places: tuple[tuple[str, str, str], ...]) -> str:
+    own = [place for place in places if not _is_machinery(place[0])]
+    users = [place for place in own if _is_users(*place[:2])] or own
+    lines = [*map(qualified_name, types), *(f"{_file(path)}:{function}" for _, path, function in users)]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:FINGERPRINT_CHARS]
 
 
@@ -127,6 +133,6 @@ def _is_machinery(module: str) -> bool:
     return _is_ours(module) or top in _MACHINERY or top in sys.stdlib_module_names
 
 
-def _is_installed(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
-    return "site-packages" in path or "dist-packages" in path
+@lru_cache(maxsize=1024)
+def _is_users(module: str, path: str) -> bool:
+    return not _is_machinery(module) and "site-packages" not in path and "dist-packages" not in path

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from retryapp.core.classify import Failure, classify
+from retryapp.core.classify import Failure, classify, trace_of
 from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, decide
 from retryapp.core.errors import (
     DamagedMetadataError,
@@ -93,13 +93,12 @@ def crashed(run: Run, times: int) -> Turn:
         return buried
     now_ms = run.started_ms = context.clock.wall_ms()
     error = WorkerCrashedError(context.handler.name, times)
-    return _failed_turn(run, now_ms, _judge(error, context.handler), Dead(DeadReason.CRASHED))
+    return _failed_turn(run, now_ms, error, Dead(DeadReason.CRASHED))
 
 
 def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
-    context = run.context
     try:
-        return _failed_turn(run, failed_ms, _judge(error, context.handler))
+        return _failed_turn(run, failed_ms, error)
     except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
         return last_resort(run, error, fault, failed_ms)
 
@@ -149,27 +148,21 @@ def _delivery(run: Run) -> Delivery:
         origin = Origin(run.record.topic, context.topic_id, run.record.partition, run.record.offset)
     else:
         origin = metadata.origin
-    delivery = Delivery(
+    return Delivery(
         failure_id=failure_id(context.handler.group, origin),
-        attempt=1,
+        attempt=1 if metadata is None else metadata.attempt + 1,
         origin=origin,
         timestamp_ms=shown.timestamp_ms,
         key=shown.key,
         raw_value=shown.value,
         headers=shown.headers,
+        due_at_ms=None if metadata is None else metadata.due_at_ms,
         started_ms=run.started_ms,
-    )
-    if metadata is None:
-        return delivery
-    return replace(
-        delivery,
-        attempt=metadata.attempt + 1,
-        due_at_ms=metadata.due_at_ms,
-        first_failed_ms=metadata.first_failed_ms,
-        last_failed_ms=metadata.last_failed_ms,
-        last_error_type=metadata.error_type,
-        last_error_message=metadata.error_message,
-        replays=metadata.replays,
+        first_failed_ms=None if metadata is None else metadata.first_failed_ms,
+        last_failed_ms=None if metadata is None else metadata.last_failed_ms,
+        last_error_type=None if metadata is None else metadata.error_type,
+        last_error_message=None if metadata is None else metadata.error_message,
+        replays=0 if metadata is None else metadata.replays,
     )
 
 
@@ -193,6 +186,13 @@ def _judge(error: BaseException, handler: Handler) -> Failure:
         return classify(error, handler.policy.on)
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
         return classify(UnprintableError(handler.name), handler.policy.on)
+
+
+def _trace(error: BaseException) -> str | None:
+    try:
+        return trace_of(error)
+    except BaseException:  # noqa: BLE001 - the same: the record is dead, if without a traceback
+        return None
 
 
 def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
@@ -239,9 +239,10 @@ def _observation(event: Event, run: Run, delivery: Delivery, ended_ms: int, **mo
     )
 
 
-def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision | None = None) -> Turn:
+def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
     context = run.context
     handler, delivery = context.handler, delivery_of(run)
+    failure = _judge(error, handler)
     decision = decision or decide(
         handler.policy,
         attempt=delivery.attempt,
@@ -277,16 +278,20 @@ def _failed_turn(run: Run, failed_ms: int, failure: Failure, decision: Decision 
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
         if waiting_size(outgoing) > max_bytes:
-            outgoing, metadata = None, replace(too_large_to_wait(metadata), error_trace=failure.trace)
+            outgoing, metadata = None, too_large_to_wait(metadata)
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.SCHEDULED
             rows = (Row(identity_of(metadata.origin), encode_row(to_row(outgoing, metadata)), decision.tier),)
     if outgoing is None:
+        trace = _trace(error)
         outgoing, metadata = to_dead_letter(
-            run.shown, topology=handler.topology, metadata=metadata, max_bytes=max_bytes
+            run.shown,
+            topology=handler.topology,
+            metadata=replace(metadata, error_trace=trace),
+            max_bytes=max_bytes,
         )
-        facts |= {"reason": metadata.reason, "trace": failure.trace}
+        facts |= {"reason": metadata.reason, "trace": trace}
         event = Event.DEAD
     return run.settle(
         rows=rows,
