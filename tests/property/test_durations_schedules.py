@@ -59,7 +59,6 @@ def failure(*, retry_after_ms: int | None = None, reason: DeadReason | None = No
         error_class=ErrorClass.RETRYABLE if reason is None else ErrorClass.NON_RETRYABLE,
         reason_if_dead=reason,
         retry_after_ms=retry_after_ms,
-        trace=None,
         fingerprint="f",
     )
 

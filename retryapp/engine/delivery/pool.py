@@ -192,6 +192,8 @@ class DeliveryPool:
                 if run.aborted or not run.owner.alive(run):
                     run.owner.ended(run, None, None)
                     continue
+                if run.owner.waits(run):
+                    continue
                 run.task = task
                 run.owner.begun(run)
                 await self._carry(run)

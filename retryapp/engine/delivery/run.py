@@ -64,6 +64,9 @@ class RunOwner(Protocol):
     def alive(self, run: Run) -> bool:
         """Tell whether its outcome would still count."""
 
+    def waits(self, run: Run) -> bool:
+        """Tell whether an earlier run of its record goes on; this one is submitted again once that has ended."""
+
     def begun(self, run: Run) -> None:
         """Note that a runner has it: from here on `ended` will be called."""
 
@@ -104,6 +107,11 @@ class Run:
 
     def __post_init__(self) -> None:
         self.shown = self.record
+
+    @property
+    def place(self) -> bytes | int:
+        """What tells its record from the others of the partition: a row's identity, or the offset."""
+        return self.record.offset if self.claim is None else self.claim.identity
 
     def settle(self, *, rows: tuple[Row, ...] = (), **changes: Any) -> Turn:
         """Return a turn that settles the record: it moves the offset, or takes the row away unless it has a new one."""

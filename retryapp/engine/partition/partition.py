@@ -74,6 +74,8 @@ class PartitionEngine(RunOwner):
         self._look_timer: asyncio.TimerHandle | None = None
         self._running: dict[Run, None] = {}
         """In the order in which they began."""
+        self._former: dict[bytes | int, Run | None] = {}
+        """Records whose runs of ended sessions go on, and the runs of this session that wait for these."""
         self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._suspects: Suspects | None = None
@@ -161,6 +163,7 @@ class PartitionEngine(RunOwner):
         self._window = OffsetWindow()
         self._outcomes = []
         for run in list(self._running):
+            self._former[run.place] = None
             run.abort()
         self._end_tasks()
         if self._look_timer is not None:
@@ -255,6 +258,13 @@ class PartitionEngine(RunOwner):
             self._release()  # nothing else may come to end
 
     @override
+    def waits(self, run: Run) -> bool:
+        if run.place not in self._former:
+            return False
+        self._former[run.place] = run
+        return True
+
+    @override
     def begun(self, run: Run) -> None:
         self._running[run] = None
         if run.claim is not None and run.session == self._session:
@@ -269,6 +279,8 @@ class PartitionEngine(RunOwner):
             if run.claim is not None and not began:
                 self.scheduler.begun()
             self._take(run, outcome, fault)
+        elif began and (waiting := self._former.pop(run.place, None)) is not None:
+            (self._first if waiting.claim is None else self._again).submit(waiting)
         if run.on_end is not None:
             self._release()  # before `on_end`, which may move offsets
             run.on_end(outcome is not None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from retryapp.core.classify import DeadReason, ErrorClass, Failure, classify, non_retryable, retryable
+from retryapp.core.classify import DeadReason, ErrorClass, classify, non_retryable, retryable, trace_of
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
 from retryapp.core.verdicts import Reject, RetryLater
@@ -139,11 +139,12 @@ def test_message_and_trace_are_cut_to_their_bounds() -> None:
         deep(300)
     failure = classify(caught.value)
     assert failure.message == "é" * (MAX_MESSAGE_BYTES // 2)
-    assert failure.trace is not None
-    assert len(failure.trace.encode()) <= MAX_TRACE_BYTES
-    assert failure.trace.splitlines()[-1].startswith("ValueError: é")
-    assert failure.trace.startswith("...\n  File ")
-    assert "in " in failure.trace.splitlines()[-2]
+    trace = trace_of(caught.value)
+    assert trace is not None
+    assert len(trace.encode()) <= MAX_TRACE_BYTES
+    assert trace.splitlines()[-1].startswith("ValueError: é")
+    assert trace.startswith("...\n  File ")
+    assert "in " in trace.splitlines()[-2]
 
 
 def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
@@ -171,7 +172,7 @@ def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
 def test_a_trace_shows_the_users_code_and_not_what_called_it() -> None:
     """Frames of ours tell an operator nothing, unless there are no others."""
 
-    def raised(*modules: str) -> Failure:
+    def raised(*modules: str) -> Exception:
         call = None
         for module in modules:
             body = "inner()" if call else "raise ValueError('x')"
@@ -181,14 +182,13 @@ def test_a_trace_shows_the_users_code_and_not_what_called_it() -> None:
         with pytest.raises(ValueError, match="x") as caught:
             call()  # type: ignore[misc]
         assert caught.value.__traceback__ is not None
-        return classify(caught.value.with_traceback(caught.value.__traceback__.tb_next))
+        return caught.value.with_traceback(caught.value.__traceback__.tb_next)
 
-    failure = raised("httpx", "billing", "retryapp.engine.delivery.deliver")
-    assert [line.split('"')[1] for line in str(failure.trace).splitlines()[:-1]] == ["billing.py", "httpx.py"]
-    assert failure.place == "httpx.py:2 in step"
-    assert raised("json.decoder", "billing", "retryapp.engine").place == "billing.py:2 in step"
-    bare = raised("retryapp.engine.handler")
-    assert 'File "retryapp.engine.handler.py", line 2' in str(bare.trace)
+    error = raised("httpx", "billing", "retryapp.engine.delivery.deliver")
+    assert [line.split('"')[1] for line in str(trace_of(error)).splitlines()[:-1]] == ["billing.py", "httpx.py"]
+    assert classify(error).place == "httpx.py:2 in step"
+    assert classify(raised("json.decoder", "billing", "retryapp.engine")).place == "billing.py:2 in step"
+    assert 'File "retryapp.engine.handler.py", line 2' in str(trace_of(raised("retryapp.engine.handler")))
     assert classify(ValueError("x")).place is None
 
 

@@ -115,6 +115,10 @@ class Owner:
         """Count every run."""
         return True
 
+    def waits(self, _run: Run) -> bool:
+        """Let every run begin."""
+        return False
+
     def begun(self, _run: Run) -> None:
         """Do nothing."""
 

@@ -142,3 +142,26 @@ async def test_a_drain_takes_its_grace_once_and_little_more(stubborn: Stubborn, 
         assert not draining.done(), "given up, and waited for"
         await orders.advance(round(more_s * 1000))
         assert draining.done()
+
+
+@pytest.mark.parametrize("due", [False, True])
+async def test_a_record_never_runs_beside_a_former_run_of_itself(stubborn: Stubborn, due: bool) -> None:
+    """That one ignores the end of its session, which others do not wait for; the record does, until it is given up."""
+    stubborn.over.set()
+    async with MemoryPartition(stubborn, "1s 1h", concurrency=2) as orders:
+        if due:
+            await orders.send(b"a")
+            stubborn.started.clear()
+        stubborn.over.clear()
+        await (orders.advance(1_000) if due else orders.send(b"a"))
+        assert stubborn.started == [b"a"]
+        await reopen(orders)
+        await orders.send(b"fine")
+        await orders.advance(round(engine_pool.CANCEL_WAIT_S * 1000) - 200)
+        assert stubborn.started == [b"a", b"fine"]
+        await orders.advance(200)
+        assert stubborn.started == [b"a", b"fine", b"a"]
+        stubborn.over.set()
+        await orders.settle()
+        await orders.advance(5_000)
+        assert (orders.waiting, orders.transport.offsets[MAIN]) == ({"1h": 1}, 2)
