@@ -1,8 +1,7 @@
 """One history: what is sent, what goes wrong and when, all drawn from one number; and the run of it.
 
 Records come in during the first seconds, faults meanwhile and after; then everything heals, and the system gets time to
-come to rest. Each history is small: faults meet when little else is going on between them, and thousands of them run
-in a minute.
+come to rest. Each history is small: faults meet when little else is going on, and thousands run in a minute.
 """
 
 from __future__ import annotations

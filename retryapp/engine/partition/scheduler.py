@@ -44,6 +44,8 @@ class Scheduler:
         self.looked_ms = context.clock.wall_ms()
         """Time of the last scan for due rows; at first, of the session's begin."""
         self._ahead = max(LEAST_AHEAD, 2 * context.handler.concurrency)
+        self._worth = max(1, min(CLAIM_LIMIT, self._ahead, context.handler.max_in_flight) // 2)
+        """Room that is worth a look at the table."""
         self._context = context
         self._partition = partition
         self._pending = pending
@@ -64,15 +66,17 @@ class Scheduler:
     def begun(self) -> None:
         """Note that a runner has a claim, or that it will have none."""
         self.waiting -= 1
-        if self._blocked and self.waiting <= self._ahead // 2:
-            self._wake.set()
+        self._unblock()
 
     def release(self, key: bytes) -> None:
         """End a claim: its turn was applied."""
         claim = self.claimed.pop(key, None)
         if claim is not None:
             self.claimed_bytes -= claim.size
-        if self._blocked and self.room:
+        self._unblock()
+
+    def _unblock(self) -> None:
+        if self._blocked and self.room >= self._worth:
             self._wake.set()
 
     def give_back(self, claim: Claim) -> None:

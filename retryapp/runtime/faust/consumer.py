@@ -41,10 +41,6 @@ logger = get_logger(__name__)
 _IDLE_POLL_S = 0.02
 _TOPICS_AGAIN_S = 1.0  # between two looks for topics that the client does not know
 _WATCH_S = 1.0  # between two looks for errors of the group
-_FETCH_REST_S = 0.005
-"""Pause before the next fetch while fetches are small: each costs two wake-ups across threads, a request and a round of
-the event loop. At 1,000 retries a second it saves 10 % of a core."""
-_SMALL_FETCH_RECORDS = 200  # a fetch of at least so many is followed by the next at once
 
 
 class RetryConsumer(Consumer):
@@ -60,7 +56,6 @@ class RetryConsumer(Consumer):
         self._deferred: set[TP] = set()
         self._spill: dict[TP, deque[Any]] = {}
         self._assigned_generation: int | None = None
-        self._next_fetch_s = float("-inf")
         self.seeks = 0  # how often Faust has sought: a fetch from before is stale
         self.settled = False  # whether the rebalance of the last assignment is over
         self._answered_s = -inf
@@ -278,20 +273,13 @@ class RetryConsumer(Consumer):
         if self.flow_active and not self._get_active_partitions():
             await self._stay_awake()
             return
-        if (rest_s := self._next_fetch_s - time.monotonic()) > 0:
-            await asyncio.sleep(rest_s)
-        busy = bool(self._deferred) or bool(self._spill) or not self.settled
-        records, active = await self._wait_next_records(min(timeout, 0.2) if busy else timeout)
+        records, active = await self._wait_next_records(min(timeout, 0.2) if self.busy else timeout)
         generation = self.app.consumer_generation_id
         if records is None or self.should_stop:
             return
         if not self.flow_active:
             return  # a rebalance: Faust seeks before it resumes, and asking for offsets now may meet no assignment
-        if sum(map(len, records.values())) < _SMALL_FETCH_RECORDS:
-            self._next_fetch_s = time.monotonic() + _FETCH_REST_S
-        stamp = getattr(records, "stamp", {})
-        positions = getattr(records, "positions", None)
-        self.intake.put({tp: found for tp, found in records.items() if self.ours(tp)}, stamp, positions)
+        self.take_in(records)
         others = {tp: found for tp, found in records.items() if not self.ours(tp)}
         for fetched_tp, record in self.scheduler.iterate(others):
             tp = TP(*fetched_tp)  # the client's tuples are equal, but Faust refuses them among its active partitions
@@ -306,6 +294,22 @@ class RetryConsumer(Consumer):
                     self.on_buffer_full(tp)
                 else:
                     yield tp, message
+
+    @property
+    def busy(self) -> bool:
+        """Whether the fetch loop has more to do than to fetch."""
+        return bool(self._deferred) or bool(self._spill) or not self.settled
+
+    @property
+    def active(self) -> frozenset[TP]:
+        """What may be fetched now. Thread-safe; Faust hands its live set over, which emptied would mean all."""
+        return frozenset(self._active_partitions or ())
+
+    def take_in(self, records: Any) -> None:
+        """Hand the records of ours in a fetch to the intake, unless a rebalance has begun."""
+        if self.flow_active and not self.should_stop:
+            ours = {tp: found for tp, found in records.items() if self.ours(tp)}
+            self.intake.put(ours, getattr(records, "stamp", {}), getattr(records, "positions", None))
 
     def _agent_room(self, tp: TP) -> float:
         """Return how many records the user's agents of a partition take before they would block this loop."""

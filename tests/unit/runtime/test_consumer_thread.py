@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -20,6 +21,7 @@ from aiokafka.structs import TopicPartition as TopicPartitionOfClient
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
+from retryapp.engine.worker.intake import Stamped
 from retryapp.ports import TopicPartition
 from retryapp.runtime.faust import consumer as consumer_module
 from retryapp.runtime.faust.consumer import RetryConsumer
@@ -159,6 +161,86 @@ async def test_a_fetch_that_faust_sought_under_is_given_back(
         client.positions.pop(aiokafka.TopicPartition(*CHANGELOG), None)
         assert set(found) == {MAIN}, "lanes seek ours, and stamps tell what is stale"
         assert client.positions == {aiokafka.TopicPartition(*USERS): 7}
+
+
+# -- fetching ---------------------------------------------------------------------------------------------------------
+
+
+class Fetches:
+    """What the thread fetches, one after the other, and of which partitions; `then` happens in the last fetch."""
+
+    def __init__(self, *found: dict[TP, list[Any]], then: Callable[[], object] = bool) -> None:
+        self.found = list(found)
+        self.then = then
+        self.asked: list[Any] = []
+
+    async def __call__(self, _client: Any, active: Any, **_: Any) -> Stamped:
+        """Return the next one."""
+        self.asked.append(set(active))
+        records = Stamped(self.found.pop(0))
+        records.stamp, records.positions = {OURS: 0}, {}
+        if not self.found:
+            self.then()
+        return records
+
+
+@pytest.fixture
+def fetching(
+    stopped_thread: RetryConsumerThread, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Awaitable[tuple[dict[TP, list[int]], list[Any]]]]:
+    """Have the thread fetch; return the offsets that it returns, and what it asked for."""
+
+    async def run(*found: dict[TP, list[Any]], then: Callable[[], object] = bool) -> Any:
+        fetches = Fetches(*found, then=then)
+        monkeypatch.setattr(type(client), "_max_poll_records", None, raising=False)
+        monkeypatch.setattr(stopped_thread, "_consumer", client)
+        monkeypatch.setattr(stopped_thread, "_fetch_records", fetches)
+        async with asyncio.timeout(5):
+            returned = await stopped_thread._fetch_on({MAIN, USERS}, 1.0)
+        return {tp: [record.offset for record in batch] for tp, batch in returned.items()}, fetches.asked
+
+    return run
+
+
+async def test_records_of_ours_are_handed_over_until_the_users_topics_have_some(
+    consumer: RetryConsumer, records: Any, fetching: Any
+) -> None:
+    """The main loop, which may have much to do, need not ask for each fetch. A full partition is not asked for."""
+    consumer.intake.on_records = lambda tp: consumer.intake.waiting(tp) == 3 and consumer.on_buffer_full(MAIN)
+    ours = [{MAIN: records(MAIN, 2)}, {MAIN: records(MAIN, 1, start=2)}]
+    both = {USERS: records(USERS, 1), MAIN: records(MAIN, 1, start=3)}
+    returned, asked = await fetching(*ours, both)
+    assert returned == {USERS: [0], MAIN: [3]}, "in order: the main loop takes these after those"
+    assert consumer.intake.waiting(OURS) == 3
+    assert asked == [{MAIN, USERS}, {MAIN, USERS}, {USERS}]
+
+
+@pytest.mark.parametrize("why", ["rebalance", "spill", "all full"])
+async def test_the_main_loop_gets_the_turn_when_it_has_more_to_do(
+    why: str, consumer: RetryConsumer, records: Any, fetching: Any
+) -> None:
+    """What was fetched goes with it, and is taken in if it may be."""
+    then = {
+        "rebalance": consumer.stop_flow,
+        "spill": lambda: consumer._spill.update({USERS: deque()}),
+        "all full": lambda: consumer.pause_partitions({MAIN, USERS}),
+    }[why]
+    returned, _ = await fetching({MAIN: records(MAIN, 1)}, {MAIN: records(MAIN, 1, start=1)}, then=then)
+    assert returned == ({} if why == "all full" else {MAIN: [1]})
+    assert consumer.intake.waiting(OURS) == (2 if why == "all full" else 1)
+
+
+async def test_a_fault_of_ours_with_records_ends_the_fetch_loop(
+    consumer: RetryConsumer, records: Any, fetching: Any
+) -> None:
+    """Told by the event loop only, they would be passed over."""
+
+    def broken(_tp: TopicPartition) -> None:
+        raise RuntimeError("a fault of ours")
+
+    consumer.intake.on_records = broken
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        await fetching({MAIN: records(MAIN, 1)})
 
 
 # -- membership and topics -----------------------------------------------------------------------------------------
