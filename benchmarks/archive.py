@@ -44,7 +44,8 @@ MAX_MESSAGE_BYTES = 1_048_588
 ERROR = "requests.exceptions.ConnectionError"
 WAITING = RetryMetadata(
     group=TOPOLOGY.group, handler="shop.billing.charge", origin=Origin(TOPOLOGY.main, "kq8G0bTz", 0, 0),
-    origin_timestamp_ms=1_900_000_000_000, attempt=1, due_at_ms=1_900_000_060_000, started_ms=1_900_000_000_100,
+    origin_timestamp_ms=1_900_000_000_000, attempt=1, delivery=1, due_at_ms=1_900_000_060_000,
+    started_ms=1_900_000_000_100,
     policy="5f1c2d3e", tier="1m", first_failed_ms=1_900_000_000_350, last_failed_ms=1_900_000_000_350,
     error_type=ERROR, error_message="", fingerprint="8f3a9c0de1",
     history=(HistoryEntry(1, 1_900_000_000_350, ERROR),),

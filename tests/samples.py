@@ -16,6 +16,7 @@ WAITING = RetryMetadata(
     origin=Origin("orders", "kq8G0bTz", 0, 0),
     origin_timestamp_ms=1,
     attempt=1,
+    delivery=1,
     due_at_ms=1,
     started_ms=1,
     policy="p",

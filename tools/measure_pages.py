@@ -66,7 +66,8 @@ def fill(folder: Path, partition: int, rows: int, now_ms: int) -> RocksPendingTa
             headers = encode_metadata(
                 RetryMetadata(
                     group="app", handler="shop.charge", origin=origin,
-                    origin_timestamp_ms=now_ms, attempt=1, due_at_ms=due_ms, started_ms=now_ms, policy="p", tier="1m",
+                    origin_timestamp_ms=now_ms, attempt=1, delivery=1, due_at_ms=due_ms, started_ms=now_ms,
+                    policy="p", tier="1m",
                     first_failed_ms=now_ms, last_failed_ms=now_ms, error_type="ValueError", error_message="no",
                     fingerprint="f",
                 )

@@ -38,6 +38,8 @@ RETRY_HANDLER: Final = "retry-handler"
 RETRY_ORIGIN: Final = "retry-origin"
 RETRY_ORIGIN_TIMESTAMP_MS: Final = "retry-origin-timestamp-ms"
 RETRY_ATTEMPT: Final = "retry-attempt"
+RETRY_DELIVERY: Final = "retry-delivery"
+"""Written only where it differs from the attempt."""
 RETRY_DUE_MS: Final = "retry-due-ms"
 RETRY_STARTED_MS: Final = "retry-started-ms"
 RETRY_HOT_ATTEMPTS: Final = "retry-hot-attempts"
@@ -60,7 +62,7 @@ RETRY_REPLAYS: Final = "retry-replays"
 OUR_HEADERS: Final = frozenset(
     {
         RETRY_VERSION, RETRY_NULL_VALUE, RETRY_GROUP, RETRY_HANDLER, RETRY_ORIGIN, RETRY_ORIGIN_TIMESTAMP_MS,
-        RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
+        RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
         RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE,
         RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY, RETRY_REPLAY_ID, RETRY_REPLAYS,
     }
@@ -81,6 +83,7 @@ _ZERO: Final = ord("0")
 def _check(metadata: RetryMetadata) -> None:
     for header, value, least, most in (
         (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT),
+        (RETRY_DELIVERY, metadata.delivery, metadata.attempt, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
         (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
@@ -120,6 +123,8 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     yield RETRY_ORIGIN, md.origin.text.encode("ascii")
     yield RETRY_ORIGIN_TIMESTAMP_MS, b"%d" % md.origin_timestamp_ms
     yield RETRY_ATTEMPT, b"%d" % md.attempt
+    if md.delivery != md.attempt:
+        yield RETRY_DELIVERY, b"%d" % md.delivery
     if md.due_at_ms is not None:
         yield RETRY_DUE_MS, b"%d" % md.due_at_ms
     yield RETRY_STARTED_MS, b"%d" % md.started_ms
@@ -211,6 +216,7 @@ class HeaderReader:
             origin=self.origin(),
             origin_timestamp_ms=self.timestamp(RETRY_ORIGIN_TIMESTAMP_MS),
             attempt=self.number(RETRY_ATTEMPT),
+            delivery=self.delivery(),
             due_at_ms=self.number(RETRY_DUE_MS) if RETRY_DUE_MS in self.found else None,
             started_ms=self.number(RETRY_STARTED_MS),
             policy=self.name(RETRY_POLICY),
@@ -237,6 +243,10 @@ class HeaderReader:
         if value is None:
             raise _missing(header)
         return _number(header, value)
+
+    def delivery(self) -> int:
+        """Read the number of the delivery: the attempt's, unless it has a header of its own."""
+        return self.number(RETRY_DELIVERY if RETRY_DELIVERY in self.found else RETRY_ATTEMPT)
 
     def timestamp(self, header: str) -> int:
         """Read an instant, or -1 for none."""

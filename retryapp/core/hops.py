@@ -164,7 +164,7 @@ def to_row(copy: Outgoing, metadata: RetryMetadata) -> PendingRow:
         due_at_ms=metadata.due_at_ms,
         since_ms=metadata.last_failed_ms,
         attempt=metadata.attempt,
-        delivery=metadata.attempt,
+        delivery=metadata.delivery,
     )
 
 
@@ -238,6 +238,7 @@ def after_failure(
         origin=origin if previous is None else previous.origin,
         origin_timestamp_ms=clamped(origin_timestamp_ms if previous is None else previous.origin_timestamp_ms, -1),
         attempt=attempt,
+        delivery=attempt if previous is None else min(previous.delivery + 1, MAX_COUNT),
         due_at_ms=clamped(decision.due_at_ms) if isinstance(decision, RetryAt) else None,
         started_ms=clamped(started_ms),
         policy=policy_digest,

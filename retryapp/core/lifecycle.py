@@ -10,8 +10,8 @@ kind           sent when                                              record key
 =============  =====================================================  ==============================
 
 Layout, version 1: one JSON object in UTF-8, times in epoch milliseconds UTC. Unknown fields are ignored, so that a
-newer worker may add some; a changed meaning takes a new ``v``. A record's attempts are ordered by (failure id, replays,
-attempt), never by a timestamp.
+newer worker may add some; a changed meaning takes a new ``v``. What becomes of a record is ordered by (failure id,
+delivery), never by a timestamp.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Succeeded(LifecycleEvent):
     replays: Count = 0
     """How often the record was replayed; attempts count anew in each."""
     attempt: Annotated[int, Field(ge=1)]
+    delivery: int = Field(ge=1, default_factory=lambda data: data.get("attempt", 1))
+    """Number of the delivery that succeeded; of older workers' events the attempt."""
     started_ms: EpochMs
     ended_ms: EpochMs
     lateness_ms: Count

@@ -25,7 +25,7 @@ MAX_METADATA_BYTES: Final = 32 * 1_024
 MAX_EPOCH_MS: Final = 253_402_300_799_999
 """Latest instant in any header: the end of the year 9999."""
 MAX_COUNT: Final = 1_000_000
-"""Largest attempt, number of tries and number of replays."""
+"""Largest attempt, delivery and number of replays."""
 NAMELESS: Final = "?"
 """Replaces the empty name that a class or a function may have."""
 
@@ -56,7 +56,9 @@ class RetryMetadata:
     origin_timestamp_ms: int
     """The original record's timestamp; -1 where it had none."""
     attempt: int
-    """Number of the delivery that failed last; the next is this + 1. 0 only in a replay, which starts again at 1."""
+    """Number of the attempt that failed last, as the policy counts. 0 only in a replay, which starts again at 1."""
+    delivery: int
+    """Number of the delivery that ended last; the next is this + 1. Never starts again: a replay takes a number."""
     due_at_ms: int | None = None
     """Earliest start of the next attempt, epoch milliseconds; None when dead."""
     started_ms: int

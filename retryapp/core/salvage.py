@@ -16,6 +16,7 @@ from retryapp.core.errors import DamagedMetadataError, RecordError
 from retryapp.core.headers import (
     OUR_HEADERS,
     RETRY_ATTEMPT,
+    RETRY_DELIVERY,
     RETRY_FIRST_FAILED_MS,
     RETRY_LAST_FAILED_MS,
     RETRY_NULL_VALUE,
@@ -43,17 +44,19 @@ def salvage(
 ) -> RetryMetadata:
     """Return metadata for the dead letter of a record with damaged headers, or of a batch that could not be read.
 
-    The attempt is the header's, else the last of the history, else 1; an unreadable origin becomes the coordinates of
-    the damaged record.
+    The attempt is the header's, else the last of the history, else 1; the delivery is the header's, and no less. An
+    unreadable origin becomes the coordinates of the damaged record.
     """
     read = HeaderReader(_single(record.headers))
     base = _neutral(record, read, group=group, topic_id=topic_id, policy_digest=policy_digest, now_ms=clamped(now_ms))
     history: tuple[HistoryEntry, ...] = _try(read.history, ())
     attempt = _number(read, RETRY_ATTEMPT, history[-1].attempt if history else 1, MAX_COUNT)
+    attempt = min(attempt if base.replays else max(1, attempt), MAX_COUNT)
     return replace(
         base,
         handler=handler or NAMELESS,
-        attempt=min(attempt if base.replays else max(1, attempt), MAX_COUNT),
+        attempt=attempt,
+        delivery=max(attempt, _number(read, RETRY_DELIVERY, 0, MAX_COUNT)),
         started_ms=_number(read, RETRY_STARTED_MS, base.started_ms, MAX_EPOCH_MS),
         last_failed_ms=_number(read, RETRY_LAST_FAILED_MS, base.last_failed_ms, MAX_EPOCH_MS),
         error_type=qualified_name(type(error)) or NAMELESS,
@@ -76,11 +79,13 @@ def last_words(
 ) -> RetryMetadata:
     """Return the minimal metadata of a dead letter, which can always be encoded: foreign text is cut to ASCII."""
     read = HeaderReader(_single(record.headers))
+    attempt = min(_number(read, RETRY_ATTEMPT, 0, MAX_COUNT) + 1, MAX_COUNT)
     reason = f"{_plain(lambda: type(fault).__name__)}: {_plain(lambda: str(fault))}"
     return replace(
         _neutral(record, read, group=group, topic_id=topic_id, policy_digest=policy_digest, now_ms=clamped(now_ms)),
         handler=_plain(lambda: handler),
-        attempt=min(_number(read, RETRY_ATTEMPT, 0, MAX_COUNT) + 1, MAX_COUNT),
+        attempt=attempt,
+        delivery=max(attempt, min(_number(read, RETRY_DELIVERY, 0, MAX_COUNT) + 1, MAX_COUNT)),
         error_type=_plain(lambda: type(error).__name__),
         error_message=f"its failure could not be encoded: {reason}",
     )
@@ -96,6 +101,7 @@ def _neutral(
         origin=_try(read.origin, here),
         origin_timestamp_ms=clamped(_try(lambda: read.timestamp(RETRY_ORIGIN_TIMESTAMP_MS), record.timestamp_ms), -1),
         attempt=1,
+        delivery=1,
         started_ms=now_ms,
         policy=policy_digest,
         first_failed_ms=_number(read, RETRY_FIRST_FAILED_MS, now_ms, MAX_EPOCH_MS),

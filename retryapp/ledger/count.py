@@ -9,7 +9,7 @@
 Workers' own counts (`progress` events: so many received and failed between two offsets) are not added up but compared:
 only they show a record that is lost with all its traces.
 
-Memory: 26 bytes per trace and some 120 per record that has one, a few numbers per `progress` event, the problems;
+Memory: 30 bytes per trace and some 120 per record that has one, a few numbers per `progress` event, the problems;
 nothing for a record that never failed.
 """
 

@@ -157,7 +157,7 @@ def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
     torn = [trace for trace in traces if trace.loose and trace.station is Station.RETRY]
     sound = [trace for trace in traces if not trace.loose]
     placed = [_placed(trace, sound) for trace in traces if trace.loose and trace.station is not Station.RETRY]
-    steps: dict[tuple[int, int, Station], list[Trace]] = {}
+    steps: dict[tuple[int, Station], list[Trace]] = {}
     for trace in sorted([*sound, *placed]):
         steps.setdefault(trace.step, []).append(trace)
     way, aside = _way([same[0] for same in steps.values()] or torn[:1])
@@ -180,7 +180,8 @@ def _placed(loose: Trace, copies: Sequence[Trace]) -> Trace:
     before = [t for t in copies if t.station is Station.RETRY and t.timestamp_ms <= loose.timestamp_ms]
     if not before:
         return loose
-    return loose._replace(replays=before[-1].replays, attempt=before[-1].attempt + (loose.station is Station.DEAD))
+    last, ended = before[-1], loose.station is Station.DEAD
+    return loose._replace(delivery=last.delivery + ended, attempt=last.attempt + ended, replays=last.replays)
 
 
 def _way(traces: Iterable[Trace]) -> tuple[list[Trace], list[Trace]]:
@@ -194,7 +195,7 @@ def _way(traces: Iterable[Trace]) -> tuple[list[Trace], list[Trace]]:
 
 def _may_follow(at: Trace, trace: Trace) -> bool:
     if at.station is Station.RETRY:  # one delivery has one outcome
-        return trace.step[:2] > at.step[:2] or trace.station is Station.ROW
+        return trace.delivery > at.delivery or trace.station is Station.ROW
     return at.station is Station.DEAD and trace.replays > at.replays
 
 
@@ -213,20 +214,25 @@ def _end(way: Sequence[Trace], aside: Sequence[Trace], cut: Cut) -> Journey:
     return Journey(Fate.LOST, last, [(Fault.LOST, (last,), "it failed, and is neither pending nor done nor dead")])
 
 
+def _is_next(before: Trace, trace: Trace) -> bool:
+    """Return whether nothing is missing between two traces. A delivery spends one attempt or none."""
+    if before.station is Station.DEAD:  # its replay begins the attempts anew
+        new = before.delivery + 1, before.replays + 1, 0, Station.RETRY
+        return (trace.delivery, trace.replays, trace.attempt, trace.station) == new
+    ended = int(trace.station is not Station.ROW)
+    is_whole = (trace.delivery, trace.replays) == (before.delivery + ended, before.replays)
+    return is_whole and before.station is Station.RETRY and 0 <= trace.attempt - before.attempt <= ended
+
+
 def _gaps(way: Sequence[Trace], cut: Cut) -> Iterator[tuple[Fault, tuple[Trace, ...], str]]:
     """Find what is missing before a station, where what is deleted does not explain it."""
     for before, trace in pairwise((None, *way)):
-        if trace is None or trace.loose or trace.step <= (0, 1, Station.RETRY) or trace.step == (0, 1, Station.DEAD):
+        if trace is None or trace.loose or trace.step <= (1, Station.RETRY) or trace.step == (1, Station.DEAD):
             continue
-        replays, attempt, station = trace.step
-        row = station is Station.ROW
-        if station is Station.RETRY and attempt == 0:
-            missing: Sequence[int] = (cut.topics.dlq,)
-            there = before is not None and (before.replays, before.station) == (replays - 1, Station.DEAD)
-        else:
-            missing = cut.topics.retry
-            there = before is not None and before.step == (replays, attempt - (not row), Station.RETRY)
+        replayed = trace.station is Station.RETRY and trace.attempt == 0
+        missing: Sequence[int] = (cut.topics.dlq,) if replayed else cut.topics.retry
         # a row's copy is of its own transaction; of the others only a whole topic proves anything
-        if not there and (cut.keeps(missing, trace.timestamp_ms) if row else cut.whole(missing)):
+        kept = cut.keeps(missing, trace.timestamp_ms) if trace.station is Station.ROW else cut.whole(missing)
+        if kept and not (before and _is_next(before, trace)):
             names = " and ".join(cut.topics.names[topic] for topic in missing)
             yield Fault.GAP, (trace,), f"its previous record is missing from {names}"

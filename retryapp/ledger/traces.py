@@ -1,12 +1,12 @@
 """Traces: the contents of the topics about one record that has failed.
 
 Each copy of a record on a topic of ours, each row and each event of success is one trace: a station of the record's
-way, the attempt that failed last there (of an event: the one that succeeded), and its place. Only the headers that
-identify a record and its attempt are read; all others may be damaged.
+way, the delivery that ended last there, and its place. Only the headers that identify a record and its delivery are
+read; all others may be damaged.
 
-Packed, a trace takes 26 bytes, so that a ledger of a million failed records fits into memory:
+Packed, a trace takes 30 bytes, so that a ledger of a million failed records fits into memory:
 
-    | replays u32 | attempt u32 | station u8, with 0x80 when loose | topic u8 | offset i64 | timestamp_ms i64 |
+    | delivery u32 | station u8, 0x80: loose | topic u8 | attempt u32 | replays u32 | offset i64 | timestamp_ms i64 |
 """
 
 from __future__ import annotations
@@ -34,32 +34,34 @@ from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.record import Headers, Origin, Record, parse_failure_id
 from retryapp.core.rows import decode_row, identity_of, origin_offset
 
-_PACKED: Final = struct.Struct("<IIBBqq")
+_PACKED: Final = struct.Struct("<IBBIIqq")
 _LOOSE: Final = 0x80
 _RANGE: Final = re.compile(r"offsets? (\d+)(?: to (\d+))? of ")
 
 
 class Station(IntEnum):
-    """A place on a record's way; in the order in which one attempt passes them."""
+    """A place on a record's way; in the order in which one delivery passes them."""
 
     RETRY = 0
     ROW = 1
     DEAD = 2
     SUCCEEDED = 3
     SKIPPED = 4
-    """Skipped as a duplicate; without an attempt, so number 0."""
+    """Skipped as a duplicate; without a delivery, so number 0."""
 
 
 class Trace(NamedTuple):
-    """One sign of a record. Sorts along the record's way: replays, attempt, station."""
+    """One sign of a record. Sorts along the record's way: delivery, station."""
 
-    replays: int
-    """How often it had been replayed."""
-    attempt: int
-    """The attempt that failed last; of `SUCCEEDED` the one that succeeded."""
+    delivery: int
+    """The delivery that ended last; never starts again."""
     station: Station
     topic: int
     """Index into `Topics.names`."""
+    attempt: int
+    """The attempt that failed last; of `SUCCEEDED` the one that succeeded."""
+    replays: int
+    """How often it had been replayed."""
     offset: int
     timestamp_ms: int
     """The broker's."""
@@ -67,22 +69,22 @@ class Trace(NamedTuple):
     """Its headers are damaged: the numbers above are a guess."""
 
     @property
-    def step(self) -> tuple[int, int, Station]:
+    def step(self) -> tuple[int, Station]:
         """Published once, by one transaction."""
-        return self.replays, self.attempt, self.station
+        return self.delivery, self.station
 
 
 def pack(trace: Trace) -> bytes:
     """Write a trace in the layout of the module's text."""
-    replays, attempt, station, topic, offset, timestamp_ms, loose = trace
-    return _PACKED.pack(replays, attempt, station | _LOOSE if loose else station, topic, offset, timestamp_ms)
+    delivery, station, *place, loose = trace
+    return _PACKED.pack(delivery, station | _LOOSE if loose else station, *place)
 
 
 def unpack(raw: bytes) -> list[Trace]:
     """Read concatenated packed traces; sorted along the record's way."""
     return sorted(
-        Trace(replays, attempt, Station(station & ~_LOOSE), topic, offset, timestamp_ms, bool(station & _LOOSE))
-        for replays, attempt, station, topic, offset, timestamp_ms in _PACKED.iter_unpack(raw)
+        Trace._make((delivery, Station(station & ~_LOOSE), *place, bool(station & _LOOSE)))
+        for delivery, station, *place in _PACKED.iter_unpack(raw)
     )
 
 
@@ -164,27 +166,26 @@ def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
         group, origin = parse_failure_id(event.failure_id)
     except DamagedMetadataError as error:
         raise DamagedEventError(str(error)) from error
-    step = 0, 0, Station.SKIPPED
+    trace = Trace(0, Station.SKIPPED, topics.events, 0, 0, record.offset, record.timestamp_ms)
     if isinstance(event, Succeeded):
-        step = min(event.replays, MAX_COUNT), min(event.attempt, MAX_COUNT), Station.SUCCEEDED
-    trace = Trace(*step, topics.events, record.offset, record.timestamp_ms)
+        numbers = {name: min(getattr(event, name), MAX_COUNT) for name in ("delivery", "attempt", "replays")}
+        trace = trace._replace(station=Station.SUCCEEDED, **numbers)
     return _named(group, origin, record.partition, trace, topics)
 
 
 def _told(headers: Headers, partition: int, station: Station, place: tuple[int, int, int], topics: Topics) -> Told:
     read = HeaderReader({name: value for name, value in headers if name in OUR_HEADERS and value is not None})
-    attempt = replays = 0
+    delivery = attempt = replays = 0
     try:
-        attempt = read.number(RETRY_ATTEMPT)
+        attempt, delivery = read.number(RETRY_ATTEMPT), read.delivery()
         replays = read.number(RETRY_REPLAYS) if RETRY_REPLAYS in read.found else 0
-        loose = max(attempt, replays) > MAX_COUNT
+        loose = not attempt <= delivery <= MAX_COUNT or replays > MAX_COUNT
     except DamagedMetadataError:
         loose = True
     damaged = station is Station.DEAD and read.found.get(RETRY_REASON) == DeadReason.DAMAGED.encode()
     topic, offset, timestamp_ms = place
-    trace = Trace(
-        min(replays, MAX_COUNT), min(attempt, MAX_COUNT), station, topic, offset, timestamp_ms, loose or damaged
-    )
+    delivery, attempt, replays = (min(number, MAX_COUNT) for number in (delivery, attempt, replays))
+    trace = Trace(delivery, station, topic, attempt, replays, offset, timestamp_ms, loose or damaged)
     try:
         group, origin = read.name(RETRY_GROUP), read.origin()
     except DamagedMetadataError as error:

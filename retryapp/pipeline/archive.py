@@ -178,6 +178,7 @@ class Archive:
         checkpoint = self._lake.checkpoint(JOB, run.checkpoint)
         writer = rows.writeStream.format("delta").outputMode("append").trigger(availableNow=True)
         writer = writer.queryName(f"{JOB}:{sources.group}").option("checkpointLocation", checkpoint)
+        writer = writer.option("mergeSchema", "true")  # a lake of an older build gets the columns that it lacks
         return writer.start(self._lake.table(RECORDS_TABLE))  # its commits name query and batch: none comes twice
 
     def _erased(self) -> DataFrame | None:

@@ -38,6 +38,7 @@ _NO_VALUE: Final = "cast(X'00FF00FF' as binary)"  # no header says this; searchi
 _NUMBERS: Final = {
     "origin_timestamp_ms": (headers.RETRY_ORIGIN_TIMESTAMP_MS, -1, MAX_EPOCH_MS),
     "attempt": (headers.RETRY_ATTEMPT, 0, MAX_COUNT),
+    "delivery": (headers.RETRY_DELIVERY, 0, MAX_COUNT),
     "started_ms": (headers.RETRY_STARTED_MS, 0, MAX_EPOCH_MS),
     "first_failed_ms": (headers.RETRY_FIRST_FAILED_MS, 0, MAX_EPOCH_MS),
     "last_failed_ms": (headers.RETRY_LAST_FAILED_MS, 0, MAX_EPOCH_MS),
@@ -45,7 +46,7 @@ _NUMBERS: Final = {
     "replays": (headers.RETRY_REPLAYS, 0, MAX_COUNT),
 }
 """Field → header, least and greatest value."""
-_ELSE: Final = {"replays": 0}
+_ELSE: Final = {"replays": "0L", "delivery": "v_attempt"}
 _NAMES: Final = {
     "group": headers.RETRY_GROUP,
     "handler": headers.RETRY_HANDLER,
@@ -64,7 +65,7 @@ _OTHERS: Final = {
     "history": headers.RETRY_HISTORY,
     "null_value": headers.RETRY_NULL_VALUE,
 }
-_OPTIONAL: Final = frozenset({"due_at_ms", "replays", "tier", "reason", "original_reason", "replay_id", "error_trace"})
+_OPTIONAL: Final = frozenset({*_ELSE, "due_at_ms", "tier", "reason", "original_reason", "replay_id", "error_trace"})
 _RAW: Final = {
     **{field: header for field, (header, _, _) in _NUMBERS.items()},
     **_NAMES,
@@ -74,8 +75,8 @@ _RAW: Final = {
 
 _ORDER: Final = (
     headers.RETRY_VERSION, headers.RETRY_NULL_VALUE, headers.RETRY_GROUP, headers.RETRY_HANDLER, headers.RETRY_ORIGIN,
-    headers.RETRY_ORIGIN_TIMESTAMP_MS, headers.RETRY_ATTEMPT, headers.RETRY_DUE_MS, headers.RETRY_STARTED_MS,
-    headers.RETRY_POLICY, headers.RETRY_TIER, headers.RETRY_FIRST_FAILED_MS,
+    headers.RETRY_ORIGIN_TIMESTAMP_MS, headers.RETRY_ATTEMPT, headers.RETRY_DELIVERY, headers.RETRY_DUE_MS,
+    headers.RETRY_STARTED_MS, headers.RETRY_POLICY, headers.RETRY_TIER, headers.RETRY_FIRST_FAILED_MS,
     headers.RETRY_LAST_FAILED_MS, headers.RETRY_ERROR_TYPE, headers.RETRY_ERROR_MESSAGE, headers.RETRY_ERROR_TRACE,
     headers.RETRY_REASON, headers.RETRY_ORIGINAL_REASON, headers.RETRY_FINGERPRINT, headers.RETRY_HISTORY,
     headers.RETRY_REPLAY_ID, headers.RETRY_REPLAYS,
@@ -91,7 +92,7 @@ def _succeeded() -> str:
     parts, text = [], '"' + _printable(but='"\\') + '*+"'
     for name, field in Succeeded.model_fields.items():
         value = _NUMBER if field.annotation is int else text
-        fixed = {"v": "1", "kind": '"succeeded"', "attempt": "[1-9][0-9]{0,17}"}
+        fixed = {"v": "1", "kind": '"succeeded"', **dict.fromkeys(("attempt", "delivery"), "[1-9][0-9]{0,17}")}
         parts.append(f'"{name}":{fixed.get(name, value)}')
     return r"\A\{" + ",".join(parts) + r"\}\z"
 
@@ -167,6 +168,7 @@ def _conditions() -> list[Column]:
         history.isNull() | history.rlike(_HISTORY),
         flag.isNull() | (flag == "1"),
         (F.col("v_attempt") >= 1) | (F.coalesce(F.col("v_replays"), F.lit(0)) > 0),
+        F.col("v_delivery").isNull() | (F.col("v_delivery") >= F.col("v_attempt")),
         F.col("v_due_at_ms").isNull() != F.col("v_reason").isNull(),
     ]
 
@@ -188,7 +190,7 @@ def _column(field: str) -> Column:
     if field == "null_value":
         return F.col("r_null_value").isNotNull()
     value = F.col(f"v_{field}")
-    return F.coalesce(value, F.lit(_ELSE[field])) if field in _ELSE else value
+    return F.coalesce(value, F.expr(_ELSE[field])) if field in _ELSE else value
 
 
 def _entry(text: Column) -> Column:

@@ -34,6 +34,7 @@ class Copy:
     """When the broker took it."""
     origin: Place
     attempt: int
+    delivery: int
     due_ms: int | None = None
     reason: str = ""
     content: Any = None
@@ -160,7 +161,7 @@ def look(facts: dict[str, Any]) -> Told:
     for message in read(bootstrap, facts["events"]):
         event = json.loads(message.value())
         if event["kind"] == "succeeded":
-            copies.append(_at(message, "succeeded", event["origin"], event["attempt"]))
+            copies.append(_at(message, "succeeded", event["origin"], event["attempt"], event["delivery"]))
     rows: dict[bytes, bool] = {}
     for message in read(bootstrap, facts["changelog"]):
         if message.key() is not None and len(message.key()) == ROW_IDENTITY_BYTES:
@@ -168,9 +169,9 @@ def look(facts: dict[str, Any]) -> Told:
     return Told(copies, sum(rows.values()), unsettled, damaged)
 
 
-def _at(message: Message, station: str, origin: str, attempt: int, **more: Any) -> Copy:
+def _at(message: Message, station: str, origin: str, attempt: int, delivery: int, **more: Any) -> Copy:
     at = (message.topic(), message.partition(), message.offset(), message.timestamp()[1])
-    return Copy(station, *at, _place(origin), attempt, **more)
+    return Copy(station, *at, _place(origin), attempt, delivery, **more)
 
 
 def _place(text: str) -> Place:
@@ -188,6 +189,7 @@ def _copy(station: str, message: Message) -> Copy:
         station,
         ours["retry-origin"],
         int(ours["retry-attempt"]),
+        int(ours.get("retry-delivery", ours["retry-attempt"])),
         due_ms=int(ours["retry-due-ms"]) if "retry-due-ms" in ours else None,
         reason=ours.get("retry-reason", ""),
         content=[b64(message.key()), b64(value), foreign],

@@ -104,8 +104,8 @@ def judge(
         record = known.get(copy.origin)
         if record is not None and copy.station != "succeeded" and copy.content != record.content:
             verdict.altered.append(f"{copy.origin}: on {copy.station}")
-    seen = Counter((copy.station, copy.origin, copy.attempt) for copy in copies)
-    verdict.copied = [f"{station} {origin} attempt {n}: {k} times" for (station, origin, n), k in seen.items() if k > 1]
+    seen = Counter((copy.origin, copy.delivery) for copy in copies)
+    verdict.copied = [f"{origin} delivery {n}: {k} hand-offs" for (origin, n), k in seen.items() if k > 1]
     _faults(verdict, published, ran, done_to, copies)
     expected = sum(each.fate == "waiting" for each in published)
     if told.waiting != expected:

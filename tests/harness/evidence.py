@@ -76,11 +76,11 @@ class Evidence:
         return sum(1 for _ in read_topic(self.connection, main, start=self.committed(main)))
 
     def handoffs(self) -> Counter[tuple[str, str, int]]:
-        """Count the copies that a committed reader sees: (station, failure id, attempt) → how often."""
+        """Count the copies that a committed reader sees: (station, failure id, delivery) → how often."""
         counts: Counter[tuple[str, str, int]] = Counter()
         for station, copies in (("retry", self.retries()), ("dlq", self.dead())):
-            counts.update((station, metadata.failure_id, metadata.attempt) for _, metadata in copies)
-        counts.update(("succeeded", event.failure_id, event.attempt) for event in self.succeeded())
+            counts.update((station, metadata.failure_id, metadata.delivery) for _, metadata in copies)
+        counts.update(("succeeded", event.failure_id, event.delivery) for event in self.succeeded())
         return counts
 
     def repeated_handoffs(self) -> dict[tuple[str, str, int], int]:

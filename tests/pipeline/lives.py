@@ -57,8 +57,8 @@ class Archive:
         """A record waits (``due_at_ms``), or is dead (``reason``)."""
         origin = Origin(MAIN, facts.pop("topic_id", TOPIC_ID), partition, offset)
         began = facts.pop("started_ms", NOON_MS)
-        told = replace(_PLAIN, origin=origin, attempt=attempt, started_ms=began, last_failed_ms=began + 100)
-        told = replace(told, **facts)
+        facts = {"delivery": attempt, **facts}
+        told = replace(_PLAIN, origin=origin, attempt=attempt, started_ms=began, last_failed_ms=began + 100, **facts)
         station = "retry" if told.reason is None else "dlq"
         if told.reason is not None:
             told = replace(told, due_at_ms=None, tier=None)
@@ -107,6 +107,7 @@ def cut(spark: SparkSession, *ends: int, topic_id: str = TOPIC_ID) -> DataFrame:
 
 _PLAIN = RetryMetadata(
     group=GROUP, handler="shop.charge", origin=Origin(MAIN, TOPIC_ID, 0, 0), origin_timestamp_ms=NOON_MS - 5, attempt=1,
+    delivery=1,
     due_at_ms=NOON_MS + MINUTE_MS, started_ms=NOON_MS, policy="p1", tier="1m", first_failed_ms=NOON_MS,
     last_failed_ms=NOON_MS, error_type="ValueError", error_message="no", fingerprint="f1",
 )  # fmt: skip

@@ -56,7 +56,7 @@ def mixed_history() -> Archive:
     archive.succeeded(2, 3, lateness_ms=300, started_ms=NOON_MS + 361_000)
     archive.failed(3, 1, key="b", reason="non-retryable", fingerprint="f3", error_message="bad order")
     archive.failed(4, 1, key="c")
-    archive.failed(4, 2, key="c", tier="5m", started_ms=NOON_MS + MINUTE_MS + 70)
+    archive.failed(4, 2, key="c", tier="5m", started_ms=NOON_MS + MINUTE_MS + 70, error_message="still no")
     return archive
 
 
@@ -110,7 +110,8 @@ def test_causes_with_examples(tables: Tables) -> None:
         ("f1", "ValueError", 4, 3, 0, 1, 2),
         ("f2", "TimeoutError", 1, 1, 0, 0, 1),
     ]
-    first = found.collect()[0]
+    first, second, _ = found.collect()
+    assert second["examples"][0]["message"] == "still no", "of its last delivery"
     assert (first["first_seen_ms"], first["last_seen_ms"]) == (NOON_MS + 100, NOON_MS + 100)
     assert [tuple(e) for e in first["examples"]] == [(f"{GROUP}/{MAIN}@{TOPIC_ID}/0/3", "bad order")]
 
@@ -183,7 +184,7 @@ def test_what_the_checks_find(spark: SparkSession, mixed: Archive) -> None:
         "ledger: workers counted nothing twice": (1, False),
     }
     (early,) = found["no attempt was early"].examples
-    assert early.endswith("/0/30 0 2 -1")
+    assert early.endswith("/0/30 2 -1")
 
 
 def test_dead_letters_at_risk(spark: SparkSession) -> None:

@@ -19,20 +19,22 @@ HISTORIES, RECORDS, BATCHES, PARTITIONS = 80, 6, 3, 2
 
 def life(random: Random, archive: Archive, offset: int, partition: int) -> None:
     """One record's way: attempts that fail, then success, death, a replay, or nothing yet."""
-    replays, attempt = 0, 1
+    replays, attempt, delivery = 0, 1, 1
     for _ in range(random.randrange(1, 6)):
         end = random.choice(("retry", "retry", "retry", "dead", "done"))
         if end == "done" and attempt > 1:
-            return archive.succeeded(offset, attempt, partition=partition, replays=replays)
+            return archive.succeeded(offset, attempt, partition=partition, replays=replays, delivery=delivery)
+        facts = {"partition": partition, "replays": replays, "delivery": delivery}
         if end == "dead":
-            archive.failed(offset, attempt, partition=partition, replays=replays, reason="exhausted")
+            archive.failed(offset, attempt, reason="exhausted", **facts)
             if random.random() < 0.5:
                 return None
-            replays, attempt = replays + 1, 0
-        archive.failed(offset, attempt, partition=partition, replays=replays)
+            replays, attempt, delivery = replays + 1, 0, delivery + 1
+            facts |= {"replays": replays, "delivery": delivery}
+        archive.failed(offset, attempt, **facts)
         if random.random() < 0.1:  # a hand-off twice, as workers without transactions leave
-            archive.failed(offset, attempt, partition=partition, replays=replays)
-        attempt += 1
+            archive.failed(offset, attempt, **facts)
+        attempt, delivery = attempt + 1, delivery + 1
     return None
 
 

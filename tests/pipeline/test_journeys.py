@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
+from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
 from retryapp.pipeline.analysis.schemas import JOURNEYS
@@ -76,20 +77,55 @@ def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
     """Its record on the retry topic is no attempt; clocks that went back change no order."""
     archive = Archive()
     archive.failed(1, 1, reason="exhausted", started_ms=NOON_MS + 900_000)
-    archive.failed(1, 0, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
-    archive.failed(1, 1, replays=1, replay_id="r", started_ms=NOON_MS + 30)
-    archive.succeeded(1, 2, replays=1, started_ms=NOON_MS + 70_000)
+    archive.failed(1, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
+    archive.failed(1, 1, delivery=3, replays=1, replay_id="r", started_ms=NOON_MS + 30)
+    archive.succeeded(1, 2, delivery=4, replays=1, started_ms=NOON_MS + 70_000)
     archive.failed(2, 1, reason="exhausted")
-    archive.failed(2, 0, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
+    archive.failed(2, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
     by_place = found(spark, archive)
     done, again = by_place[f"{TOPIC_ID}/0/1"], by_place[f"{TOPIC_ID}/0/2"]
-    assert tried(done, "replays", "attempt", "lateness_ms", "outcome") == [
-        (0, 1, None, "dead"),
-        (1, 1, 20, "retried"),
-        (1, 2, 7, "succeeded"),
+    assert tried(done, "delivery", "replays", "attempt", "lateness_ms", "outcome") == [
+        (1, 0, 1, None, "dead"),
+        (3, 1, 1, 20, "retried"),
+        (4, 1, 2, 7, "succeeded"),
     ]
     assert (done["fate"], done["replays"], done["missing"]) == ("done", 1, 0)
     assert (again["fate"], again["last_attempt"], len(again["attempts"])) == ("pending", 0, 1)
+
+
+def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> None:
+    """By their own number; one that nobody archived is counted, one that is there twice too."""
+    archive = Archive()
+    archive.succeeded(1, 2, delivery=5, lateness_ms=9)
+    archive.failed(1, 1, delivery=3, started_ms=NOON_MS + 60_003, due_at_ms=NOON_MS + 60_500, tier="1s")
+    archive.failed(1, 1, delivery=2, started_ms=NOON_MS + 60_002)
+    archive.failed(1, 1, delivery=2, started_ms=NOON_MS + 60_002)
+    archive.failed(1, 1)
+    (journey,) = found(spark, archive).values()
+    assert tried(journey, "delivery", "attempt", "tier", "lateness_ms", "outcome") == [
+        (1, 1, None, None, "retried"),
+        (2, 1, "1m", 2, "retried"),
+        (3, 1, "1m", 3, "retried"),
+        (5, 2, None, 9, "succeeded"),
+    ]
+    assert (journey["fate"], journey["last_attempt"], journey["missing"], journey["copies"]) == ("done", 2, 1, 1)
+
+
+def test_an_archive_without_deliveries_is_in_the_order_of_attempts(spark: SparkSession) -> None:
+    """Older builds wrote neither columns; where the columns are there, older rows have nulls."""
+    archive = Archive()
+    archive.succeeded(1, 3, delivery=1)
+    archive.failed(1, 2, delivery=1, tier="5m")
+    archive.failed(1, 1)
+    now = archive.frame(spark)
+    for older in (
+        now.withColumns({name: F.col(name).dropFields("delivery") for name in ("metadata", "event")}),
+        now.withColumns({name: F.col(name).withField("delivery", F.lit(None)) for name in ("metadata", "event")}),
+    ):
+        (journey,) = journeys_of(traces_of(older)).collect()
+        tries = [(1, 1, None), (2, 2, "1m"), (3, 3, "5m")]
+        assert tried(journey, "delivery", "attempt", "tier") == tries
+        assert (journey["fate"], journey["missing"], journey["copies"]) == ("done", 0, 0)
 
 
 def test_a_dead_letter_for_an_attempt_that_was_told_is_no_further_attempt(spark: SparkSession) -> None:

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from retryapp.core.errors import RetryAppError
-from retryapp.core.headers import OUR_HEADERS, decode_metadata, encode_metadata
+from retryapp.core.headers import OUR_HEADERS, RETRY_DELIVERY, decode_metadata, encode_metadata
 from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event
-from retryapp.core.metadata import HistoryEntry, RetryMetadata
+from retryapp.core.metadata import MAX_COUNT, HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin
 from retryapp.pipeline.reading import NO_HEADERS, read_batch, read_columns
 from retryapp.pipeline.schemas import EVENT, HEADERS
@@ -34,7 +34,9 @@ QUIET = settings(deadline=None, database=None, print_blob=True)
 
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 instants = st.integers(0, 253_402_300_799_999)
-counts = st.integers(1, 1_000_000)
+counts = st.integers(1, MAX_COUNT)
+free = st.sampled_from([0, 0, 1, 1_000])
+"""Deliveries that spent no attempt."""
 origins = st.builds(
     Origin,
     st.from_regex(r"\A[A-Za-z0-9._-]{1,20}\Z"),
@@ -55,6 +57,7 @@ def metadata_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[RetryMetadat
         "origin": origins,
         "origin_timestamp_ms": st.integers(-1, 10**13),
         "attempt": counts,
+        "delivery": st.just(0),
         "started_ms": instants,
         "policy": words,
         "first_failed_ms": instants,
@@ -69,7 +72,8 @@ def metadata_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[RetryMetadat
     }
     waits = st.builds(RetryMetadata, **common, due_at_ms=instants, tier=st.none() | words)
     original = {"original_reason": st.none() | words, "error_trace": st.none() | texts}
-    return waits | st.builds(RetryMetadata, **common, reason=words, **original)
+    either = waits | st.builds(RetryMetadata, **common, reason=words, **original)
+    return st.builds(lambda told, free: replace(told, delivery=min(told.attempt + free, MAX_COUNT)), either, free)
 
 
 metadata = metadata_of(usual_words) | metadata_of(plain_words) | metadata_of(words)
@@ -102,7 +106,7 @@ def successes_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[Succeeded]:
     """Events with such names."""
     texts = dict.fromkeys(("group", "handler", "failure_id", "origin"), words)
     times = dict.fromkeys(("started_ms", "ended_ms", "lateness_ms"), instants)
-    return st.builds(Succeeded, **texts, attempt=counts, **times)
+    return st.builds(Succeeded, **texts, attempt=counts, delivery=counts, **times)
 
 
 successes = successes_of(usual_words) | successes_of(plain_words) | successes_of(words)
@@ -142,7 +146,7 @@ def expected_of_event(value: bytes | None) -> dict[str, Any]:
 
 ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
 EXAMPLE = RetryMetadata(
-    group="billing", handler="shop.charge", origin=ORIGIN, origin_timestamp_ms=-1, attempt=2,
+    group="billing", handler="shop.charge", origin=ORIGIN, origin_timestamp_ms=-1, attempt=2, delivery=2,
     due_at_ms=1_900_000_060_000, started_ms=1_900_000_000_000, policy="5f1c2d3e", tier="1m",
     first_failed_ms=1_900_000_000_100,
     last_failed_ms=1_900_000_000_350, error_type="ValueError", error_message="refused after 3 ms", fingerprint="8f3a9c",
@@ -171,8 +175,10 @@ def test_the_columns_of_spark_say_it_too(generating: SparkSession) -> None:
     The records are drawn first, so that all of them are one job. No example shrinks; the row that differs is told.
     """
     dead = replace(EXAMPLE, due_at_ms=None, tier=None, reason="exhausted", error_trace="Traceback:\n  100 % +\n")
-    usual = [EXAMPLE, replace(EXAMPLE, error_message="na\u00efve\n"), replace(EXAMPLE, replays=1, replay_id="r1"), dead]
+    replayed = replace(EXAMPLE, delivery=9, replays=1, replay_id="r1")
+    usual = [EXAMPLE, replace(EXAMPLE, error_message="na\u00efve\n"), replayed, dead]
     found: list[Headers] = [encode_metadata(each) for each in usual]
+    found.append(tuple((name, b"1" if name == RETRY_DELIVERY else value) for name, value in found[2]))
     events: list[bytes | None] = [SUCCESS.to_json()]
 
     @settings(QUIET, max_examples=200)

@@ -120,7 +120,7 @@ def test_any_failure_of_any_record_can_be_told(
         out = to_tier(seen, topology=TOPOLOGY, metadata=waits)
         assert (out.topic, out.partition) == (TOPOLOGY.retry_topics[0], record.partition)
         row = decode_row(encode_row(to_row(out, waits)))
-        assert (row.due_at_ms, row.attempt) == (5_000, attempt)
+        assert (row.due_at_ms, row.attempt, row.delivery) == (5_000, attempt, attempt)
         metadata = decode_metadata(row.headers)
         assert metadata is not None
         assert (metadata.failure_id, metadata.attempt, metadata.due_at_ms) == (waits.failure_id, attempt, 5_000)
@@ -165,4 +165,4 @@ def test_last_words_can_always_be_written(
             letter, carried = to_dead_letter(each, topology=TOPOLOGY, metadata=metadata, max_bytes=100_000)
             assert decode_metadata(came(letter).headers) == carried
             assert (letter.key, letter.value) == (each.key, each.value or b"")
-        assert (metadata.reason, metadata.attempt >= 0) == ("damaged", True)
+        assert (metadata.reason, metadata.delivery >= metadata.attempt >= 0) == ("damaged", True)

@@ -68,13 +68,15 @@ def metadata(draw: st.DrawFn, dead: bool | None = None) -> RetryMetadata:
     """Draw valid metadata of a waiting or a dead record."""
     is_dead = draw(st.booleans()) if dead is None else dead
     replays = draw(st.integers(0, 3))
+    attempt = draw(st.integers(0 if replays else 1, 10_000))
     reason = draw(st.sampled_from([each.value for each in DeadReason])) if is_dead else None
     return RetryMetadata(
         group=GROUP,
         handler=draw(names),
         origin=draw(origins),
         origin_timestamp_ms=draw(st.integers(-1, MAX_EPOCH_MS)),
-        attempt=draw(st.integers(0 if replays else 1, 10_000)),
+        attempt=attempt,
+        delivery=attempt + draw(st.integers(0, 3)),
         due_at_ms=None if is_dead else draw(instants),
         started_ms=draw(instants),
         policy=draw(names),
@@ -135,7 +137,8 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
         handler=wild,
         origin=Origin("a" * 249, "b" * 22, 2**31 - 1, 2**63 - 1),
         origin_timestamp_ms=MAX_EPOCH_MS,
-        attempt=1_000_000,
+        attempt=999_999,
+        delivery=1_000_000,
         started_ms=MAX_EPOCH_MS,
         policy=wild,
         tier=wild,
@@ -170,7 +173,7 @@ def test_a_dead_letter_always_fits_and_keeps_its_coordinates(
     assert kept is not None
     assert kept == carried
     assert kept.origin == md.origin
-    assert kept.attempt == md.attempt
+    assert (kept.attempt, kept.delivery) == (md.attempt, md.delivery)
     size = record_size(letter.key, letter.value, letter.headers)
     bare = replace(md, error_message="", error_trace=None, history=(), reason="too-large", original_reason=md.reason)
     smallest = record_size(None, b"", h.encode_metadata(replace(bare, null_value=True)))
@@ -192,7 +195,7 @@ def test_damage_never_resets_a_counter_and_never_means_no_delay(
     damaged = tuple((each, junk if each == name else value) for each, value in written)
     read, refused = read_or_refusal(damaged)
     if refused is not None:
-        assert refused in {name, h.RETRY_ATTEMPT, h.RETRY_DUE_MS}
+        assert refused in {name, h.RETRY_ATTEMPT, h.RETRY_DELIVERY, h.RETRY_DUE_MS}
         return
     assert read is not None
     assert read.due_at_ms is not None
@@ -202,6 +205,10 @@ def test_damage_never_resets_a_counter_and_never_means_no_delay(
         assert read.attempt == md.attempt
     if name == h.RETRY_ATTEMPT:
         assert junk == str(read.attempt).encode()
+    elif name != h.RETRY_DELIVERY:
+        assert read.delivery == md.delivery
+    else:
+        assert junk == str(read.delivery).encode()
     if name == h.RETRY_DUE_MS:
         assert junk == str(read.due_at_ms).encode()
 

@@ -21,9 +21,9 @@ from retryapp.ledger.traces import Station, Told, Topics, Trace
 TOPICS = Topics("app", ("orders", "retry", "dlq", "events", "changelog"))
 RETRY, DLQ, EVENTS, CHANGELOG = 1, 2, 3, 4
 STATION_OF = {RETRY: Station.RETRY, DLQ: Station.DEAD, EVENTS: Station.SUCCEEDED}
-ENDS = {"fine": (EVENTS, "done"), "dead": (DLQ, "dead"), "fails": (RETRY, "pending")}
+ENDS = {"fine": (EVENTS, "done"), "dead": (DLQ, "dead"), "fails": (RETRY, "pending"), "free": (RETRY, "pending")}
 ID = "kq8G0bTz"
-Step = tuple[int, int]  # replays, attempt
+Step = tuple[int, int, int]  # delivery, attempt, replays
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Lane:
     def __post_init__(self) -> None:
         """Before the first transaction."""
         self._rows: dict[int, Step] = {}
-        self._dead: dict[int, int] = {}
+        self._dead: dict[int, Step] = {}
         self._counted = 0
 
     def run(self, choice: str, number: int, outcomes: list[str]) -> None:
@@ -53,17 +53,19 @@ class Lane:
         now = len(self.received)
         if choice == "deliver":
             for offset in range(len(self.first), min(len(self.first) + number, self.records)):
-                outcome = outcomes[offset % len(outcomes)]
+                outcome = outcomes[offset % len(outcomes)].replace("free", "fails")  # a failure, and it spends one
                 self.first.append(ENDS[outcome][1])
                 if outcome != "fine":
-                    self._settle(now, offset, (0, 1), outcome)
+                    self._settle(now, offset, (1, 1, 0), outcome)
         elif choice == "due":
-            for (offset, (replays, attempt)), outcome in zip([*self._rows.items()][:number], outcomes, strict=False):
-                self._settle(now, offset, (replays, attempt + 1), outcome)
+            for (offset, row), outcome in zip([*self._rows.items()][:number], outcomes, strict=False):
+                delivery, attempt, replays = row
+                self._settle(now, offset, (delivery + 1, attempt + (outcome != "free"), replays), outcome)
         elif choice == "replay":
             for offset in [*self._dead][:number]:
                 self.replayed = True
-                self._settle(now, offset, (self._dead[offset] + 1, 0), "fails")
+                delivery, _, replays = self._dead[offset]
+                self._settle(now, offset, (delivery + 1, 0, replays + 1), "fails")
         elif len(self.first) > self._counted:
             self._count(now)
         self.received.append(len(self.first))
@@ -73,11 +75,11 @@ class Lane:
         self.published[topic].append((now, offset, step))
         row = self._rows.pop(offset, None)
         self._dead.pop(offset, None)
-        if outcome == "fails":
+        if fate == "pending":
             self._rows[offset] = step
-        elif outcome == "dead":
-            self._dead[offset] = step[0]
-        if row is not None or outcome == "fails":
+        elif fate == "dead":
+            self._dead[offset] = step
+        if row is not None or fate == "pending":
             self.changelog.append((now, offset, self._rows.get(offset), fate))
 
     def _count(self, now: int) -> None:
@@ -102,7 +104,7 @@ class Lane:
 TRANSACTION = st.tuples(
     st.sampled_from(["deliver", "due", "due", "replay", "progress"]),
     st.integers(1, 4),
-    st.lists(st.sampled_from(["fails", "fine", "fails", "dead"]), min_size=4, max_size=4),
+    st.lists(st.sampled_from(["fails", "fine", "free", "dead"]), min_size=4, max_size=4),
 )
 WAY = st.lists(TRANSACTION, min_size=12, max_size=40)
 """Long enough that much happens before and after a cut."""
@@ -114,6 +116,12 @@ def run(records: int, transactions: list[tuple[str, int, list[str]]]) -> Lane:
     for transaction in transactions:
         lane.run(*transaction)
     return lane
+
+
+def trace(step: Step, station: Station, topic: int, offset: int, when: int) -> Trace:
+    """Return what a copy at an offset tells."""
+    delivery, *numbers = step
+    return Trace(delivery, station, topic, *numbers, offset, when)
 
 
 def count_at(lane: Lane, *, floor: int, received: int, end: int, reads: dict[int, int]) -> PartitionCount:
@@ -130,9 +138,9 @@ def count_at(lane: Lane, *, floor: int, received: int, end: int, reads: dict[int
     for topic, copies in lane.published.items():
         for at, (when, offset, step) in enumerate(copies):
             if when <= reads[topic]:
-                count.tell(Told(Trace(*step, STATION_OF[topic], topic, at, when), ID, offset))
+                count.tell(Told(trace(step, STATION_OF[topic], topic, at, when), ID, offset))
     for offset, (at, row) in lane.rows(end).items():
-        count.tell(Told(Trace(*row, Station.ROW, CHANGELOG, at, 1), ID, offset))
+        count.tell(Told(trace(row, Station.ROW, CHANGELOG, at, 1), ID, offset))
     for when, told in lane.counts:
         if when <= reads[EVENTS]:
             count.note(told, "events")

@@ -213,20 +213,21 @@ class Oracle:
         ours = {name: value or b"" for name, value in record.headers}
         origin = _origin(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
+        delivery = int(ours.get("retry-delivery", attempt))
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
         first = story.record
         _must((record.key, record.value, foreign) == (first.key, first.value, first.headers), "I8", origin, topic)
         if topic == topics.dlq:
-            self._end(origin, story, "dead", now_ms)
+            self._end(origin, story, "dead", delivery, now_ms)
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
         _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
-        story.copies[attempt] += 1
+        story.copies[delivery] += 1
         story.dues[attempt].add(int(ours["retry-due-ms"]))
         story.settled_ms.setdefault(attempt, now_ms)
         if ours.get("retry-error-type") == TIMED_OUT.encode() and self._may_be_late(story, attempt, now_ms):
             story.overdue.add(attempt)
-        _once(origin, story.copies[attempt], f"copy of attempt {attempt}")
+        _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
 
     def _published(self, record: Record) -> None:
         origin, attempt = (record.partition, int(record.key or b"")), int(record.value or b"")
@@ -240,7 +241,7 @@ class Oracle:
         told = json.loads(record.value or b"{}")
         if told.get("kind") == "succeeded":
             origin = _origin(told["origin"])
-            self._end(origin, self._story(origin), "done", now_ms)
+            self._end(origin, self._story(origin), "done", told["delivery"], now_ms)
         elif told.get("kind") == "skipped":
             origin = _origin(told["origin"])
             story = self._story(origin)
@@ -250,8 +251,9 @@ class Oracle:
             story.fates.append("skipped")
             _once(origin, len(story.fates), "skip", "I2")
 
-    def _end(self, origin: Origin, story: Story, fate: str, now_ms: float) -> None:
+    def _end(self, origin: Origin, story: Story, fate: str, delivery: int, now_ms: float) -> None:
         _must(story.stopped or fate == self.fate(story.script), "I1", origin, f"{fate}, by script {story.script!r}")
+        _must(delivery > max(story.copies, default=0), "I2", origin, f"{fate} by delivery {delivery}: it has a copy")
         story.fates.append(fate)
         story.settled_ms.setdefault(0, now_ms)
         _once(origin, len(story.fates), f"end {fate}", "I2")

@@ -58,7 +58,7 @@ class Story:
     """By attempt."""
     begun: Counter[int] = field(default_factory=Counter)
     copies: Counter[int] = field(default_factory=Counter)
-    """Visible copies on the retry topic, by the attempt that failed."""
+    """Visible copies on the retry topic, by the delivery that ended."""
     stopped: bool = False
     """A call that would have ended in time was told to stop, so its script does not say how it ends."""
     overdue: set[int] = field(default_factory=set)

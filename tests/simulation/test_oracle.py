@@ -58,9 +58,9 @@ class Told:
         """A row is put or removed."""
         self.oracle.appeared(TopicPartition("changelog", 0), [Record("changelog", 0, 0, 0, IDENTITY, value, ())], 1e9)
 
-    def succeed(self) -> None:
+    def succeed(self, delivery: int = 2) -> None:
         """The event of a success after a failure becomes visible."""
-        told = b'{"kind": "succeeded", "origin": "orders@x/0/0"}'
+        told = b'{"kind": "succeeded", "origin": "orders@x/0/0", "delivery": %d}' % delivery
         self.oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
 
     def publish(self, attempt: int) -> None:
@@ -126,6 +126,7 @@ AGAIN_AFTER_ITS_END = [
             "I6", [do("call", 1, at_ms=0, fine=True), do("move", "orders", 1), do("move", "orders", 0)], id="moved back"
         ),
         pytest.param("I1", [do("show", "retry", 1)] * 2, id="twice"),
+        pytest.param("I2", [do("show", "retry", 1), do("succeed", 1)], id="two hand-offs of a delivery"),
         pytest.param("I2", [do("succeed")] * 2, id="ended twice"),
         pytest.param("I2", [do("succeed"), do("show", "retry", 1)], id="tried after its end"),
         pytest.param("I1", [do("show", "dlq", 1)], id="wrong end"),

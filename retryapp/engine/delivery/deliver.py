@@ -76,7 +76,7 @@ def outcome_of(run: Run, error: BaseException | None) -> Outcome:
     if error is not None:
         return _failed(run, error, run.context.clock.latest_ms())
     if run.metadata is not None:
-        return _succeeded(run, run.context.clock.wall_ms())
+        return _succeeded(run, run.metadata, run.context.clock.wall_ms())
     published = () if run.outbox is None else run.outbox.published
     return _published(run, published) if published else run.record.next_offset
 
@@ -201,7 +201,7 @@ def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
     return run.settle(publishes=published, fine=True, observations=observations, on_settled=give_up(published))
 
 
-def _succeeded(run: Run, ended_ms: int) -> Turn:
+def _succeeded(run: Run, metadata: RetryMetadata, ended_ms: int) -> Turn:
     handler, shown, delivery = run.context.handler, run.shown, delivery_of(run)
     published = () if run.outbox is None else run.outbox.published
     event = Succeeded(
@@ -210,6 +210,7 @@ def _succeeded(run: Run, ended_ms: int) -> Turn:
         failure_id=delivery.failure_id,
         origin=delivery.origin.text,
         attempt=delivery.attempt,
+        delivery=metadata.delivery + 1,
         replays=delivery.replays,
         started_ms=delivery.started_ms,
         ended_ms=ended_ms,

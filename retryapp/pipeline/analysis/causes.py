@@ -38,8 +38,8 @@ def causes(journeys: DataFrame) -> DataFrame:
         F.count(F.lit(1)).alias("failures"),
         F.min("at.ended_ms").alias("first_ms"),
         F.max("at.ended_ms").alias("last_ms"),
-        F.max_by("at.error_message", F.struct("at.replays", "at.attempt")).alias("message"),
-        F.max_by("at.error_type", F.struct("at.replays", "at.attempt")).alias("type"),
+        F.max_by("at.error_message", "at.delivery").alias("message"),
+        F.max_by("at.error_type", "at.delivery").alias("type"),
     )
     is_last = F.col("print").eqNullSafe(F.col("last_print"))
     newest = F.max_by(F.struct("failure_id", "message"), F.struct("last_ms", "failure_id"), EXAMPLES)

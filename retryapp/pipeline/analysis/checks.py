@@ -75,7 +75,7 @@ def all_checks(
 
     place = ("group", "main", "partition")
     tried = attempts_of(journeys).select("failure_id", "at.*")
-    attempt = ("failure_id", "replays", "attempt")
+    delivery = ("failure_id", "delivery")
     counted = F.col("first_try_ok") + F.col("failed") + F.col("skipped")
     no_reason = (F.col("fate") == "dead") & F.col("reason").isNull()
     unread = "records in quarantine: their failure ids are unknown"
@@ -91,9 +91,9 @@ def all_checks(
     accepted("journeys.fate is known", journeys, "fate", FATES, "failure_id")
     accepted("journeys.reason is known", journeys, "reason", REASONS, "failure_id")
     none("dead journeys have a reason", journeys, no_reason, "dead without a reason", "failure_id")
-    accepted("attempts.outcome is known", tried, "outcome", OUTCOMES, *attempt)
+    accepted("attempts.outcome is known", tried, "outcome", OUTCOMES, *delivery)
     none("no attempt was early", tried, F.col("lateness_ms") < 0, "attempts that began before they were due",
-         *attempt, "lateness_ms")
+         *delivery, "lateness_ms")
     none("no hand-off is there twice", journeys, F.col("copies") > 0, "records that were handed off more than once",
          "failure_id", "copies", severity=WARN)
     none("every attempt is archived", journeys, F.col("missing") > 0, missing,

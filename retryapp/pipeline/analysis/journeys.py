@@ -1,8 +1,8 @@
 """Journeys: of each record that failed every attempt, in order, and where it has come to rest.
 
-Order is (failure id, replays, attempt), and within an attempt retry, dlq, succeeded; a timestamp decides nothing. A
-record on a retry topic tells of the attempt that failed and of the wait that follows, so the tier and due time of an
-attempt are found on the record before it.
+Order is (failure id, delivery), and within a delivery retry, dlq, succeeded; a timestamp decides nothing. A record on a
+retry topic tells of the attempt that failed and of the wait that follows, so the tier and due time of an attempt are
+found on the record before it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS
 
-_ORDER: Final = ("replays", "attempt", "rank")
+_ORDER: Final = ("delivery", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
-    "station", "topic_id", "partition", "offset", "ended_ms", "reason", "due_at_ms", "tier", "topic", "found_offset",
-    "timestamp_ms",
+    "station", "topic_id", "partition", "offset", "replays", "attempt", "ended_ms", "reason", "due_at_ms", "tier",
+    "topic", "found_offset", "timestamp_ms",
 )  # fmt: skip
 _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash")
 
@@ -28,10 +28,13 @@ def traces_of(records: DataFrame) -> DataFrame:
     """Return one row for each readable record of a retry or dead-letter topic, and for each event of a success.
 
     ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
-    are of the record itself. ``rank`` is the order within an attempt: 0 retry, 1 dlq, 2 succeeded.
+    are of the record itself. ``rank`` is the order within a delivery: 0 retry, 1 dlq, 2 succeeded. Older builds
+    archived no delivery: it was the attempt.
     """
     is_failure, is_success = F.col("metadata").isNotNull(), F.col("event.kind") == F.lit("succeeded")
     traces = records.where(F.col("failure_id").isNotNull() & (is_failure | is_success))
+    numbered = [name for name in ("metadata", "event") if "delivery" in records.select(f"{name}.*").columns]
+    deliveries = [f"{name}.delivery" for name in numbered] + ["metadata.attempt", "event.attempt"]
     place = F.split(F.substring_index("event.origin", "@", -1), "/")
     computed = {
         "topic_id": F.coalesce("metadata.origin.topic_id", F.get(place, 0)),
@@ -42,6 +45,7 @@ def traces_of(records: DataFrame) -> DataFrame:
         "found_offset": F.col("offset"),
         "replays": F.coalesce("metadata.replays", "event.replays"),
         "attempt": F.coalesce("metadata.attempt", "event.attempt"),
+        "delivery": F.coalesce(*deliveries),
         "started_ms": F.coalesce("metadata.started_ms", "event.started_ms"),
         "ended_ms": F.coalesce("metadata.last_failed_ms", "event.ended_ms"),
         "lateness_ms": F.col("event.lateness_ms"),
@@ -88,7 +92,7 @@ def journeys_of(traces: DataFrame) -> DataFrame:
         .agg(F.min_by(F.struct(*_STEP), first).alias("step"), F.count(F.lit(1)).alias("times"))
     )
     in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
-    before = F.lag(F.struct("replays", "attempt", "step.tier", "step.due_at_ms")).over(in_order)
+    before = F.lag(F.struct("delivery", "step.tier", "step.due_at_ms")).over(in_order)
     in_turn = steps.withColumn("before", before)
     # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
@@ -98,15 +102,14 @@ def _columns(steps: GroupedData) -> DataFrame:
     order = F.struct(*_ORDER)
     has_failed = F.col("step.error_type").isNotNull()
     failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))
-    same_replay = F.coalesce(F.col("before.replays") == F.col("replays"), F.lit(False))
-    missing = F.col("attempt") - 1 - F.when(same_replay, F.col("before.attempt")).otherwise(0)
+    missing = F.col("delivery") - 1 - F.coalesce("before.delivery", F.lit(0))
 
     def first_known(name: str) -> Column:
         value = F.col(f"step.{name}")
         return F.min_by(value, F.when(value.isNotNull(), order)).alias(name)
 
     sums = steps.agg(
-        F.max_by(F.struct("replays", "attempt", *(f"step.{name}" for name in _LAST)), order).alias("last"),
+        F.max_by(F.struct(*(f"step.{name}" for name in _LAST)), order).alias("last"),
         F.max_by(failure, F.when(has_failed, order)).alias("failure"),
         first_known("origin_timestamp_ms"),
         first_known("key_hash"),
@@ -134,15 +137,13 @@ def _columns(steps: GroupedData) -> DataFrame:
 
 
 def _attempt() -> Column:
-    """Return the attempt of a step; null where it has none, or the same as the step before."""
-    same_replay = F.col("before.replays") == F.col("replays")
-    is_known = same_replay & (F.col("before.attempt") == F.col("attempt"))
-    is_next = same_replay & (F.col("before.attempt") == F.col("attempt") - 1)
+    """Return the attempt of a step; null where it has none, or is of the same delivery as the step before."""
+    is_known = F.col("before.delivery") == F.col("delivery")
+    is_next = F.col("before.delivery") == F.col("delivery") - 1
     station = F.col("step.station")
     late_ms = F.when(is_next, F.col("step.started_ms") - F.col("before.due_at_ms"))
     computed = {
-        "replays": F.col("replays"),
-        "attempt": F.col("attempt"),
+        "delivery": F.col("delivery"),
         "tier": F.when(is_next, F.col("before.tier")),
         "lateness_ms": F.coalesce(F.col("step.lateness_ms"), late_ms),
         "outcome": F.when(station == F.lit("retry"), "retried")
@@ -150,7 +151,7 @@ def _attempt() -> Column:
         .otherwise("succeeded"),
     }
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
-    is_attempt = (F.col("attempt") >= 1) & ~F.coalesce(is_known, F.lit(False))
+    is_attempt = (F.col("step.attempt") >= 1) & ~F.coalesce(is_known, F.lit(False))
     return F.when(is_attempt, F.struct(*columns).cast(ATTEMPT))
 
 

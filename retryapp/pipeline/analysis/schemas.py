@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 1  # version of these tables; a lake with another version is derived again as a whole
+ANALYSIS_VERSION: Final = 2  # version of these tables; a lake with another version is derived again as a whole
 
 JOURNEYS_TABLE: Final = "journeys"
 
@@ -20,7 +20,7 @@ def of_handlers(text: str, **nested: T.DataType) -> T.StructType:
 
 
 ATTEMPT: Final = struct(
-    "replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
+    "delivery long, replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
     "outcome string, error_type string, error_message string, fingerprint string"
 )
 """``tier`` and ``lateness_ms`` are of the wait before the attempt; outcome: retried, dead or succeeded."""
@@ -40,9 +40,9 @@ JOURNEYS: Final = table(
     fate string done, pending or dead
     reason string why it is dead; null otherwise
     replays long how often it was replayed
-    attempts ATTEMPTS every attempt that is known, by replays and attempt
+    attempts ATTEMPTS every attempt that is known, by delivery
     last_attempt long number of the last attempt of the last replay; 0: replayed and not tried yet
-    missing long attempts before the last one of which nothing is archived
+    missing long deliveries, and replays, before the last one of which nothing is archived
     copies long hand-offs beyond the first of each
     first_failed_ms long when the first known attempt ended
     ended_ms long when the last known attempt ended

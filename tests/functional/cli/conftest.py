@@ -77,7 +77,8 @@ class _Shop:
             "error_message": "no answer",
             "history": (HistoryEntry(1, 1_700_000_000_000, "builtins.OSError"),),
         }
-        return replace(WAITING, **{**facts, **changes})
+        told = {**facts, **changes}
+        return replace(WAITING, **{"delivery": told["attempt"], **told})
 
     def wait(
         self, partition: int, offset: int, due_at_ms: int, *, value: bytes = b"{}", headers: Headers = (), **told: Any

@@ -38,6 +38,7 @@ def metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadat
         "handler": "billing.charge",
         "origin": Origin(MAIN, TOPIC_ID, partition, offset),
         "attempt": 2,
+        "delivery": 2,
         "due_at_ms": NOW_MS + 252_000,
         "tier": "5m",
         "last_failed_ms": NOW_MS - 48_000,
@@ -53,6 +54,7 @@ def dead_metadata(offset: int, partition: int = 0, **changes: object) -> RetryMe
     """Return metadata of a record that used up its attempts."""
     facts: dict[str, object] = {
         "attempt": 7,
+        "delivery": 7,
         "due_at_ms": None,
         "tier": None,
         "reason": "exhausted",

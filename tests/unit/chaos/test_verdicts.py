@@ -50,7 +50,7 @@ def run(offset: int, attempt: int, begun_ms: int, status: int) -> Run:
 
 def copy(station: str, offset: int, attempt: int, at_ms: int, **more: Any) -> Copy:
     """Return a hand-off."""
-    return Copy(station, station, 0, at_ms, at_ms, (0, offset), attempt, content=CONTENT, **more)
+    return Copy(station, station, 0, at_ms, at_ms, (0, offset), attempt, attempt, content=CONTENT, **more)
 
 
 def test_a_round_in_order_passes() -> None:

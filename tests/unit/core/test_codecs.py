@@ -111,13 +111,14 @@ def test_events_read_back(event: AnyEvent, key: bytes) -> None:
 
 
 def test_version_1_of_an_event_is_read_as_ever() -> None:
-    """Pinned text; a field that a newer worker added is passed over."""
+    """Pinned text; a field that a newer worker added is passed over, and one that an older did not know filled in."""
     raw = (
         b'{"v":1,"group":"billing","handler":"billing.charge","kind":"succeeded",'
         b'"failure_id":"billing/orders@kq8G0bTz/3/1042","origin":"orders@kq8G0bTz/3/1042","replays":0,'
         b'"attempt":2,"started_ms":10,"ended_ms":20,"lateness_ms":3}'
     )
-    assert SUCCEEDED.to_json() == raw
+    assert SUCCEEDED.to_json() == raw.replace(b'"attempt":2', b'"attempt":2,"delivery":2')
+    assert decode_event(raw) == SUCCEEDED, "an older worker's delivery is the attempt"
     assert decode_event(raw[:-1] + b',"mood":"good"}') == SUCCEEDED
 
 
@@ -131,6 +132,7 @@ def test_version_1_of_an_event_is_read_as_ever() -> None:
         (SUCCEEDED.to_json().replace(b'"v":1', b'"v":2'), "v"),
         (SUCCEEDED.to_json().replace(b'"attempt":2', b'"attempt":0'), "attempt"),
         (SUCCEEDED.to_json().replace(b'"attempt":2', b'"attempt":"2"'), "attempt"),
+        (SUCCEEDED.to_json().replace(b'"delivery":2', b'"delivery":0'), "delivery"),
         (PROGRESS.to_json().replace(b'"to_offset":20', b'"to_offset":5'), "to_offset"),
     ],
 )

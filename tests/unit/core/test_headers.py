@@ -19,6 +19,7 @@ WAITING = RetryMetadata(
     origin=Origin("orders", "kq8G0bTz", 3, 1042),
     origin_timestamp_ms=1_700_000_000_000,
     attempt=2,
+    delivery=2,
     due_at_ms=1_700_000_600_000,
     started_ms=1_700_000_299_000,
     policy="c0ffee123456",
@@ -129,9 +130,21 @@ def test_a_record_that_neither_waits_nor_is_dead_is_damaged() -> None:
         encode_metadata(replace(WAITING, reason="exhausted"))
 
 
+def test_a_delivery_has_a_header_where_it_is_not_the_attempt() -> None:
+    """It is at least the attempt, which a delivery spends; a value out of range is damage."""
+    probed = replace(WAITING, delivery=7)
+    place = WAITING_BYTES.index(("retry-attempt", b"2")) + 1
+    written = (*WAITING_BYTES[:place], ("retry-delivery", b"7"), *WAITING_BYTES[place:])
+    assert encode_metadata(probed) == written
+    assert decode_metadata(written) == probed
+    for value in (b"1", b"x", b"1000001", None):
+        with pytest.raises(DamagedMetadataError, match="retry-delivery"):
+            decode_metadata((*WAITING_BYTES, ("retry-delivery", value)))
+
+
 def test_attempt_0_is_only_for_replays() -> None:
     """Without a replay no record was delivered less than once."""
-    assert decode_metadata(with_header("retry-attempt", b"0")) == replace(WAITING, attempt=0)
+    assert decode_metadata(with_header("retry-attempt", b"0")) == replace(WAITING, attempt=0, delivery=0)
     lonely = tuple(pair for pair in with_header("retry-attempt", b"0") if pair[0] not in {"retry-replays"})
     with pytest.raises(DamagedMetadataError, match="retry-attempt"):
         decode_metadata(lonely)
@@ -139,7 +152,7 @@ def test_attempt_0_is_only_for_replays() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"attempt": 0, "replays": 0}, {"due_at_ms": -1}, {"handler": ""}, {"started_ms": 10**15}],
+    [{"attempt": 0, "replays": 0}, {"delivery": 1}, {"due_at_ms": -1}, {"handler": ""}, {"started_ms": 10**15}],
 )
 def test_what_would_be_damage_is_never_written(wrong: dict[str, object]) -> None:
     """The writer refuses what the reader refuses."""

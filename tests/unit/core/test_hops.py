@@ -148,10 +148,13 @@ def test_a_record_that_does_not_fit_keeps_its_coordinates_and_first_reason() -> 
 def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
     """The next failure is attempt 1, its time the first failure; the failure id and the history stay."""
     dead = after(EXHAUSTED, attempt=3)
-    again = replace(dead, attempt=0, replays=1, replay_id="r1", reason=None, due_at_ms=90_000)
+    again = replace(dead, attempt=0, delivery=4, replays=1, replay_id="r1", reason=None, due_at_ms=90_000)
     assert first_failed_ms(again, 95_000) == 95_000
     failed = after(AGAIN, attempt=1, failed_ms=95_000, previous=again)
     assert (failed.first_failed_ms, failed.replays, failed.replay_id) == (95_000, 1, "r1")
+    assert (dead.delivery, failed.attempt, failed.delivery) == (3, 1, 5), "deliveries never start again"
+    row = hops.to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=failed), failed)
+    assert (row.attempt, row.delivery, decode_metadata(row.headers)) == (1, 5, failed)
     assert len(failed.history) == 2
     assert first_failed_ms(failed, 99_000) == 95_000
     assert first_failed_ms(None, 99_000) == 99_000
@@ -165,7 +168,9 @@ def test_damage_of_counter_and_origin_has_stated_neutral_values() -> None:
     error = DamagedMetadataError("retry-attempt", b"x", "a number")
     options = {"group": "billing", "handler": "h", "topic_id": "tierTOPC", "policy_digest": "d"}
     metadata = salvage(record, error, now_ms=77, **options)
-    assert metadata.attempt == 4
+    assert (metadata.attempt, metadata.delivery) == (4, 4)
+    known = salvage(replace(record, headers=(*record.headers, ("retry-delivery", b"9"))), error, now_ms=77, **options)
+    assert (known.attempt, known.delivery) == (4, 9)
     assert metadata.origin == Origin("billing.orders.retry", "tierTOPC", 3, 5)
     bare = salvage(replace(record, headers=(("retry-attempt", b"x"),)), error, now_ms=77, **options)
     assert (bare.attempt, bare.started_ms) == (1, 77)

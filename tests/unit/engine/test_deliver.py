@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 from doubles import (
     USER_HEADERS,
     BankDownError,
     Due,
+    Owner,
     again,
+    claimed,
     deliver_once,
     failing,
     fine,
@@ -21,9 +24,16 @@ from doubles import (
 from pydantic import BaseModel, field_validator
 
 from retryapp.core.classify import non_retryable
+from retryapp.core.headers import encode_metadata
+from retryapp.core.hops import to_row
+from retryapp.core.lifecycle import decode_event
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record
+from retryapp.core.rows import decode_row, encode_row
 from retryapp.core.verdicts import Reject
+from retryapp.engine.delivery.damage import last_resort
+from retryapp.engine.delivery.deliver import crashed
+from retryapp.engine.delivery.run import Run
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import VirtualClock
@@ -152,6 +162,29 @@ async def test_a_record_is_delivered_max_attempts_times_and_then_dead(clock: Vir
     }
     assert [entry.attempt for entry in metadata.history] == [1, 2, 3, 4]
     assert metadata.first_failed_ms == seen[0].started_ms
+
+
+@pytest.mark.parametrize("ends", ["fails", "succeeds", "crashes", "cannot be told"])
+async def test_a_delivery_counts_on_whatever_attempts_were_spent(clock: VirtualClock, ends: str) -> None:
+    """Row and headers have both numbers; each outcome takes the next of both."""
+    context = make_context(fine if ends == "succeeds" else failing(BankDownError()), "1s 10s 1m")
+    first = await deliver_once(make_context(failing(BankDownError()), "1s 10s 1m"), make_record())
+    copy, metadata = the(first)
+    free = replace(metadata, delivery=5)
+    row = encode_row(to_row(replace(copy, headers=encode_metadata(free)), free))
+    assert (decode_row(row).attempt, decode_row(row).delivery) == (1, 5)
+    claim, record = due = claimed(context, first.rows[0].identity, row)
+    clock.advance(1_000)
+    if ends in {"fails", "succeeds"}:
+        turn = await deliver_once(context, due)
+    elif ends == "crashes":
+        turn = crashed(Run(Owner(), context, record, claim=claim), 3)
+    else:
+        turn = last_resort(Run(Owner(), context, record, claim=claim), BankDownError(), ValueError(), 7)
+    told = decode_event(turn.publishes[0].value or b"") if ends == "succeeds" else the(turn)[1]
+    assert (getattr(told, "attempt", 0), getattr(told, "delivery", 0)) == (2, 6)
+    if ends == "fails":
+        assert decode_row(turn.rows[0].value or b"").delivery == 6
 
 
 async def test_a_failure_that_is_told_of_is_gone() -> None:

@@ -1,8 +1,8 @@
 """What tests of the ledger share: a handler's topics by index, and a record's way written as text.
 
 A way is words, one for each trace: station and attempt, as `T1 T2 W2 S3` (on a retry topic, a row, succeeded; `D2`: a
-dead letter; `K0`: skipped). `1:T0` is of the first replay. A `?` behind it: it was published after the moment, maybe. A
-`!`: its headers are damaged.
+dead letter; `K0`: skipped). `1:T0` is of the first replay. `T2+1`: one delivery so far has spent no attempt. A `?`: it
+was published after the moment, maybe. A `!`: its headers are damaged.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ TIME_MS = 500_000
 
 def way_of(text: str) -> list[Trace]:
     """Return the traces that a text tells, each a second after the one before."""
-    traces = []
+    traces: list[Trace] = []
+    before, last = {0: 0}, 0
     for n, word in enumerate(text.split()):
         replays, _, rest = word.rpartition(":")
-        marks = rest.lstrip("TWDSK0123456789")
+        marks = rest.lstrip("TWDSK+0123456789")
         station, topic = STATIONS[rest[0]]
         offset = n + (FLOOR if "?" in marks else 0)
-        attempt = int(rest[1 : len(rest) - len(marks)])
-        traces.append(
-            Trace(int(replays or 0), attempt, station, topic, offset, TIME_MS + n * 1_000, loose="!" in marks)
-        )
+        attempt, free = (int(part or 0) for part in rest[1 : len(rest) - len(marks)].partition("+")[::2])
+        replay, loose = int(replays or 0), "!" in marks
+        if replay not in before:  # it takes a number, as those did that are left out, with a dead letter each
+            before[replay] = max(last, 1) + 2 * (replay - len(before)) + 1
+        delivery = attempt if loose else before[replay] + attempt + free
+        last = last + (rest[0] == "D") if loose else max(last, delivery)
+        traces.append(Trace(delivery, station, topic, attempt, replay, offset, TIME_MS + n * 1_000, loose))
     return sorted(traces)
 
 

@@ -139,7 +139,7 @@ def test_since_leaves_out_what_was_received_before(counted):
         offsets=range(5, 10),
         start=5,
         progress=[progress(0, 10, received=99, failed=9)],
-        told=[Told(Trace(0, 1, Station.RETRY, RETRY, 5, 9), "former", 7)],
+        told=[Told(Trace(1, Station.RETRY, RETRY, 1, 0, 5, 9), "former", 7)],
     )
     assert (fates(made.balance), made.problems) == ({"received": 5, "done": 5, "recovered": 1}, [])
     assert made.balance.expired_offsets == 0
@@ -182,7 +182,7 @@ def test_a_record_lost_with_all_its_traces_shows_in_the_workers_counts(counted, 
 
 def test_a_damaged_batch_of_the_main_topic_is_dead_as_a_whole(counted):
     """One letter names its range; for the workers it was one record."""
-    letter = Told(Trace(0, 1, Station.DEAD, DLQ, 5, 9, loose=True), ID, 3, 6)
+    letter = Told(Trace(1, Station.DEAD, DLQ, 1, 0, 5, 9, loose=True), ID, 3, 6)
     made = counted({}, told=[letter], progress=[progress(0, 10, received=7, failed=1)])
     assert fates(made.balance) == {"received": 10, "done": 6, "dead": 4}
     assert made.problems == []
@@ -192,7 +192,7 @@ def test_a_damaged_batch_of_the_main_topic_is_dead_as_a_whole(counted):
 
 def test_headers_that_name_nobody_are_named_by_place(counted):
     """Nothing is counted for them."""
-    torn = Told(Trace(0, 0, Station.RETRY, RETRY, 12, 9, loose=True), nobody="no origin")
+    torn = Told(Trace(0, Station.RETRY, RETRY, 0, 0, 12, 9, loose=True), nobody="no origin")
     made = counted({}, told=[torn])
     assert [(p.fault, p.where, p.text) for p in made.problems] == [
         (Fault.NOBODY, ("app.orders.retry[3]@12",), "no origin")

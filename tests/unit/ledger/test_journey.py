@@ -25,10 +25,13 @@ FIRST_MS = 500_000 - CLOCKS_MS
         ("T1 D2 1:T0 1:W0", Fate.PENDING),
         ("T1 D2 1:T0 1:T1 1:S2", Fate.DONE),
         ("D1 1:T0 1:D1 2:T0 2:D1", Fate.DEAD),
+        ("T1 T1+1 T2+1 W2+1", Fate.PENDING),
+        ("T1 T1+1 T1+2 S2+2", Fate.DONE),
+        ("T1 D2 1:T0 1:T0+1 1:S1+1", Fate.DONE),
     ],
 )
 def test_a_way_that_fits_ends_in_one_fate(way, make_cut, text, fate):
-    """Straight, and again after a replay."""
+    """Straight, with deliveries that spend no attempt, and again after a replay."""
     found = follow(way(text), make_cut())
     assert (found.fate, found.faults) == (fate, [])
 
@@ -53,8 +56,8 @@ def test_what_may_be_newer_than_the_moment_contradicts_nothing(way, make_cut, te
 
 @pytest.mark.parametrize(
     ("text", "last"),
-    [("T1", (0, 1, Station.RETRY)), ("T1?", (0, 1, Station.RETRY)), ("T1 T2?", (0, 2, Station.RETRY)),
-     ("D1 1:T0", (1, 0, Station.RETRY)), ("D1 1:T0 1:T1?", (1, 1, Station.RETRY))],
+    [("T1", (1, Station.RETRY)), ("T1?", (1, Station.RETRY)), ("T1 T2?", (2, Station.RETRY)),
+     ("D1 1:T0", (2, Station.RETRY)), ("D1 1:T0 1:T1?", (3, Station.RETRY))],
 )  # fmt: skip
 def test_a_way_that_ends_nowhere_is_lost(way, make_cut, text, last):
     """No row, no end, and nothing has been deleted."""
@@ -84,6 +87,8 @@ def test_what_may_have_been_deleted_is_unknown_and_not_lost(way, make_cut, text,
     ("text", "fate", "count"),
     [
         ("T1 T1 S2", Fate.DONE, 2),
+        ("T1 T1+1 T1+1 S2+1", Fate.DONE, 2),
+        ("T1 S1+1 T1+2", Fate.DONE, 2),
         ("T1 S2 S2? S2", Fate.DONE, 3),
         ("T1 W1 S2", Fate.PENDING, 2),
         ("T1 W1 D2", Fate.PENDING, 2),
@@ -120,6 +125,12 @@ def test_the_same_hand_off_twice_and_two_places_at_once_are_named(way, make_cut,
         ("T1 1:T0 1:W0", {}, 1),
         ("D1 1:W0", {}, 1),
         ("D1 2:T0 2:S1", {}, 1),
+        ("T1 T1+2 S2+2", {}, 1),
+        ("T1 T2+1 S3+1", {}, 1),
+        ("T1 T3 T3+1 S4+1", {}, 1),
+        ("T1 T2 T1+2 S2+2", {}, 1),
+        ("T2 W1+1", {}, 2),
+        ("D1 1:T0+1 1:S1+1", {}, 1),
         ("1:T0 1:S1", {DLQ: 10_000}, 0),
     ],
 )
@@ -128,6 +139,13 @@ def test_a_missing_copy_on_the_way_is_a_gap_where_nothing_was_deleted(way, make_
     found = follow(way(text), make_cut(expired))
     assert [fault for fault, _, _ in found.faults] == [Fault.GAP] * gaps
     assert found.fate is not Fate.LOST
+
+
+def test_a_replay_without_the_dead_letter_before_it_is_a_gap(way, make_cut):
+    """Also where its deliveries count on."""
+    first, *replayed = way("T1 T2 S3")
+    found = follow([first, *(trace._replace(replays=1) for trace in replayed)], make_cut())
+    assert [(fault, traces[0].delivery) for fault, traces, _ in found.faults] == [(Fault.GAP, 2)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from samples import WAITING, dead, waiting
 
 from retryapp.core.errors import DamagedEventError, UnreadableRecordsError
-from retryapp.core.headers import RETRY_ATTEMPT, RETRY_ORIGIN, encode_metadata
+from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_ORIGIN, encode_metadata
 from retryapp.core.lifecycle import PolicyUsed, Progress, Skipped, Succeeded
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of
@@ -25,20 +25,23 @@ def record(topic: str, headers: Headers, *, partition: int = 0, value: bytes = b
 
 def test_traces_survive_packing_and_come_back_in_order():
     """Also with the largest numbers, and the mark of damage."""
-    late = Trace(1_000_000, 1_000_000, Station.SUCCEEDED, 255, 2**63 - 1, 2**62, loose=True)
-    early = Trace(0, 1, Station.RETRY, 1, 0, -1)
-    middle = Trace(0, 1, Station.DEAD, 2, 5, 7)
+    late = Trace(1_000_000, Station.SUCCEEDED, 255, 1_000_000, 1_000_000, 2**63 - 1, 2**62, loose=True)
+    early = Trace(1, Station.RETRY, 1, 9, 8, 0, -1)
+    middle = Trace(1, Station.DEAD, 2, 1, 0, 5, 7)
     packed = pack(late) + pack(middle) + pack(early)
-    assert len(packed) == 3 * 26
+    assert len(packed) == 3 * 30
     assert unpack(packed) == [early, middle, late]
 
 
-def test_a_copy_tells_whose_it_is_and_which_attempt(topics):
+def test_a_copy_tells_whose_it_is_and_which_delivery(topics):
     """Foreign headers and payload are not looked at."""
-    headers = (("retry-foreign-x", b"1"), *encode_metadata(waiting(42, attempt=3, replays=2, replay_id="r")))
+    headers = (
+        ("retry-foreign-x", b"1"),
+        *encode_metadata(waiting(42, attempt=3, delivery=9, replays=2, replay_id="r")),
+    )
     told = told_by(record("app.orders.retry", headers), Station.RETRY, RETRY, topics)
     assert (told.topic_id, told.offset, told.nobody) == (ID, 42, None)
-    assert told.trace == Trace(2, 3, Station.RETRY, RETRY, 7, 99)
+    assert told.trace == Trace(9, Station.RETRY, RETRY, 3, 2, 7, 99)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +61,13 @@ def test_a_copy_of_somebody_else_is_nobodys(topics, changes, partition, text):
 
 
 def test_damaged_headers_leave_what_can_be_read(topics):
-    """Without an attempt it is loose; without an origin it is nobody's."""
+    """Without an attempt, or a delivery that may be, it is loose; without an origin it is nobody's."""
     headers = encode_metadata(waiting(42))
     torn = tuple((name, b"x" if name == RETRY_ATTEMPT else value) for name, value in headers)
     told = told_by(record("app.orders.retry", torn), Station.RETRY, RETRY, topics)
     assert (told.offset, told.trace.attempt, told.trace.loose, told.nobody) == (42, 0, True, None)
+    early = (*headers, (RETRY_DELIVERY, b"0"))
+    assert told_by(record("app.orders.retry", early), Station.RETRY, RETRY, topics).trace.loose
     told = told_by(record("app.orders.retry", headers[:2]), Station.RETRY, RETRY, topics)
     assert told.nobody is not None
     assert RETRY_ORIGIN in told.nobody
@@ -98,9 +103,9 @@ def row(offset: int, topic_id: str, headers: Headers) -> Record:
 
 def test_a_row_tells_what_its_copy_tells(topics):
     """Of one that cannot be read its key tells the offset, if it is of the main topic as it is now."""
-    headers = encode_metadata(waiting(42, attempt=3))
+    headers = encode_metadata(waiting(42, attempt=3, delivery=3))
     told = told_by_row(row(42, ID, headers), "now", topics)
-    assert (told.topic_id, told.offset, told.trace) == (ID, 42, Trace(0, 3, Station.ROW, CHANGELOG, 7, 99))
+    assert (told.topic_id, told.offset, told.trace) == (ID, 42, Trace(3, Station.ROW, CHANGELOG, 3, 0, 7, 99))
     torn = row(42, "now", ())
     for damaged in (torn, replace(torn, value=b"\xff"), replace(torn, value=b"\x03" + bytes(60))):
         told = told_by_row(damaged, "now", topics)
@@ -114,9 +119,14 @@ def test_events_tell_of_success_and_of_counts(topics):
     about = {"group": "app", "handler": "h", "failure_id": waiting(42).failure_id, "origin": waiting(42).origin.text}
     success = Succeeded(**about, attempt=2, started_ms=1, ended_ms=2, lateness_ms=0)
     skipped = Skipped(**about, first_offset=40, at_ms=1)
-    for event, attempt, station in ((success, 2, Station.SUCCEEDED), (skipped, 0, Station.SKIPPED)):
+    probed = Succeeded(**about, attempt=2, delivery=5, replays=1, started_ms=1, ended_ms=2, lateness_ms=0)
+    for event, *step in (
+        (success, 2, Station.SUCCEEDED, EVENTS, 2, 0),
+        (probed, 5, Station.SUCCEEDED, EVENTS, 2, 1),
+        (skipped, 0, Station.SKIPPED, EVENTS, 0, 0),
+    ):
         told = told_by_event(record("e", (), value=event.to_json()), topics)
-        assert (told.offset, told.trace) == (42, Trace(0, attempt, station, EVENTS, 7, 99))
+        assert (told.offset, told.trace) == (42, Trace(*step, 7, 99))
     facts = {"group": "app", "handler": "h", "main": "orders", "partition": 0, "from_offset": 0, "to_offset": 9}
     progress = Progress(**facts, from_ms=0, to_ms=1, received=9, first_try_ok=8, failed=1)
     assert told_by_event(record("e", (), value=progress.to_json()), topics) == progress
