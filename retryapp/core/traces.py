@@ -72,14 +72,15 @@ def fingerprint_of(error: BaseException) -> str:
     chain = tuple(_chain(error))
     frames = [frame for each in chain for frame, _ in _frames(each.__traceback__)]
     places = [(_module(frame), frame.f_code.co_filename, frame.f_code.co_qualname) for frame in frames]
-    return _fingerprint(tuple(map(type, chain)), tuple(places))
+    once = _fingerprint if len(places) <= MAX_FRAMES else _fingerprint.__wrapped__  # bounds the cache in bytes, too
+    return once(tuple(qualified_name(type(each)) for each in chain), tuple(places))
 
 
-@lru_cache(maxsize=1024)  # failures of one cause come by the thousand
-def _fingerprint(types: tuple[type, ...], places: tuple[tuple[str, str, str], ...]) -> str:
+@lru_cache(maxsize=1024)  # failures of one cause come by the thousand; no types: a class may hold a payload
+def _fingerprint(names: tuple[str, ...], places: tuple[tuple[str, str, str], ...]) -> str:
     own = [place for place in places if not _is_machinery(place[0])]
     users = [place for place in own if _is_users(*place[:2])] or own
-    lines = [*map(qualified_name, types), *(f"{_file(path)}:{function}" for _, path, function in users)]
+    lines = [*names, *(f"{_file(path)}:{function}" for _, path, function in users)]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:FINGERPRINT_CHARS]
 
 

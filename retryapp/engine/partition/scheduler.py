@@ -45,7 +45,7 @@ class Scheduler:
         """Time of the last scan for due rows; at first, of the session's begin."""
         self._ahead = max(LEAST_AHEAD, 2 * context.handler.concurrency)
         self._worth = max(1, min(CLAIM_LIMIT, self._ahead, context.handler.max_in_flight) // 2)
-        """Room that is worth a look at the table."""
+        """Room that is worth a look at the table while runners have claims to go on with."""
         self._context = context
         self._partition = partition
         self._pending = pending
@@ -76,7 +76,7 @@ class Scheduler:
         self._unblock()
 
     def _unblock(self) -> None:
-        if self._blocked and self.room >= self._worth:
+        if self._blocked and (room := self.room) and (room >= self._worth or not self.waiting):
             self._wake.set()
 
     def give_back(self, claim: Claim) -> None:

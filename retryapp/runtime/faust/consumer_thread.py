@@ -150,6 +150,9 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
                 "(retryapp plan --acls lists all rights); reading goes on by itself.",
                 exc.args[0] if exc.args else "a topic",
             )
+            subscription = self._ensure_consumer()._subscription
+            subscription._fetch_count -= 1  # else the client would never again count as idle (`max_poll_interval`)
+            subscription._last_fetch_ended = time.monotonic()
             await asyncio.sleep(_DENIED_REST_S)
             records = Stamped()
         if self.consumer.seeks != seeks:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -167,6 +169,31 @@ def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
     assert one != fingerprint(refund, "order 1")
     assert one != fingerprint(charge, "order 1", KeyError)
     assert one != fingerprint(charge, "order 1", cause=OSError())
+
+
+def test_a_fingerprint_keeps_nothing_of_the_users_alive_and_asks_it_nothing() -> None:
+    """A class that is made in a handler may hold a payload; one whose metaclass cannot be hashed has its verdict."""
+
+    class Unhashable(type):
+        def __eq__(cls, _other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    class NoPlaneError(Reject, metaclass=Unhashable):
+        pass
+
+    def made() -> weakref.ref[type]:
+        class MadeError(ValueError):
+            pass
+
+        classify(MadeError("x"))
+        return weakref.ref(MadeError)
+
+    kept = made()
+    gc.collect()
+    assert kept() is None
+    assert classify(NoPlaneError("no plane")).reason_if_dead is DeadReason.REJECTED
 
 
 def test_a_trace_shows_the_users_code_and_not_what_called_it() -> None:

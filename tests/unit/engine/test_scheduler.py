@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from doubles import BankDownError, Gate, fine, reopen
 
 from retryapp.core.verdicts import RetryLater
+from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.scheduler import MAX_SLEEP_S
 from retryapp.ports import Event
@@ -196,3 +198,26 @@ async def test_when_the_scheduler_last_looked_is_known_and_stands_still_while_th
         await partition.advance(600_000)
         assert partition.engine.looked_ms == seen
     assert partition.engine.looked_ms is None
+
+
+async def test_due_rows_pass_those_that_run_for_long_however_few_may_be_in_flight() -> None:
+    """Room that a look is not worth while runners have claims is worth one when they have none."""
+    over, done = asyncio.Event(), list[bytes]()
+
+    async def handle(value: bytes, delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise BankDownError
+        if value == b"long":
+            await over.wait()
+        done.append(value)
+
+    async with MemoryPartition(handle, "1s", concurrency=8, max_in_flight=8) as orders:
+        await orders.send(*[b"long"] * 5)
+        await orders.advance(900)
+        await orders.send(*[b"short"] * 100)
+        assert orders.waiting == {"1s": 105}
+        await orders.advance(1_000)
+        assert done == [b"short"] * 100
+        over.set()
+        await orders.to_rest()
+        assert orders.waiting == {}

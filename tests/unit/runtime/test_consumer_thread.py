@@ -14,7 +14,8 @@ import aiokafka
 import pytest
 from aiokafka.consumer.fetcher import OffsetResetStrategy
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.structs import TopicPartition as TopicPartitionOfClient
@@ -24,6 +25,7 @@ from faust.types import TP
 from retryapp.engine.worker.intake import Stamped
 from retryapp.ports import TopicPartition
 from retryapp.runtime.faust import consumer as consumer_module
+from retryapp.runtime.faust import consumer_thread as thread_module
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
 from retryapp.runtime.machine.clock import counted_s
@@ -241,6 +243,26 @@ async def test_a_fault_of_ours_with_records_ends_the_fetch_loop(
     consumer.intake.on_records = broken
     with pytest.raises(RuntimeError, match="a fault of ours"):
         await fetching({MAIN: records(MAIN, 1)})
+
+
+async def test_a_refused_fetch_leaves_the_client_able_to_count_as_idle(
+    client: Any, stopped_thread: RetryConsumerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own count stays up after an error: a main loop that hangs would keep its partitions for good."""
+    subscription = SubscriptionState()
+    monkeypatch.setattr(type(client), "_subscription", subscription)
+    monkeypatch.setattr(stopped_thread, "_consumer", client)
+    monkeypatch.setattr(stopped_thread, "_positions", dict)
+    monkeypatch.setattr(thread_module, "_DENIED_REST_S", 0.0)
+
+    async def refused(_self: Any, *_: Any, **__: Any) -> Any:
+        with subscription.fetch_context():
+            raise TopicAuthorizationFailedError("orders")
+
+    monkeypatch.setattr(AIOKafkaConsumerThread, "_fetch_records", refused)
+    assert await stopped_thread._fetch_records(client, {MAIN}) == {}
+    await asyncio.sleep(0.001)
+    assert subscription.fetcher_idle_time > 0
 
 
 # -- membership and topics -----------------------------------------------------------------------------------------
