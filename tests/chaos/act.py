@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from harness import HandlerSpec, Service, Stage, Worker, wait_for
 
 from chaos.eyes import b64
-from chaos.ground import Ground
+from chaos.ground import Ground, ThreeGrounds
 from chaos.proxy import Link
 from retryapp.ledger import take_ledger
 from retryapp.ledger.journey import Fault
@@ -42,7 +42,7 @@ def now_ms() -> int:
 class Act:
     """One group under load, and the faults done to it. As a context manager it opens and closes its stage."""
 
-    ground: Ground
+    ground: Ground | ThreeGrounds
     folder: Path
     rng: random.Random
     waits_ms: tuple[int, ...] = WAITS_MS

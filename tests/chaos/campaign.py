@@ -20,7 +20,7 @@ from typing import Any
 from chaos.act import Act
 from chaos.disks import small_disk
 from chaos.eyes import injections, lines
-from chaos.ground import Ground
+from chaos.ground import Ground, ThreeGrounds
 from chaos.matrix import Fault
 
 Result = dict[str, Any]
@@ -128,7 +128,8 @@ class Campaign:
                 assert fault.crowd is not None
                 if fault.disk_mb:
                     stack.enter_context(small_disk(folder / "broker", fault.disk_mb))
-                ground = stack.enter_context(Ground(self.cache_dir, folder / "broker", settings=fault.broker))
+                kind = ThreeGrounds if fault.three else Ground
+                ground = stack.enter_context(kind(self.cache_dir, folder / "broker", settings=fault.broker))
                 acts = [
                     stack.enter_context(self._act(ground, folder / f"group{n}", each.seed + n, fault))
                     for n in range(fault.groups)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Self
 
 from harness.brokers import dropped_markers
+from harness.three_brokers import ThreeBrokers
 
 from chaos.proxy import Link
 from retryapp.broker import Broker
@@ -77,6 +78,29 @@ class Ground:
                 self._free.put(stack.enter_context(link))
             stack.callback(self.broker.close)
             self.broker.start()
+            self._running = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+
+class ThreeGrounds:
+    """Three brokers that are one cluster, for a crowd. As a context manager they are started and closed."""
+
+    def __init__(self, cache_dir: Path, folder: Path, **_: object) -> None:
+        self.brokers = ThreeBrokers(cache_dir, folder, settings={"group.min.session.timeout.ms": "1000"})
+        self.bootstrap = self.brokers.bootstrap
+
+    def dropped_markers(self, group: str) -> int:
+        """Return how often the brokers' logs say that they dropped commit markers of a group."""
+        return sum(dropped_markers(broker, group) for broker in self.brokers.nodes.values())
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(self.brokers.close)
+            self.brokers.start()
+            self.brokers.wait_in_sync()
             self._running = stack.pop_all()
         return self
 

@@ -1,4 +1,4 @@
-"""The fault matrix: F1 to F24, each with how it is done here."""
+"""The fault matrix: F1 to F25, each with how it is done here."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class Fault:
     """For a crowd: how many."""
     broker: Mapping[str, str] = field(default_factory=dict)
     """For a crowd: settings of the broker."""
+    three: bool = False
+    """For a crowd: the broker is a cluster of three."""
     disk_mb: int = 0
     """For a crowd: size of a file system in memory that the broker writes to; 0 for the usual disk."""
     act: dict[str, Any] = field(default_factory=dict)
@@ -202,6 +204,12 @@ FAULTS: tuple[Fault, ...] = (
         "F24-soak", "several at once, for ten minutes",
         "the same, while one worker that is never ended is watched for memory that grows",
         run=lambda act, _: mixed.soak(act, 10), link=True, act=WIDE, rounds=2,
+    ),
+    Fault(
+        "F25", "brokers of a cluster of three end, stand still and come back",
+        "three copies, two in sync: the node that leads a partition, coordinates the group or its transactions, two "
+        "nodes or all of them by SIGKILL; each in turn in good order; one by SIGSTOP",
+        crowd=lambda acts, _: network.break_nodes(acts, 8), rounds=8, groups=2, three=True,
     ),
     Fault(
         "bar", "kill -9 with 200,000 waiting",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psutil
+from harness.three_brokers import NODES
 
 from chaos.act import SESSION_S, Act
+from chaos.ground import Ground, ThreeGrounds
+from retryapp.broker import Broker
 
 WHILE_S = (1.0, SESSION_S + 2)
 TOXICS: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {
@@ -70,9 +73,15 @@ def fault_of_all(acts: Sequence[Act], kind: str) -> Iterator[None]:
         act.busy(2, timeout_s=120, revive=True)
 
 
+def _alone(acts: Sequence[Act]) -> Broker:
+    ground = acts[0].ground
+    assert isinstance(ground, Ground)
+    return ground.broker
+
+
 def restart_broker(acts: Sequence[Act], times: int) -> None:
     """F4: the broker ends in good order or by kill -9, while groups work, and while their workers start."""
-    broker, rng = acts[0].ground.broker, acts[0].rng
+    broker, rng = _alone(acts), acts[0].rng
     for act in acts:
         act.raise_curtain(1)
     for _ in range(acts[0].some(times)):
@@ -92,9 +101,56 @@ def restart_broker(acts: Sequence[Act], times: int) -> None:
             broker.start()
 
 
+def break_nodes(acts: Sequence[Act], times: int) -> None:
+    """F25: nodes of a cluster are killed by what they do for the first group, stopped in turn, or stand still."""
+    ground, rng = acts[0].ground, acts[0].rng
+    assert isinstance(ground, ThreeGrounds)
+    brokers = ground.brokers
+    group, topic = acts[0].stage.group, acts[0].topic
+    ends: dict[str, Callable[[], list[int]]] = {
+        "leader": lambda: [brokers.leaders(topic)[0]],
+        "group's coordinator": lambda: [brokers.group_coordinator(group)],
+        "transactions' coordinator": lambda: [brokers.transaction_coordinator(f"{group}.{topic}.0")],
+        "two nodes": lambda: rng.sample(NODES, 2),
+        "all nodes": lambda: [*NODES],
+    }
+    for act in acts:
+        act.raise_curtain(1)
+    for _ in range(acts[0].some(times)):
+        for act in acts:
+            act.publish(24)
+            act.busy(2)
+        kind = rng.choice([*ends, "each in turn", "stands still"])
+        if kind in ends:
+            nodes = ends[kind]()
+            with fault_of_all(acts, f"killed: {kind}"):
+                brokers.kill(*nodes)
+                for act in acts:
+                    act.publish(8, flush=False)
+                acts[0].pause(0.0, 12.0)
+                brokers.start(*nodes)
+        elif kind == "each in turn":
+            with fault_of_all(acts, "stopped: each in turn"):
+                for node in NODES:
+                    brokers.stop(node)
+                    for act in acts:
+                        act.publish(8)
+                    acts[0].pause(0.0, 3.0)
+                    brokers.start(node)
+                    brokers.wait_in_sync()
+        else:
+            pid = brokers.nodes[rng.choice(NODES)].pid
+            assert pid is not None
+            with fault_of_all(acts, "a node stands still"):
+                os.kill(pid, signal.SIGSTOP)
+                acts[0].pause(1.0, 20.0)  # also past the time after which it is out of sync, and missed
+                os.kill(pid, signal.SIGCONT)
+        brokers.wait_in_sync()
+
+
 def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
     """F5: the broker is paused."""
-    pid = acts[0].ground.broker.pid
+    pid = _alone(acts).pid
     if pid is None:
         raise RuntimeError("the broker does not run")
     for act in acts:

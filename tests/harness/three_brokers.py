@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +49,14 @@ SETTINGS = MappingProxyType(
 class ThreeBrokers:
     """Three nodes; each of them is a broker, and those of `controllers` (by default all) vote on the metadata."""
 
-    def __init__(self, cache_dir: Path, folder: Path, *, controllers: Sequence[int] = NODES) -> None:
+    def __init__(
+        self,
+        cache_dir: Path,
+        folder: Path,
+        *,
+        controllers: Sequence[int] = NODES,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         cluster_id, ports = new_id(), free_ports(2 * len(NODES))
         plain = dict(zip(NODES, ports[: len(NODES)], strict=True))
         voting = dict(zip(NODES, ports[len(NODES) :], strict=True))
@@ -64,6 +71,7 @@ class ThreeBrokers:
                 cluster_id=cluster_id,
                 settings={
                     **SETTINGS,
+                    **settings,
                     "node.id": str(node),
                     "controller.quorum.voters": voters,
                     **(_both_roles(plain[node], voting[node]) if node in controllers else _broker_only(plain[node])),
