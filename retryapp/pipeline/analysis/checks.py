@@ -131,6 +131,16 @@ def judge(checks: Sequence[Check]) -> list[Verdict]:
     return verdicts
 
 
+def known_offsets(forgotten: Sequence[str]) -> Verdict:
+    """Judge whether Kafka has the group's offsets; it forgets those of a group that was away for long."""
+    text = (
+        "partitions of which Kafka has no committed offset any more: counted up to the last progress event"
+        if forgotten
+        else "holds"
+    )
+    return Verdict("ledger: the group's offsets are known", WARN, len(forgotten), text, tuple(forgotten[:EXAMPLES]))
+
+
 def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
     """Judge whether the archive is recent: ``archived_ms`` is when it was last brought up to date."""
     age_ms = max(0, now_ms - archived_ms)

@@ -15,7 +15,7 @@ class TakenCut:
     """The cut of one group; see the package's docstring."""
 
     mains: Sources
-    offsets: Mapping[tuple[str, int], int]  # main topic and partition → committed offset, 0 for none
+    offsets: Mapping[tuple[str, int], int | None]  # main topic and partition → committed offset; None: Kafka has none
     ends: Mapping[tuple[str, int], int]  # ends of our own topics then, after the open transactions
     retention_ms: Mapping[str, int | None]  # topic of ours → how long it keeps records; None: no limit
 
@@ -24,7 +24,7 @@ class TakenCut:
         return self.offsets == later.offsets and self.ends == later.ends
 
     @property
-    def rows(self) -> list[tuple[str, str, str, str, int, int]]:
+    def rows(self) -> list[tuple[str, str, str, str, int, int | None]]:
         """The columns of ``schemas.CUT``."""
         ids = {source.topic: source.topic_id for source in self.mains.topics}
         return [
@@ -50,4 +50,4 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     committed = positions.group_offsets(group, mains.places)
     ends = positions.settled_ends(ours.places)
     retention_ms = retention_of(admin, [source.topic for source in ours.topics])
-    return TakenCut(mains, {place: offset or 0 for place, offset in committed.items()}, ends, retention_ms)
+    return TakenCut(mains, committed, ends, retention_ms)

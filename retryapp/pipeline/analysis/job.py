@@ -67,8 +67,9 @@ class Analysis:
         groups = tuple(sorted(cut.mains.group for cut in taken))
         table, version = self._derived.records()
         records = table.where(F.col("group").isin(*groups))
-        cut = self._spark.createDataFrame([row for each in taken for row in each.rows], CUT).cache()
-        state = self._state(taken, records, version)
+        rows, forgotten = self._cut(taken, records)
+        cut = self._spark.createDataFrame(rows, CUT).cache()
+        state = self._state(taken, rows, records, version)
         former = None if full else self._derived.state()
         if former is not None and not self._can_go_on(former, state):
             former = None
@@ -84,7 +85,7 @@ class Analysis:
         journeys = self._derived.read(JOURNEYS_TABLE).cache()
         try:
             count = journeys.count()  # before its readers, who come side by side
-            verdicts = self._derive(taken, records, journeys, cut)
+            verdicts = self._derive(taken, records, journeys, cut, checks.known_offsets(forgotten))
         finally:
             journeys.unpersist()
             cut.unpersist()
@@ -93,8 +94,28 @@ class Analysis:
         elapsed_ms = self._now_ms() - began_ms
         return Analysed(groups, run_id, former is None, touched_count, count, elapsed_ms, tuple(verdicts))
 
+    def _cut(self, taken: Sequence[TakenCut], records: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """Return the rows of the cut, and the partitions whose offsets Kafka has forgotten.
+
+        It does so when a group was away for a week. Its workers' counts say how far it had come.
+        """
+        rows = [row for each in taken for row in each.rows]
+        if all(row[-1] is not None for row in rows):
+            return rows, []
+        at = F.struct("epoch", "offset")
+        places = [F.col("group"), F.col("event.main").alias("main"), F.col("event.partition").alias("partition")]
+        counted = records.where(F.col("event.kind") == "progress").groupBy(*places)
+        said = counted.agg(F.max_by("event.to_offset", at).alias("reached")).collect()
+        reached = {(row["group"], row["main"], row["partition"]): row["reached"] for row in said}
+        known, forgotten = list[tuple[Any, ...]](), list[str]()
+        for cluster_id, group, main, topic_id, number, offset in rows:
+            if offset is None and (offset := reached.get((group, main, number))) is not None:
+                forgotten.append(f"{group} {main} {number}")
+            known.append((cluster_id, group, main, topic_id, number, offset or 0))
+        return known, forgotten
+
     def _derive(
-        self, taken: Sequence[TakenCut], records: DataFrame, journeys: DataFrame, cut: DataFrame
+        self, taken: Sequence[TakenCut], records: DataFrame, journeys: DataFrame, cut: DataFrame, known: Verdict
     ) -> list[Verdict]:
         read = self._derived.read
         topics = [(name, length) for each in taken for name, length in each.retention_ms.items()]
@@ -121,6 +142,7 @@ class Analysis:
             found = checks.judge(checks.all_checks(records, journeys, progress, read("ledger"), gaps))
         finally:
             progress.unpersist()
+        found.append(known)
         found.append(checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS))  # the report asks again
         self._derived.put_rows("checks", [{**asdict(each), "examples": list(each.examples)} for each in found])
         return found
@@ -131,12 +153,14 @@ class Analysis:
         joined = records.join(F.broadcast(known), on=["cluster_id", "topic_id", "partition"], how="left")
         return joined.where(F.col("next").isNull() | (F.col("offset") >= F.col("next"))).select(*records.columns)
 
-    def _state(self, taken: Sequence[TakenCut], records: DataFrame, version: int) -> dict[str, Any]:
+    def _state(
+        self, taken: Sequence[TakenCut], cut: Sequence[tuple[Any, ...]], records: DataFrame, version: int
+    ) -> dict[str, Any]:
         positions = records.groupBy("cluster_id", "topic_id", "partition").agg((F.max("offset") + 1).alias("next"))
         return {
             "version": ANALYSIS_VERSION,
             "groups": sorted(each.mains.group for each in taken),
-            "cut": [list(row) for each in taken for row in each.rows],
+            "cut": [list(row) for row in cut],
             "positions": [list(row) for row in positions.orderBy("topic_id", "partition").collect()],
             "table_version": version,
         }
