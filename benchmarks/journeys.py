@@ -195,7 +195,7 @@ def main(events: int) -> None:
         journeys_s = _timed(lambda: derived.put_journeys(journeys, whole=True))
         click.echo(f"archive written in {write_s:.1f} s, journeys in {journeys_s:.1f} s; now the analysis", err=True)
         job = Analysis(spark, lake, now_ms=lambda: time.time_ns() // 1_000_000)
-        result = job.run([taken], full=True)
+        result = job.run([taken], broker="localhost:9092", full=True)
         used = processor_s() - before
     if result.journeys != failures:
         raise RuntimeError(f"{result.journeys} journeys were made of {failures}")

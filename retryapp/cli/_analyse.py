@@ -99,7 +99,7 @@ def analyse(
                 archived = _archive(archives, wait_s, stopped)
                 with cancelled_by(stopped, spark):
                     _show("analysing")
-                    analysed = job.run(taken, full=full)
+                    analysed = job.run(taken, broker=connection.bootstrap, full=full)
                     if compare_ledger:
                         compared = _compare(spark, opened, connection, taken)
                     if page is not None:

@@ -148,13 +148,14 @@ def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
     """
     verdict = _judge(error, tuple(rules), _Budget(), MAX_NESTING)
     shown = _shown_error(error, verdict)
+    message = cut_text(_text_of(shown), MAX_MESSAGE_BYTES)
     return Failure(
         error_type=cut_text(qualified_name(type(shown)), MAX_NAME_BYTES),
-        message=cut_text(_text_of(shown), MAX_MESSAGE_BYTES),
+        message=message,
         error_class=ErrorClass.RETRYABLE if verdict is None or verdict.reason is None else ErrorClass.NON_RETRYABLE,
         reason_if_dead=None if verdict is None else verdict.reason,
         retry_after_ms=None if verdict is None else verdict.retry_after_ms,
-        fingerprint=fingerprint_of(error),
+        fingerprint=fingerprint_of(error, message),
         place=place_of(shown),
     )
 

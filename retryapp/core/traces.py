@@ -3,9 +3,9 @@
 * A shortened traceback has one line for each frame (file's base name, line, function) and the type and text of each
   error, causes first, as Python prints them; if it is too long its last lines are kept. Frames of retryapp are left out
   if there are others.
-* A fingerprint groups failures with the same cause: a hash of the error types along ``__cause__`` and of the user's
-  frames as file base name and function. Line numbers and messages do not count; nor do frames of retryapp, Faust and
-  the standard library, nor of installed packages if a frame of the user's own is left.
+* A fingerprint groups failures with the same cause: a hash of the error types along ``__cause__``, of the user's
+  frames as file base name and function, and of the message's template (`core.causes`). Line numbers do not count; nor
+  do frames of retryapp, Faust and the standard library, nor of installed packages if a frame of the user's own is left.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import lru_cache
 from types import FrameType, TracebackType
 from typing import Final
 
+from retryapp.core.causes import template_of
 from retryapp.core.metadata import MAX_TRACE_BYTES
 from retryapp.core.text import cut_tail, cut_text
 
@@ -67,20 +68,21 @@ def place_of(error: BaseException) -> str | None:
     return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
 
 
-def fingerprint_of(error: BaseException) -> str:
-    """Return a stable hash of an error's cause: ``FINGERPRINT_CHARS`` hex digits."""
+def fingerprint_of(error: BaseException, message: str) -> str:
+    """Return a stable hash of an error's cause, with the message that is shown: ``FINGERPRINT_CHARS`` hex digits."""
     chain = tuple(_chain(error))
     frames = [frame for each in chain for frame, _ in _frames(each.__traceback__)]
     places = [(_module(frame), frame.f_code.co_filename, frame.f_code.co_qualname) for frame in frames]
+    names = tuple(qualified_name(type(each)) for each in chain)
     once = _fingerprint if len(places) <= MAX_FRAMES else _fingerprint.__wrapped__  # bounds the cache in bytes, too
-    return once(tuple(qualified_name(type(each)) for each in chain), tuple(places))
+    return once(names, tuple(places), template_of(message))
 
 
 @lru_cache(maxsize=1024)  # failures of one cause come by the thousand; no types: a class may hold a payload
-def _fingerprint(names: tuple[str, ...], places: tuple[tuple[str, str, str], ...]) -> str:
+def _fingerprint(names: tuple[str, ...], places: tuple[tuple[str, str, str], ...], template: str) -> str:
     own = [place for place in places if not _is_machinery(place[0])]
     users = [place for place in own if _is_users(*place[:2])] or own
-    lines = [*names, *(f"{_file(path)}:{function}" for _, path, function in users)]
+    lines = [*names, *(f"{_file(path)}:{function}" for _, path, function in users), template]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:FINGERPRINT_CHARS]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from retryapp.core.causes import template_of
 from retryapp.pipeline.report.facts import build
 
 NOON_MS = 1_900_000_000_000
@@ -30,7 +31,8 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         "now_ms": NOON_MS,
         "analysed_ms": NOON_MS - MINUTE_MS,
         "groups": ["billing"],
-        "in_all": {"causes": 31, "outages": 2, "offenders": 3},
+        "broker": "kafka-1:9092",
+        "in_all": {"causes": 31, "outages": 2, "offenders": 3, "deadly_keys": 3},
         "causes": [_cause(number, text) for number in range(7)],
         "outages": [
             _row(
@@ -106,8 +108,9 @@ def _cause(number: int, text: str) -> dict[str, Any]:
         "shop.errors.PaymentsDown", "TimeoutError", "pydantic_core.ValidationError", "KeyError", text, "OSError", "E",
     )  # fmt: skip
     return _row(
-        "fingerprint error_type failures records dead pending recovered",
-        f"f{number}" * 3, types[number], 2_000 // (number + 1), 900 // (number + 1), 300 // (number + 1) ** 2,
+        "fingerprint reason template error_type failures records dead pending recovered",
+        f"f{number}" * 3, "exhausted", template_of(text), types[number],
+        2_000 // (number + 1), 900 // (number + 1), 300 // (number + 1) ** 2,
         30 // (number + 1), 500 // (number + 1),
         first_seen_ms=NOON_MS - (number + 1) * DAY_MS // 2,
         last_seen_ms=NOON_MS - number * MINUTE_MS,

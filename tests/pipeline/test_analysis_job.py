@@ -41,7 +41,7 @@ class Analysts:
         main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
         mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
         cut = TakenCut(mains, {(MAIN, 0): offset}, {}, {f"{GROUP}.{MAIN}.dlq": None})
-        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut])
+        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-1:9092")
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""
@@ -92,7 +92,16 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     job, _, _ = analysed
     report = job.collect()
     assert (report["totals"]["failed"], report["totals"]["recovered"], report["totals"]["dead"]) == (6, 1, 1)
-    assert [(row["failures"], row["records"], row["dead"]) for row in report["causes"]] == [(7, 6, 1)]
+    found = [(row["reason"], row["failures"], row["records"], row["dead"]) for row in report["causes"]]
+    assert found == [("exhausted", 2, 1, 1), (None, 5, 5, 0)]
+    assert (report["causes"][0]["template"], report["in_all"]["causes"], report["in_all"]["deadly_keys"]) == (
+        "no",
+        2,
+        0,
+    )
+    assert [entry["command"] for entry in report["todo"] if " dead record" in entry["title"]] == [
+        f"retryapp dead show {GROUP}/{MAIN}@{TOPIC_ID}/0/4 --broker kafka-1:9092"
+    ]
     assert [check["name"] for check in report["checks"] if check["failures"]] == []
     assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
     assert set(DERIVED_TABLES) - {"journeys", "progress"} <= set(report)

@@ -116,6 +116,29 @@ def test_causes_with_examples(tables: Tables) -> None:
     assert [tuple(e) for e in first["examples"]] == [(f"{GROUP}/{MAIN}@{TOPIC_ID}/0/3", "bad order")]
 
 
+def test_dead_letters_of_one_failure_are_causes_by_reason(spark: SparkSession) -> None:
+    """Apart from each other and from what is not dead; the name is the template, the examples are of that reason."""
+    archive = Archive()
+    answer = '503: {"error": "busy"} after %d s'
+    for offset, reason in enumerate(("exhausted", "expired", "exhausted", None)):
+        archive.failed(offset, 1, fingerprint="down", error_message=answer % offset)
+        archive.failed(offset, 2, fingerprint="down", reason=reason, error_message=answer % (10 * offset))
+    archive.succeeded(3, 3)
+    archive.failed(4, 1, fingerprint="down", error_message="503: gone")
+    archive.failed(4, 2, fingerprint="other", reason="rejected", error_message="")
+    found = causes.causes(Tables(spark, archive, 20).journeys)
+    names = ("fingerprint", "reason", "template", "failures", "records", "dead", "pending", "recovered")
+    name = "503: <text> after <number> s"
+    assert rows(found, schemas.CAUSES, *names) == [
+        ("down", "exhausted", name, 4, 2, 2, 0, 0),
+        ("down", "expired", name, 2, 1, 1, 0, 0),
+        ("other", "rejected", "", 1, 1, 1, 0, 0),
+        ("down", None, "503: gone", 3, 2, 0, 0, 1),  # as of the newest, where one fingerprint has several
+    ]
+    examples = [[e["failure_id"][-1] for e in row["examples"]] for row in found.collect()]
+    assert examples == [["2", "0"], ["1"], ["4"], ["3", "4"]]
+
+
 def test_keys_that_fail_again(tables: Tables) -> None:
     """From two records on; the key itself is not there."""
     names = ("key_hash", "records", "failures", "dead", "pending", "example")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from html.parser import HTMLParser
 
 import click
@@ -139,29 +140,64 @@ def test_an_outage_is_one_call_and_only_while_something_waits_for_its_end() -> N
     past = first | {"to_ms": NOON_MS - 7 * DAY_MS}
     assert not [entry for entry in facts(outages=[past])["todo"] if "outage" in entry["title"]]
     settled = [cause | {"pending": 0} for cause in shown["causes"]]
+    parted = [shown["causes"][0] | {"reason": None}, settled[0]]  # a row for each reason: they are added up
+    assert any("outage" in entry["title"] for entry in facts(outages=[first], causes=parted)["todo"])
     over = facts(outages=[first, second], causes=settled)
     assert not [entry for entry in over["todo"] if "outage" in entry["title"]]
 
 
-def test_a_deadly_cause_comes_with_its_newest_message() -> None:
-    """Cut to a line: what it says is most often what has to be mended."""
-    told = [
-        entry["text"]
-        for entry in facts(text=f"no such plane\n{'x' * 999}")["todo"]
+def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None:
+    """By reason; the name is cut, however long the message is."""
+    text = f"no plane 17\n{'x ' * 499}"
+    shown = facts(text=text)
+    first = shown["causes"][0]
+    entries = [
+        entry
+        for cause in (first, first | {"reason": "rejected", "dead": 1})
+        for entry in facts(causes=[cause], text=text)["todo"]
         if " dead record" in entry["title"] and "Keys" not in entry["title"]
     ]
-    assert told
-    assert all("The newest: \u201cno such plane xxx" in text and "x\u2026\u201d." in text for text in told)
-    assert max(map(len, told)) < 400
+    assert [entry["title"] for entry in entries] == [
+        f"{dead}: PaymentsDown: no plane <number> {'x ' * 13}…"
+        for dead in ("300 dead records, exhausted", "1 dead record, rejected")
+    ]
+    assert "Fix what fails" in entries[0]["text"]
+    assert "Fix the producer" in entries[1]["text"]
+    assert all("stay on their topic until its retention ends" in entry["text"] for entry in entries)
+    command = "retryapp dead show billing/orders@kq8G0bTz/0/0 --broker kafka-1:9092"
+    assert [entry["command"] for entry in entries] == [command] * 2
+    page = to_page(shown)
+    assert f"<strong>{escape(first['template'])}</strong>" in page
+    assert "x x x" in page.split("examples</summary>")[1], "the message as it was is an example"
+
+
+def test_nobody_is_told_to_publish_to_the_main_topic() -> None:
+    """Other groups read it too, and the record would run beside those that came after it."""
+    entries = facts()["todo"]
+    assert not [entry for entry in entries if "publish" in entry["text"] or "--raw" in entry["text"]]
+    commands = [entry["command"] for entry in entries if entry["command"]]
+    assert commands
+    assert all(" --broker kafka-1:9092" in command for command in commands)
+
+
+def test_a_chart_has_a_bar_for_each_cause() -> None:
+    """Rows of one cause, for each reason, are one bar and one colour, whatever else has its name."""
+    shown = facts()
+    first, second = shown["causes"][:2]
+    parted = [first, second, first | {"reason": None, "dead": 0, "recovered": 7}]
+    page = to_page(facts(causes=parted))
+    names = [escape(f"{first['template']} {cause['fingerprint']}") for cause in (first, second)]
+    bars = page.split('aria-label="Records by cause and fate"')[1].split("</svg>")[0]
+    assert [bars.count(f">{name}</text>") for name in names] == [1, 1]
 
 
 def test_keys_beyond_those_shown_are_not_denied() -> None:
     """The page has 20 of them at most."""
     (entry,) = [entry for entry in facts()["todo"] if "Keys with" in entry["title"]]
     assert entry["text"].startswith("3 keys have")
-    assert entry["command"] == "retryapp dead show --broker HOST:PORT billing/orders@kq8G0bTz/0/0"
-    many = facts(in_all={"causes": 31, "outages": 2, "offenders": 400})
-    assert next(e["text"] for e in many["todo"] if "Keys with" in e["title"]).startswith("At least 3 keys have")
+    assert entry["command"] == "retryapp dead show billing/orders@kq8G0bTz/0/0 --broker kafka-1:9092"
+    many = facts(in_all={"causes": 31, "outages": 2, "offenders": 1_400, "deadly_keys": 784})
+    assert next(e["text"] for e in many["todo"] if "Keys with" in e["title"]).startswith("784 keys have")
 
 
 def test_what_workers_did_not_tell_is_taken_from_the_topics_or_said() -> None:

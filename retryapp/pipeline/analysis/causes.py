@@ -1,4 +1,4 @@
-"""Why records fail: causes by fingerprint, bursts of like failures, keys that fail again and again."""
+"""Why records fail: causes by fingerprint and reason, bursts of like failures, keys that fail again and again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from retryapp.core.causes import template_of
 from retryapp.pipeline.analysis.journeys import attempts_of, sorted_rows
 from retryapp.pipeline.analysis.schemas import CAUSES, OFFENDERS, OUTAGES, TIMELINE
 
@@ -30,11 +31,11 @@ def _failures(journeys: DataFrame) -> DataFrame:
 
 
 def causes(journeys: DataFrame) -> DataFrame:
-    """Return what records failed of."""
+    """Return what records failed of; dead letters by reason, apart from records that are not dead of it."""
     by = ["group", "main", "print"]
     failed = _failures(journeys).withColumn("print", F.col("at.fingerprint"))
     # one row for each record and cause, so that records are counted without a distinct
-    of_records = failed.groupBy(*by, "failure_id", "fate", F.col("fingerprint").alias("last_print")).agg(
+    of_records = failed.groupBy(*by, "failure_id", "fate", "reason", F.col("fingerprint").alias("last_print")).agg(
         F.count(F.lit(1)).alias("failures"),
         F.min("at.ended_ms").alias("first_ms"),
         F.max("at.ended_ms").alias("last_ms"),
@@ -42,11 +43,12 @@ def causes(journeys: DataFrame) -> DataFrame:
         F.max_by("at.error_type", "at.delivery").alias("type"),
     )
     is_last = F.col("print").eqNullSafe(F.col("last_print"))
+    is_dead = is_last & (F.col("fate") == "dead")
     newest = F.max_by(F.struct("failure_id", "message"), F.struct("last_ms", "failure_id"), EXAMPLES)
-    whole = of_records.groupBy(*by).agg(
+    whole = of_records.groupBy(*by, F.when(is_dead, F.col("reason")).alias("reason")).agg(
         F.sum("failures").alias("failures"),
         F.count(F.lit(1)).alias("records"),
-        F.sum((is_last & (F.col("fate") == "dead")).cast("long")).alias("dead"),
+        F.sum(is_dead.cast("long")).alias("dead"),
         F.sum((is_last & (F.col("fate") == "pending")).cast("long")).alias("pending"),
         F.sum((F.col("fate") == "done").cast("long")).alias("recovered"),
         F.min("first_ms").alias("first_seen_ms"),
@@ -54,8 +56,10 @@ def causes(journeys: DataFrame) -> DataFrame:
         F.max_by("type", F.struct("last_ms", "failure_id")).alias("error_type"),
         newest.alias("examples"),
     )
-    order = [F.desc("dead"), F.desc("failures"), F.asc("fingerprint"), F.asc("group"), F.asc("main")]
-    return sorted_rows(whole.withColumnRenamed("print", "fingerprint").select(*CAUSES.fieldNames()), *order)
+    name = F.udf(template_of, "string", useArrow=False)(F.coalesce(F.col("examples")[0]["message"], F.lit("")))
+    named = whole.withColumnRenamed("print", "fingerprint").withColumn("template", name)
+    order = [F.desc("dead"), F.desc("failures"), *map(F.asc, ("fingerprint", "reason", "group", "main"))]
+    return sorted_rows(named.select(*CAUSES.fieldNames()), *order)
 
 
 def outages(journeys: DataFrame) -> DataFrame:

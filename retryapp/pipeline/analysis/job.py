@@ -61,7 +61,7 @@ class Analysis:
         """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
-    def run(self, taken: Sequence[TakenCut], *, full: bool = False) -> Analysed:
+    def run(self, taken: Sequence[TakenCut], *, broker: str, full: bool = False) -> Analysed:
         """Make all tables, from cuts that were all taken before the archive runs that have just ended."""
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.mains.group for cut in taken))
@@ -89,7 +89,7 @@ class Analysis:
         finally:
             journeys.unpersist()
             cut.unpersist()
-        self._derived.put_state({**state, "ended_ms": self._now_ms(), "run_id": run_id})
+        self._derived.put_state({**state, "broker": broker, "ended_ms": self._now_ms(), "run_id": run_id})
         touched_count = count if touched_count is None else touched_count
         elapsed_ms = self._now_ms() - began_ms
         return Analysed(groups, run_id, former is None, touched_count, count, elapsed_ms, tuple(verdicts))

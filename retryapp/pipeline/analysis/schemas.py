@@ -103,7 +103,9 @@ LATENESS: Final = of_handlers("""
 
 CAUSES: Final = of_handlers(
     """
-    fingerprint string hash of error type and the frames of the user's code
+    fingerprint string hash of error types, the frames of the user's code and the template
+    reason string why its records are dead; null for those that are not, or died of something else later
+    template string the newest message without what differs from record to record: the cause's name
     error_type string of the newest failure
     failures long attempts that failed so
     records long records of which an attempt failed so

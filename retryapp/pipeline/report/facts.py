@@ -19,7 +19,7 @@ from retryapp.pipeline.report.todo import todo
 FACTS_VERSION: Final = 1
 SHOWN: Final = 20  # rows of each table that the report has; the tables have all
 _WHOLE: Final = ("ledger", "funnel", "lateness", "cost", "retention", "checks")
-_CUT_SHORT: Final = ("causes", "outages", "offenders")
+_CUT_SHORT: Final = ("outages", "offenders")
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "lost")
 
 Facts = dict[str, Any]
@@ -38,9 +38,13 @@ def collect(
     for name in _CUT_SHORT:
         found = _rows(derived.read(name))
         tables[name], in_all[name] = found[:SHOWN], len(found)
-    worst = [row["fingerprint"] for row in tables["causes"][:5]]
+    in_all["deadly_keys"] = sum(row["dead"] > 1 for row in found)  # of the offenders, which come last
+    causes = _rows(derived.read("causes"))
+    worst = list(dict.fromkeys(row["fingerprint"] for row in causes))[:SHOWN]
+    # all rows of these causes, one for each reason: another one says what waits
+    tables["causes"], in_all["causes"] = [row for row in causes if row["fingerprint"] in worst], len(causes)
     timeline = derived.read("timeline").withColumn(
-        "fingerprint", F.when(F.col("fingerprint").isin(*worst), F.col("fingerprint"))
+        "fingerprint", F.when(F.col("fingerprint").isin(*worst[:5]), F.col("fingerprint"))
     )
     by = ["fingerprint", "from_ms", "length_ms"]
     tables["timeline"] = _rows(timeline.groupBy(*by).agg(F.sum("failures").alias("failures")).orderBy(*by))
@@ -48,6 +52,7 @@ def collect(
     checks = [row for row in tables.pop("checks") if row["name"] != fresh["name"]]
     checks.append({**fresh, "examples": list(fresh["examples"])})
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "analysed_ms": state["ended_ms"], "groups": state["groups"]}
+    head["broker"] = state["broker"]
     return build({**head, "in_all": in_all, "checks": checks, **tables}, counted)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -41,13 +42,15 @@ def to_page(facts: Mapping[str, Any]) -> str:
 def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
     found = {}
     causes = facts["causes"]
+    names: dict[str, str] = {}
+    for row in causes:  # a cause has a row for each reason
+        names.setdefault(row["fingerprint"], _cause(row))
     if facts["timeline"]:
-        names = {row["fingerprint"]: _cause(row) for row in reversed(causes[:5])}
-        found["timeline"] = charts.over_time(facts["timeline"], dict(reversed(names.items())))
+        found["timeline"] = charts.over_time(facts["timeline"], dict(islice(names.items(), 5)))
     if causes:
-        found["causes"] = charts.stacked(
-            [{"name": _cause(row), **row} for row in causes[:8]], _FATES, title="records", names={"pending": "waiting"}
-        )
+        shown = set(islice(names, 8))
+        bars = [{**row, "name": names[row["fingerprint"]]} for row in causes if row["fingerprint"] in shown]
+        found["causes"] = charts.stacked(bars, _FATES, title="records", names={"pending": "waiting"})
     retries = [row for row in facts["funnel"] if row["attempt"] > 1 or row["replayed"]]
     if retries:
         several = len({row["main"] for row in retries}) > 1
@@ -64,8 +67,8 @@ def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
 
 
 def _cause(row: Mapping[str, Any]) -> str:
-    """Return a cause's name: two may have one exception type."""
-    return f"{str(row['error_type']).rsplit('.', 1)[-1]} {str(row['fingerprint'])[:6]}"
+    """Return a cause's name for charts: two may have one template."""
+    return f"{(row['template'] or str(row['error_type']).rsplit('.', 1)[-1])[:29]} {str(row['fingerprint'])[:6]}"
 
 
 def attempt_name(row: Mapping[str, Any], *, with_main: bool = False) -> str:

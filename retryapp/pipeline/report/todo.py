@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from retryapp.core.causes import cause_name
 
 DAY_MS: Final = 86_400_000
 LATELY_MS: Final = 900_000  # an outage whose last failure is not older than this may go on
 LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
 MANY: Final = 5  # so many causes and keys are named one by one
-MESSAGE: Final = 160  # characters of an error message that stand here; the table of causes has more
-_AGAIN: Final = "To try one again, publish its value ('retryapp dead show FAILURE_ID --raw') to the main topic."
+_STAYS: Final = "Dead letters stay on their topic until its retention ends."
+_REMEDIES: Final[Mapping[str | None, str]] = {
+    "exhausted": "Fix what fails, or let the policy wait longer.",
+    "expired": "Fix what fails, or raise max_elapsed.",
+    "damaged": "Find what changed their retry headers, or damaged the batch.",
+    "too-large": "Raise max.message.bytes of the handler's topics.",
+    "crashed": "Fix what ends the worker: its last log lines and the system's say what it was.",
+}
+_REFUSED: Final = "Fix the producer, or the handler or policy that takes no such records."
 
 Entry = dict[str, Any]
 
@@ -28,15 +38,17 @@ def _entry(level: str, title: str, text: str, command: str | None = None) -> Ent
     return {"level": level, "title": title, "text": text, "command": command}
 
 
-def _command(words: str, row: Mapping[str, Any]) -> str:
-    return f"retryapp {words} --broker HOST:PORT --group {row['group']} --topic {row['main']}"
+def _command(facts: Mapping[str, Any], words: str, row: Mapping[str, Any] | None = None) -> str:
+    handler = "" if row is None else f" --group {row['group']} --topic {row['main']}"
+    return f"retryapp {words} --broker {shlex.quote(facts['broker'])}{handler}"
 
 
 def _failed_checks(facts: Mapping[str, Any]) -> Iterator[Entry]:
     for check in facts["checks"]:
         if check["failures"] and check["severity"] == "error":
             shown = f" For example: {'; '.join(check['examples'][:2])}." if check["examples"] else ""
-            command = "retryapp ledger --broker HOST:PORT --group NAME" if check["name"].startswith("ledger") else None
+            group = facts["groups"][0] if len(facts["groups"]) == 1 else "NAME"
+            command = _command(facts, f"ledger --group {group}") if check["name"].startswith("ledger") else None
             text = f"{check['failures']:,} x {check['text']}.{shown}"
             yield _entry("act", f"Check failed: {check['name']}", text, command)
 
@@ -51,13 +63,15 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
             "act" if row["within_day"] else "look",
             f"{soon:,} dead letters leave {row['topic']} within {when}",
         )
-        text = f"Save what you still need. {_AGAIN} Afterwards only the archive has them."
-        yield _entry(level, title, text, _command("dead list", row))
+        text = f"Save what you still need. {_STAYS} Afterwards only the archive has them."
+        yield _entry(level, title, text, _command(facts, "dead list", row))
 
 
 def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:
     """Yield one entry for each main topic: a service that is down fails in several ways."""
-    waiting = {row["fingerprint"]: row["pending"] for row in facts["causes"]}
+    waiting = Counter[str]()
+    for row in facts["causes"]:
+        waiting[row["fingerprint"]] += row["pending"]
     on = [row for row in facts["outages"] if facts["analysed_ms"] - row["to_ms"] <= LATELY_MS]
     # a cause without waiting records is over, or time does not cure it
     on = [row for row in on if waiting.get(row["fingerprint"], 1)]
@@ -69,7 +83,8 @@ def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:
             f"{max(row['peak_per_minute'] for row in ours):,} a minute, the last one just before this analysis. Check "
             f"the service behind them. Waiting records are retried automatically."
         )
-        yield _entry("act", f"Possible outage: {', '.join(names[:MANY])}", text, _command("pending list", ours[0]))
+        command = _command(facts, "pending list", ours[0])
+        yield _entry("act", f"Possible outage: {', '.join(names[:MANY])}", text, command)
 
 
 def _short(error_type: str) -> str:
@@ -79,20 +94,12 @@ def _short(error_type: str) -> str:
 def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
     deadly = [row for row in facts["causes"] if row["dead"]]
     for row in deadly[:MANY]:
-        new = facts["analysed_ms"] - row["first_seen_ms"] <= DAY_MS
-        parts = [f"In {row['main']}; {row['failures']:,} failed attempts at {row['records']:,} records."]
-        if row["examples"] and row["examples"][0]["message"]:
-            parts.append(f"The newest: {_cut(row['examples'][0]['message'])}")
-        if new:
-            parts.append("First seen within the last 24 hours.")
-        title = f"{row['dead']:,} dead {'record' if row['dead'] == 1 else 'records'}: {_short(row['error_type'])}"
-        yield _entry("look", title, f"{' '.join(parts)} Fix the cause. {_AGAIN}", _command("dead list", row))
-
-
-def _cut(message: str) -> str:
-    line = " ".join(message.split())
-    shown = line if len(line) <= MESSAGE else f"{line[: MESSAGE - 1]}…"
-    return f"“{shown}”."
+        title = f"{row['dead']:,} dead {'record' if row['dead'] == 1 else 'records'}, {row['reason']}: "
+        title += cause_name(_short(row["error_type"]), None, row["template"])
+        new = "First seen within the last 24 hours. " * (facts["analysed_ms"] - row["first_seen_ms"] <= DAY_MS)
+        text = f"In {row['main']}; {row['failures']:,} failed attempts. {new}{_REMEDIES.get(row['reason'], _REFUSED)}"
+        command = _command(facts, f"dead show {shlex.quote(row['examples'][0]['failure_id'])}")
+        yield _entry("look", title, f"{text} {_STAYS} The newest:", command)
 
 
 def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
@@ -100,16 +107,16 @@ def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
         if row["tier"] is None and row["p99_ms"] > LATE_MS:
             late_s = f"{row['p99_ms'] / 1_000:,.0f} s"
             text = f"1 in 100 attempts of {row['main']} began more than {late_s} after it was due."
-            yield _entry("look", "Retries come late", text, _command("pending list", row))
+            yield _entry("look", "Retries come late", text, _command(facts, "pending list", row))
 
 
 def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
     worst = [row for row in facts["offenders"] if row["dead"] > 1]
     if worst:
-        row, more = worst[0], len(worst) < facts["in_all"]["offenders"] and len(worst) == len(facts["offenders"])
-        keys = "1 key has" if len(worst) == 1 and not more else f"{'At least ' * more}{len(worst):,} keys have"
+        row, number = worst[0], facts["in_all"]["deadly_keys"]
+        keys = f"{number:,} {'key has' if number == 1 else 'keys have'}"
         text = f"{keys} more than one dead record; the worst has {row['dead']:,} in {row['main']}. The newest:"
-        command = f"retryapp dead show --broker HOST:PORT {shlex.quote(row['example'])}"
+        command = _command(facts, f"dead show {shlex.quote(row['example'])}")
         yield _entry("look", "Keys with several dead records", text, command)
 
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from retryapp.core.causes import cause_name
 from retryapp.core.classify import DeadReason
 from retryapp.core.verdicts import Reject
 from retryapp.lookup.instants import iso_text
@@ -49,7 +50,7 @@ NEW_CAUSE: Final = ("retryapp.new_cause", logging.WARNING)
 SUMMARY: Final = ("retryapp.retries", logging.INFO)
 
 CAUSE_S: Final = 600.0  # a cause of failures that was not seen for so long is logged
-MOST_CAUSES: Final = 1_000  # causes that are remembered; after that all are forgotten and logged again
+MOST_CAUSES: Final = 250  # causes that have a line in each `CAUSE_S`: messages may be free text
 SUMMARY_S: Final = 1.0
 MOST_DEAD_LINES: Final = 10  # dead letters of a handler that have a line of their own in each `SUMMARY_S`
 
@@ -66,7 +67,7 @@ _RENAMED: Final = {"message": "error_message", "trace": "error_trace"}
 _FIELDS: Final = {
     field.name: _RENAMED.get(field.name, field.name) for field in fields(Observation) if field.name != "event"
 }
-FACTS: Final = (*_FIELDS.values(), *_SUMMED.values(), _UNSHOWN)
+FACTS: Final = ("cause", *_FIELDS.values(), *_SUMMED.values(), _UNSHOWN)
 """Attributes that ``LogObserver`` sets on log records."""
 
 
@@ -87,7 +88,7 @@ class LogObserver(Observer):
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logging.getLogger(EVENT_LOGGER) if logger is None else logger
-        self._causes: dict[tuple[str, str | None], float] = {}  # when each was seen last
+        self._causes: dict[tuple[str, str | None], float] = {}  # when each was seen last, in that order
         self._sums: dict[str, Counter[str]] = {}
 
     @override
@@ -121,17 +122,21 @@ class LogObserver(Observer):
 
     def _note_cause(self, failed: Observation) -> None:
         cause, now_s = (failed.handler, failed.fingerprint or failed.error_type), time.monotonic()
-        seen_s = self._causes.get(cause)
+        seen_s = self._causes.pop(cause, None)
         if seen_s is None and len(self._causes) >= MOST_CAUSES:
-            self._causes.clear()
+            oldest = next(iter(self._causes))
+            if now_s - self._causes[oldest] < CAUSE_S:
+                return
+            del self._causes[oldest]
         self._causes[cause] = now_s
         if seen_s is None or now_s - seen_s >= CAUSE_S:
             verdict = (failed.error_type or "").startswith(f"{Reject.__module__}.")  # raised to decide
-            self._log(logging.INFO if verdict else NEW_CAUSE[1], NEW_CAUSE[0], failed)
+            name = cause_name(failed.error_type or "?", failed.place, failed.message or "")
+            self._log(logging.INFO if verdict else NEW_CAUSE[1], NEW_CAUSE[0], failed, cause=name)
 
-    def _log(self, level: int, event_id: str, observation: Observation) -> None:
+    def _log(self, level: int, event_id: str, observation: Observation, **more: str) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, event_id, extra=_facts(observation))
+            self._logger.log(level, event_id, extra=_facts(observation) | more)
 
 
 def _facts(observation: Observation) -> dict[str, object]:

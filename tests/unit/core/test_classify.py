@@ -150,7 +150,7 @@ def test_message_and_trace_are_cut_to_their_bounds() -> None:
 
 
 def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
-    """Same type and place: same hash whatever the text; other type, place or cause: another."""
+    """Same type, place and template: same hash; another type, place, cause or message: another."""
 
     def charge(text: str, kind: type[Exception] = ValueError) -> Exception:
         raise kind(text)
@@ -169,6 +169,23 @@ def test_a_fingerprint_groups_one_cause_and_parts_two() -> None:
     assert one != fingerprint(refund, "order 1")
     assert one != fingerprint(charge, "order 1", KeyError)
     assert one != fingerprint(charge, "order 1", cause=OSError())
+    answers = ("HTTP 503: maintenance", "500: boom", "ledger shard 7 is read-only", "404: x", "422: x")
+    assert len({fingerprint(charge, answer) for answer in answers}) == len(answers)
+    assert fingerprint(charge, answers[2]) == fingerprint(charge, "ledger shard 12 is read-only")
+
+
+def test_the_template_of_a_cause_is_that_of_the_error_that_is_shown() -> None:
+    """So whoever has the message, as the archive, has the name of the cause."""
+
+    def fingerprint(*members: Exception) -> str:
+        return classify(ExceptionGroup("2 of 3 failed", members), [non_retryable(ValueError)]).fingerprint
+
+    bad = fingerprint(OSError("disk 1"), ValueError("bad id 7"))
+    assert bad == fingerprint(OSError("disk 1"), ValueError("bad id 8"))
+    assert bad != fingerprint(OSError("disk 1"), ValueError("no id"))
+    assert bad == fingerprint(OSError("another disk"), ValueError("bad id 7"))
+    long = classify(ValueError("\ud800" * 500 + "x")).message
+    assert classify(ValueError(long)).fingerprint == classify(ValueError("\ud800" * 500 + "x")).fingerprint
 
 
 def test_a_fingerprint_keeps_nothing_of_the_users_alive_and_asks_it_nothing() -> None:

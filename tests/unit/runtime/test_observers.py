@@ -96,7 +96,7 @@ async def test_an_attempt_has_no_line_at_info_but_its_cause_has(
             )
     (cause,) = caplog.records
     assert (cause.message, cause.levelno) == NEW_CAUSE
-    shown = {"error_type": "httpx.ReadTimeout", "error_message": "timed out", "place": "billing.py:3 in charge"}
+    shown = {"error_message": "timed out", "cause": "httpx.ReadTimeout at billing.py:3 in charge: timed out"}
     assert (shown | {"offset": 0}).items() <= cause.__dict__.items()
     failed = replace(SCHEDULED, event=Event.FAILED)
     for now_s, fingerprint, lines in (
@@ -109,6 +109,37 @@ async def test_an_attempt_has_no_line_at_info_but_its_cause_has(
         monkeypatch.setattr("time.monotonic", lambda now_s=now_s: start_s + now_s)
         observer.observe(replace(failed, fingerprint=fingerprint))
         assert len(caplog.records) == lines
+
+
+async def test_a_new_cause_is_named(observer: LogObserver, logged: pytest.LogCaptureFixture) -> None:
+    """By type, place and template; the message is beside it as it was."""
+    message = "flight 17 of 'UA' is late"
+    observer.observe(replace(SCHEDULED, event=Event.FAILED, place="app.py:7 in f", message=message, fingerprint="f"))
+    line = FactsFormatter().format(logged.records[0])
+    assert "cause='httpx.ReadTimeout at app.py:7 in f: flight <number> of <text> is late'" in line
+    assert f'error_message="{message}"' in line
+
+
+async def test_free_text_makes_no_flood_of_causes(
+    observer: LogObserver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many have a line in ten minutes; one that goes on is no new one for all that."""
+    caplog.set_level(logging.INFO, logger=EVENT_LOGGER)
+    now_s = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    failed = replace(SCHEDULED, event=Event.FAILED)
+    for n in range(3 * observers.MOST_CAUSES):
+        observer.observe(replace(failed, fingerprint="steady"))
+        observer.observe(replace(failed, fingerprint=f"f{n}"))
+    assert len(caplog.records) == observers.MOST_CAUSES
+    now_s += observers.CAUSE_S - 1
+    observer.observe(replace(failed, fingerprint="steady"))
+    assert len(caplog.records) == observers.MOST_CAUSES
+    now_s += 1
+    for n in range(5, 8):
+        observer.observe(replace(failed, fingerprint=f"new{n}"))
+    observer.observe(replace(failed, fingerprint="steady"))
+    assert len(caplog.records) == observers.MOST_CAUSES + 3, "what has gone makes room"
 
 
 async def test_a_second_is_summed_up_in_one_line_for_each_handler(
